@@ -1,0 +1,77 @@
+# Every target works from a fresh clone with only make and Python >= 3.11. `make help` lists them.
+PYTHON  ?= python3
+WORKERS ?= 2
+ARGS    ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-fast check lint types layers budgets format docs bench install clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+demo: $(VENV)/.package ## compare methods on the digits data; report and pictures in demo/
+	$(BIN)/torchbayes compare --data digits --directory demo
+
+# Small tensors gain nothing from threads, and worker processes that each start some slow each other down.
+test test-fast: export OMP_NUM_THREADS = 1
+
+test: $(VENV)/.test ## the whole test suite (ARGS="-k swag" narrows it)
+	$(TESTS) $(ARGS)
+
+test-fast: $(VENV)/.test ## the tests that are not marked slow
+	$(TESTS) -m "not slow" $(ARGS)
+
+check: lint types layers budgets ## lint, format, types, layers, budgets
+
+lint: $(VENV)/.check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+types: $(VENV)/.test $(VENV)/.check
+	$(BIN)/pyright src tests tools
+
+layers: $(VENV)/.check
+	$(BIN)/lint-imports
+
+budgets: $(VENV)/.package
+	$(BIN)/python tools/budgets.py
+
+format: $(VENV)/.check ## apply the formatter and the safe fixes of the linter
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs ## build the documentation into site/, running its tutorials
+	$(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.test ## time torchbayes against its floors and peers
+	$(BIN)/python -m benchmarks $(ARGS)
+
+install: $(VENV)/.test $(VENV)/.check $(VENV)/.docs ## everything the other targets need
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) site demo .pytest_cache .ruff_cache .import_linter_cache
+	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp is written only after its install has succeeded. torch goes first and alone, so that no other
+# package's requirements have a say in which build of it is taken.
+$(VENV)/.package: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(None if sys.version_info >= (3, 11) else \
+	    "torchbayes needs Python 3.11 or newer; $(PYTHON) is " + v + ". Try make PYTHON=python3.11.")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet pip setuptools hatchling editables
+	$(PIP) torch
+	$(PIP) --quiet --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.package
+	$(PIP) --quiet --group $*
+	@touch $@

@@ -1,0 +1,265 @@
+"""Training data as minibatches with a member axis, in an order that is a function of (seed, member, epoch) alone.
+
+Every member sees the data in its own order. An epoch over N rows has ceil(N / batch_size) batches whose sizes differ
+by at most one, so there is never a tiny last batch that would upset batch norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+
+from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.seeds import generator
+
+_ORDER = 1  # purpose number of this stream of random numbers
+
+
+class Source(Protocol):
+    """Training data that can be read epoch by epoch."""
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches of an epoch."""
+        ...
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
+        ...
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs of one pass in a fixed order, for batch-norm statistics."""
+        ...
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError when the data do not fit the model."""
+        ...
+
+
+def even_bounds(num_data: int, batch_size: int) -> list[int]:
+    """Return the bounds of ceil(N / batch_size) slices whose sizes differ by at most one."""
+    steps = -(-num_data // batch_size)
+    return [num_data * step // steps for step in range(steps + 1)]
+
+
+def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
+    """Return each member's order of the rows in this epoch, (M, N)."""
+    return torch.stack([torch.randperm(num_data, generator=generator(s, _ORDER, epoch)) for s in seeds])
+
+
+class Table:
+    """Rows held in tensors: the fast case."""
+
+    def __init__(self, model: Model, rows: Batch, batch_size: int) -> None:
+        """Keep the rows on the model's device."""
+        self._model, self._rows = model, rows
+        self._bounds = even_bounds(rows.size, batch_size) if rows.size else [0]
+
+    @property
+    def rows(self) -> Batch:
+        """All rows."""
+        return self._rows
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self._rows.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches of an epoch."""
+        return len(self._bounds) - 1
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
+        order_MN = orders(seeds, epoch, self.num_data).to(self._rows.targets.device)
+        members = len(seeds)
+        for start, stop in zip(self._bounds[skip:-1], self._bounds[skip + 1 :], strict=True):
+            flat = order_MN[:, start:stop].reshape(-1)
+            yield self._rows.map(lambda t, flat=flat: t.index_select(0, flat).unflatten(0, (members, -1)))
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs in a fixed order."""
+        for start, stop in zip(self._bounds[:-1], self._bounds[1:], strict=True):
+            yield pytree.tree_map(lambda t, a=start, b=stop: t[a:b], self._rows.inputs)
+
+    def check(self) -> None:
+        """Check a few rows against the network and all rows for shape, range and finiteness.
+
+        Raises:
+            ValueError: if something does not fit; the message says what.
+        """
+        self._model.check(self._rows.map(lambda t: t[:8]))
+        check_finite(self._rows.inputs)
+        with torch.no_grad():
+            one = self._model.network(self._model.network.weights(), self._rows.map(lambda t: t[:8]).inputs)
+        everywhere = one[:1].expand(self.num_data, *one.shape[1:])
+        self._model.likelihood.check(everywhere, self._rows.targets)
+
+
+class Loader:
+    """A map-style Dataset or a DataLoader over one, read by indices so that members have orders of their own."""
+
+    def __init__(self, model: Model, loader: DataLoader) -> None:
+        """Take dataset, collation, batch size and workers from the loader; a loader without shuffling keeps its order.
+
+        Raises:
+            ValueError: if the dataset is empty.
+        """
+        self._model, self._loader = model, loader
+        self._size = len(loader.dataset)  # type: ignore[arg-type]
+        if not self._size:
+            raise ValueError("the data are empty: the dataset has no rows. Check the filter before it.")
+        size = loader.batch_size or 1
+        self._bounds = (
+            list(range(0, self._size // size * size + 1, size)) if loader.drop_last else even_bounds(self._size, size)
+        )
+        self._shuffled = not isinstance(loader.sampler, SequentialSampler)
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self._size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches of an epoch."""
+        return len(self._bounds) - 1
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
+        order = torch.arange(self._size).expand(len(seeds), -1)
+        order_MN = orders(seeds, epoch, self._size) if self._shuffled else order
+        wanted = [
+            order_MN[m, a:b].tolist()
+            for a, b in zip(self._bounds[skip:-1], self._bounds[skip + 1 :], strict=True)
+            for m in range(len(seeds))
+        ]
+        batches = iter(self._read(wanted))
+        for _ in range(self.steps_per_epoch - skip):
+            yield stack([self._model.unpack(next(batches)) for _ in seeds])
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs in a fixed order."""
+        for batch in self._read([list(range(a, b)) for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)]):
+            yield self._model.unpack(batch).inputs
+
+    def check(self) -> None:
+        """Check the first batch.
+
+        Raises:
+            ValueError: if something does not fit; the message says what.
+        """
+        self._model.check(self._model.unpack(next(iter(self._read([list(range(self._bounds[1]))])))))
+
+    def _read(self, index_lists: list[list[int]]) -> DataLoader:
+        like = self._loader
+        return DataLoader(
+            like.dataset,
+            batch_sampler=index_lists,
+            num_workers=like.num_workers,
+            collate_fn=like.collate_fn,
+            pin_memory=like.pin_memory,
+            worker_init_fn=like.worker_init_fn,
+        )
+
+
+class Stream:
+    """Ready-made batches that can be iterated again and again; all members share their order."""
+
+    def __init__(self, model: Model, batches: Iterable[Any]) -> None:
+        """Count the rows in one pass.
+
+        Raises:
+            ValueError: if there are no rows.
+            TypeError: if the iterable can be read only once.
+        """
+        if iter(batches) is batches:
+            raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
+        sizes = [model.unpack(batch).size for batch in batches]
+        if not sum(sizes):
+            raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
+        self._model, self._batches, self._sizes = model, batches, sizes
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return sum(self._sizes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches of an epoch."""
+        return len(self._sizes)
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
+        del epoch
+        for number, batch in enumerate(self._batches):
+            if number >= skip:
+                yield self._model.unpack(batch).map(lambda t: t.expand(len(seeds), *t.shape))
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs in the order of the stream."""
+        for batch in self._batches:
+            yield self._model.unpack(batch).inputs
+
+    def check(self) -> None:
+        """Check the first batch.
+
+        Raises:
+            ValueError: if something does not fit; the message says what.
+        """
+        self._model.check(self._model.unpack(next(iter(self._batches))))
+
+
+def stack(batches: Sequence[Batch]) -> Batch:
+    """Stack the members' batches along a new first axis M."""
+    if len(batches) == 1:
+        return batches[0].map(lambda t: t.unsqueeze(0))
+    return pytree.tree_map(lambda *tensors: torch.stack(tensors), *batches)
+
+
+def as_source(model: Model, data: Any, batch_size: int) -> Source:
+    """Turn whatever the user has into a `Source`.
+
+    Args:
+        model: the model; its batch hook reads what the data yield.
+        data: a tuple (inputs, targets) of tensors, a mapping of tensors, a Dataset, a DataLoader or a list of batches.
+        batch_size: rows per batch where the data do not bring their own.
+
+    Returns:
+        The source.
+
+    Raises:
+        TypeError: if the data are none of these.
+        ValueError: if `batch_size` is not positive or the data are empty.
+    """
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1; got {batch_size}.")
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_size is not None:
+        return Loader(model, data)
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, Mapping) or (isinstance(data, tuple) and not isinstance(data, Dataset)):
+        rows = model.unpack(data)
+        if rows.size == 0:
+            raise ValueError("the data are empty: there are no rows. Check the filter before it.")
+        return Table(model, rows, batch_size)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return Loader(model, DataLoader(data, batch_size=batch_size, shuffle=True))
+    if isinstance(data, Iterable):
+        return Stream(model, data)
+    raise TypeError(
+        f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; "
+        f"got {type(data).__name__}."
+    )

@@ -1,0 +1,109 @@
+"""Checkpoints: any state of nested dataclasses, tensors and numbers, written atomically and restored exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.posteriors.files import read_tensors, write_tensors
+
+
+def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a state into tensors and numbers, by dotted name.
+
+    Args:
+        state: a dataclass, mapping, tensor, number or tuple of numbers.
+        prefix: name of the state.
+
+    Returns:
+        (tensors, numbers).
+
+    Raises:
+        TypeError: if the state holds anything else.
+    """
+    if isinstance(state, Tensor):
+        return {prefix: state}, {}
+    if isinstance(state, int | float | str) or (isinstance(state, tuple) and all(isinstance(s, int) for s in state)):
+        return {}, {prefix: state}
+    if dataclasses.is_dataclass(state):
+        entries = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    elif isinstance(state, Mapping):
+        entries = dict(state)
+    else:
+        raise TypeError(f"a state may hold tensors, numbers, mappings and dataclasses; got {type(state).__name__}.")
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for name, entry in entries.items():
+        more = flatten(entry, f"{prefix}/{name}")
+        tensors.update(more[0])
+        numbers.update(more[1])
+    return tensors, numbers
+
+
+def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, prefix: str = "") -> Any:
+    """Rebuild a state from its parts.
+
+    Args:
+        like: a state of the same structure, such as a fresh one.
+        tensors: as `flatten` gave them.
+        numbers: as `flatten` gave them.
+        prefix: name of the state.
+
+    Returns:
+        The state.
+
+    Raises:
+        ValueError: if a part is missing or a tensor has another shape.
+    """
+    if isinstance(like, Tensor):
+        if prefix not in tensors or tensors[prefix].shape != like.shape:
+            seen = tuple(tensors[prefix].shape) if prefix in tensors else "nothing"
+            raise ValueError(f"`{prefix}` must have shape {tuple(like.shape)} in the checkpoint; got {seen}.")
+        return tensors[prefix].to(like.device)
+    if dataclasses.is_dataclass(like):
+        parts = {
+            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{f.name}")
+            for f in dataclasses.fields(like)
+        }
+        return dataclasses.replace(like, **parts)  # type: ignore[type-var]
+    if isinstance(like, Mapping):
+        return {name: restore(entry, tensors, numbers, prefix=f"{prefix}/{name}") for name, entry in like.items()}
+    if prefix not in numbers:
+        raise ValueError(f"`{prefix}` is missing in the checkpoint.")
+    return tuple(numbers[prefix]) if isinstance(like, tuple) else numbers[prefix]
+
+
+def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
+    """Write a state and a description of the run to one file, atomically."""
+    tensors, numbers = flatten(state)
+    write_tensors(path, tensors, {"kind": "checkpoint", "numbers": numbers, "about": dict(about)})
+
+
+def load_checkpoint(path: Path, like: Any, about: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Read a state written by `save_checkpoint`, if it belongs to the same run.
+
+    Args:
+        path: the file.
+        like: a fresh state of the same structure.
+        about: description of the run now asked for; every entry must equal the file's.
+
+    Returns:
+        (state, the file's whole description).
+
+    Raises:
+        ValueError: if the file is damaged, no checkpoint, or of another run; the message names the difference.
+    """
+    tensors, header = read_tensors(path)
+    if header.get("kind") != "checkpoint":
+        raise ValueError(f"{path} is not a checkpoint but a {header.get('kind')!r}.")
+    for key, value in about.items():
+        if header["about"].get(key) != value:
+            raise ValueError(
+                f"{path} belongs to another run: its {key} is {header['about'].get(key)!r}, now {value!r}. "
+                f"Resume with the same settings or choose another directory."
+            )
+    return restore(like, tensors, header["numbers"]), header["about"]

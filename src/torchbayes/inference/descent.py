@@ -1,0 +1,133 @@
+"""One step of gradient descent on a stack of members: what MAP, SWA and SWAG share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.optimizers import Optimizer, Slots
+from torchbayes.model.density import LogDensity
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.seeds import mix
+
+_DROPOUT = 2  # purpose number of this stream of random numbers
+
+
+class DivergedError(RuntimeError):
+    """The loss or its gradient is not finite; the state before the step is intact."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Where M members are on their way down.
+
+    Attributes:
+        weights_MD: weights.
+        slots: the optimiser's memory.
+        buffers: the network's buffers of each member, (M, ...).
+        seeds: one seed per member.
+        step: steps taken.
+        steps_per_epoch: length of an epoch.
+        total_steps: length of the run.
+    """
+
+    weights_MD: Tensor
+    slots: Slots
+    buffers: Buffers
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def done(self) -> float:
+        """Share of the run that is over, in [0, 1]."""
+        return self.step / self.total_steps
+
+    def clone(self) -> Trajectory:
+        """Return a copy that shares no tensor with this one."""
+        return replace(
+            self,
+            weights_MD=self.weights_MD.clone(),
+            slots=clone(self.slots),
+            buffers=clone(self.buffers),
+        )
+
+
+@dataclass(frozen=True)
+class Info:
+    """What only a reader of a step needs.
+
+    Attributes:
+        loss_M: negative log joint density per observation of each member on its batch, in nats.
+        lr: learning rate of the step.
+    """
+
+    loss_M: Tensor
+    lr: float
+
+
+def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of named tensors."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def start(
+    weights_MD: Tensor,
+    buffers: Buffers,
+    seeds: Sequence[int],
+    *,
+    optimizer: Optimizer,
+    epochs: int,
+    steps_per_epoch: int,
+) -> Trajectory:
+    """Return the trajectory before its first step."""
+    return Trajectory(
+        weights_MD.clone(),
+        optimizer.slots(weights_MD),
+        clone(buffers),
+        tuple(seeds),
+        0,
+        steps_per_epoch,
+        epochs * steps_per_epoch,
+    )
+
+
+def descend(
+    density: LogDensity, trajectory: Trajectory, batch: Batch, *, optimizer: Optimizer, lr: float, donate: bool
+) -> tuple[Trajectory, Info]:
+    """Take one optimiser step on the loss −(T/N) log p(w, D) of every member.
+
+    Args:
+        density: the hot function, in training mode.
+        trajectory: where the members are.
+        batch: one minibatch per member, (M, B, ...).
+        optimizer: the update rule.
+        lr: learning rate of this step.
+        donate: give up `trajectory`: its tensors are overwritten and must not be used again. Saves three copies.
+
+    Returns:
+        The new trajectory, and what was seen.
+
+    Raises:
+        DivergedError: if a loss or gradient is not finite; the weights are then those before the step.
+    """
+    # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
+    now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
+    seeds = [mix(seed, _DROPOUT, now.step) for seed in now.seeds]
+    loss_M, gradient_MD = density.loss(density(now.weights_MD, batch, buffers=now.buffers, seeds=seeds))
+    # one pass over the gradient: a sum of squares is finite exactly when its terms are, short of overflow
+    finite_M = torch.isfinite(loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
+    if not finite_M.all():
+        member = int((~finite_M).nonzero()[0])
+        raise DivergedError(
+            f"the fit diverged at step {now.step} of {now.total_steps}: the loss of member {member} is "
+            f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. "
+            f"Lower the learning rate, or look for extreme values in the data."
+        )
+    optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
+    return replace(now, step=now.step + 1), Info(loss_M, lr)

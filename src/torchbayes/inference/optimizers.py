@@ -1,0 +1,164 @@
+"""Optimisers of torch.optim on the stacked vector (M, D): frozen settings, and slots that belong to the state.
+
+The update rules are PyTorch's own functional forms, fused where the build has them. They are elementwise, so M members
+take one call. `update` changes weights and slots in place; who must keep them clones first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+Slots = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum: b ← μ b + g, w ← w − lr b (Nesterov: w ← w − lr (g + μ b)).
+
+    Attributes:
+        lr: learning rate on the mean loss per observation.
+        momentum: μ.
+        nesterov: whether to look ahead.
+    """
+
+    lr: float = 0.05
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def slots(self, weights_MD: Tensor) -> Slots:
+        """Return the starting slots: a momentum buffer of zeros."""
+        return {"momentum_MD": torch.zeros_like(weights_MD)}
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
+        """Take one step in place.
+
+        Args:
+            weights_MD: weights, changed.
+            gradient_MD: gradient of the loss.
+            slots: the optimiser's memory, changed.
+            lr: learning rate of this step.
+        """
+        sgd(
+            [weights_MD],
+            [gradient_MD],
+            [slots["momentum_MD"]],
+            weight_decay=0.0,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+            fused=True,
+        )
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015); the prior enters through the gradient.
+
+    Attributes:
+        lr: learning rate.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def slots(self, weights_MD: Tensor) -> Slots:
+        """Return the starting slots: two moments of zeros and a step count."""
+        return _adam_slots(weights_MD)
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
+        """Take one step in place.
+
+        Args:
+            weights_MD: weights, changed.
+            gradient_MD: gradient of the loss.
+            slots: the optimiser's memory, changed.
+            lr: learning rate of this step.
+        """
+        adam(
+            [weights_MD],
+            [gradient_MD],
+            [slots["first_MD"]],
+            [slots["second_MD"]],
+            [],
+            [slots["count"]],
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,
+            weight_decay=0.0,
+            eps=self.eps,
+            maximize=False,
+            fused=True,
+        )
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019): w ← (1 − lr · weight_decay) w before the step.
+
+    The decay is added to whatever the model's prior does; with `priors.Flat()` it is the only pull to zero.
+
+    Attributes:
+        lr: learning rate.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled decay.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def slots(self, weights_MD: Tensor) -> Slots:
+        """Return the starting slots: two moments of zeros and a step count."""
+        return _adam_slots(weights_MD)
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
+        """Take one step in place.
+
+        Args:
+            weights_MD: weights, changed.
+            gradient_MD: gradient of the loss.
+            slots: the optimiser's memory, changed.
+            lr: learning rate of this step.
+        """
+        adamw(
+            [weights_MD],
+            [gradient_MD],
+            [slots["first_MD"]],
+            [slots["second_MD"]],
+            [],
+            [slots["count"]],
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+            fused=True,
+        )
+
+
+def _adam_slots(weights_MD: Tensor) -> Slots:
+    zeros = torch.zeros_like
+    return {
+        "first_MD": zeros(weights_MD),
+        "second_MD": zeros(weights_MD),
+        "count": torch.zeros((), dtype=torch.float32, device=weights_MD.device),
+    }
+
+
+Optimizer = SGD | Adam | AdamW

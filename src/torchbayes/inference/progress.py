@@ -1,0 +1,71 @@
+"""The progress bar: one line with the numbers that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from torchbayes.inference.descent import Info
+from torchbayes.inference.method import Method
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a callback is told at the end of every epoch.
+
+    Attributes:
+        epoch: epochs done.
+        epochs: epochs of the run.
+        step: steps done.
+        state: the method's state; its tensors are reused by the next step, so copy what must be kept.
+        info: what the last step saw.
+        record: the line of the log: mean loss of each member over the epoch, learning rate, seconds.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    state: Any
+    info: Info | None
+    record: dict[str, Any]
+
+
+Callback = Callable[[Event], object]
+
+
+@contextmanager
+def progress_bar(method: Method, done: int) -> Iterator[Callback]:
+    """Show a bar on standard error while the `with` lasts, if it is a terminal.
+
+    Args:
+        method: what is fitted; it names the bar and its length.
+        done: epochs already done.
+
+    Yields:
+        A callback that moves the bar.
+    """
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=method.epochs, completed=done, numbers="")
+
+        def move(event: Event) -> None:
+            losses = event.record["loss"]
+            spread = f" ± {(max(losses) - min(losses)) / 2:.2g}" if len(losses) > 1 else ""
+            numbers = f"loss {sum(losses) / len(losses):.4g}{spread}  lr {event.record['lr']:.2g}"
+            progress.update(task, completed=event.epoch, numbers=numbers)
+
+        yield move

@@ -1,0 +1,130 @@
+"""The run directory of a fit: configuration, log, checkpoint, posterior.
+
+config.json            method, settings, seed, layout: written at the start
+log.jsonl              one JSON object per epoch
+checkpoint.safetensors the last complete state, replaced atomically
+posterior.safetensors  the result
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.inference.checkpoint import load_checkpoint, save_checkpoint
+from torchbayes.model.density import LogDensity
+
+# Seconds between checkpoints: a state of a million weights takes milliseconds to write.
+_EVERY = 5.0
+
+
+def describe(settings: Any) -> Any:
+    """Return JSON-serialisable settings: dataclasses become mappings with their class under `name`."""
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
+        return {"name": type(settings).__name__, **entries}
+    return list(settings) if isinstance(settings, tuple) else settings
+
+
+class Run:
+    """Writes what a fit leaves on disk; without a directory it writes nothing."""
+
+    def __init__(self, directory: str | Path | None, about: Mapping[str, Any], *, resume: bool) -> None:
+        """Open the directory.
+
+        Args:
+            directory: where to write; None for nowhere.
+            about: JSON-serialisable description of the run.
+            resume: continue a run found there.
+
+        Raises:
+            ValueError: if a run is found there and not to be resumed, or there is nothing to resume.
+        """
+        self.directory = None if directory is None else Path(directory)
+        self.about = dict(about)
+        self._saved = time.monotonic()
+        if resume and self.directory is None:
+            raise ValueError("`resume=True` needs the `directory` of the run to continue.")
+        if self.directory is None:
+            return
+        found = (self.directory / "config.json").exists()
+        if found and not resume:
+            raise ValueError(
+                f"{self.directory} already holds a run. Pass resume=True to continue it, or choose another directory."
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not found:
+            replace_text(self.directory / "config.json", json.dumps(self.about, indent=2) + "\n")
+
+    def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.
+
+        The log is cut back to the checkpoint, so that a resumed run leaves the log of an uninterrupted one.
+        """
+        path = self._path("checkpoint.safetensors")
+        if path is None or not path.exists():
+            self._cut_log(0)
+            return fresh, {}
+        state, about = load_checkpoint(path, fresh, self.about)
+        self._cut_log(state.step)
+        return state, about
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one record to the log."""
+        path = self._path("log.jsonl")
+        if path is not None:
+            with path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def checkpoint(self, state: Any, density: LogDensity, losses_M: Tensor, *, force: bool = False) -> None:
+        """Write a checkpoint if the last one is old enough, or at once.
+
+        Args:
+            state: the method's state.
+            density: its plan is kept: another plan rounds differently.
+            losses_M: sum of the losses of the epoch so far, for its line of the log.
+            force: write at once.
+        """
+        path = self._path("checkpoint.safetensors")
+        if path is not None and (force or time.monotonic() - self._saved > _EVERY):
+            extra = {"plan": density.plan.way if density.plan else None, "losses": losses_M.tolist()}
+            save_checkpoint(path, state, {**self.about, **extra})
+            self._saved = time.monotonic()
+
+    def save(self, write: Callable[[Path], Any]) -> None:
+        """Let the posterior write itself."""
+        path = self._path("posterior.safetensors")
+        if path is not None:
+            write(path)
+
+    def _path(self, name: str) -> Path | None:
+        return None if self.directory is None else self.directory / name
+
+    def _cut_log(self, step: int) -> None:
+        path = self._path("log.jsonl")
+        if path is None or not path.exists():
+            return
+        kept = []
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # a line cut short by a kill
+                break
+            if record["step"] > step:
+                break
+            kept.append(line + "\n")
+        replace_text(path, "".join(kept))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,127 @@
+r"""SWA: stochastic weight averaging (Izmailov et al. 2018).
+
+From the averaging phase on, at a constant high learning rate, snapshots θ_t are averaged:
+
+    n ← n + 1,   mean ← mean + (θ_t − mean)/n
+
+The posterior is the point mass at the mean, a wide-basin solution; batch-norm statistics are recalibrated there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.descent import Info, Trajectory, descend, start
+from torchbayes.inference.optimizers import SGD, Optimizer
+from torchbayes.inference.schedules import PiecewiseLinear
+from torchbayes.inference.settings import check_counts, check_positive, check_share
+from torchbayes.inference.snapshots import is_snapshot
+from torchbayes.model.density import LogDensity, Way
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.point import Point
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        trajectory: the running weights.
+        mean_MD: average of the snapshots.
+        snapshots: n, snapshots taken.
+    """
+
+    trajectory: Trajectory
+    mean_MD: Tensor
+    snapshots: int
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+
+@dataclass(frozen=True)
+class SWA:
+    """Stochastic weight averaging.
+
+    Attributes:
+        members: M, independent runs; several make MultiSWA.
+        epochs: passes over the data.
+        batch_size: rows per step where the data do not bring their own batches.
+        optimizer: update rule and learning rate before averaging.
+        averaging_lr: constant learning rate of the averaging phase.
+        start: share of the epochs before averaging starts.
+        per_epoch: snapshots per epoch.
+        plan: how the stack of members is run: auto, loop, vmap or compiled.
+    """
+
+    members: int = 1
+    epochs: int = 50
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=SGD)
+    averaging_lr: float = 0.01
+    start: float = 0.5
+    per_epoch: int = 1
+    plan: Way | str = "auto"
+
+    def __post_init__(self) -> None:
+        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size, per_epoch=self.per_epoch)
+        check_share(start=self.start)
+        check_positive(averaging_lr=self.averaging_lr)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+        """
+        del density
+        trajectory = start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+        return State(trajectory, torch.zeros_like(weights_MD), 0)
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step, and a snapshot when one is due.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: give the state's tensors up to save copies.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.start)
+        lr = self.optimizer.lr * schedule.factor(state.trajectory.done)
+        trajectory, info = descend(density, state.trajectory, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+        if not is_snapshot(trajectory, self.start, self.per_epoch):
+            return replace(state, trajectory=trajectory), info
+        mean_MD = state.mean_MD.lerp(trajectory.weights_MD, 1 / (state.snapshots + 1))
+        return State(trajectory, mean_MD, state.snapshots + 1), info
+
+    def posterior(self, density: LogDensity, state: State) -> Point:
+        """Return the point masses at the averages.
+
+        Raises:
+            ValueError: if no snapshot has been taken yet.
+        """
+        if not state.snapshots:
+            raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `start`.")
+        return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)

@@ -1,0 +1,47 @@
+"""Pure tensor functions that judge predictions; nothing here knows of models, posteriors or loaders.
+
+Scores against targets (``scoring``), calibration and its repair (``calibration``, ``temperature``), detection of inputs
+out of distribution (``ood``), fidelity to a reference predictive (``fidelity``) and entropies (``uncertainty``). Inputs
+are float32 or float64 tensors on any device with float64 (move tensors from Apple's MPS to the CPU first); elementwise
+work runs in their dtype, sums over points in float64. A score of a whole set is a 0-d float64 tensor on the device of
+the inputs; a value for each point keeps the dtype of the input. Wrong inputs raise TypeError or ValueError.
+"""
+
+from torchbayes.metrics.calibration import (
+    Reliability,
+    ece,
+    ece_mass,
+    interval_coverage,
+    quantile_calibration,
+    reliability,
+)
+from torchbayes.metrics.fidelity import agreement, total_variation, wasserstein1
+from torchbayes.metrics.ood import aupr, auroc, fpr95
+from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, nll, rmse
+from torchbayes.metrics.temperature import fit_temperature
+from torchbayes.metrics.uncertainty import entropy, expected_entropy, mutual_information
+
+__all__ = [
+    "Reliability",
+    "accuracy",
+    "agreement",
+    "aupr",
+    "auroc",
+    "brier",
+    "crps_draws",
+    "crps_gaussian",
+    "ece",
+    "ece_mass",
+    "entropy",
+    "expected_entropy",
+    "fit_temperature",
+    "fpr95",
+    "interval_coverage",
+    "mutual_information",
+    "nll",
+    "quantile_calibration",
+    "reliability",
+    "rmse",
+    "total_variation",
+    "wasserstein1",
+]

@@ -1,0 +1,196 @@
+"""Calibration: does a stated confidence, interval or quantile hold as often as it says?
+
+Classification compares the confidence (largest probability) with the accuracy in bins of confidence (Guo et al., 2017,
+"On calibration of modern neural networks"); regression compares intervals and quantiles with how often targets fall
+inside or below them (Kuleshov et al., 2018). Expected calibration errors depend on the bins and are biased upwards on
+little data, so they are compared only at equal binning and equal B; NLL and Brier score have no such freedom.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.metrics._checks import (
+    check_bins,
+    check_choice,
+    check_float,
+    check_probs,
+    check_same_shape,
+    check_targets,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """What a reliability diagram shows: mean confidence and accuracy in each bin of confidence.
+
+    An empty bin has count, confidence and accuracy zero (never NaN): leave out bins of count zero when drawing.
+
+    Attributes:
+        confidence: Mean largest probability in each bin, shape (bins,), float64.
+        accuracy: Share of right predictions in each bin, shape (bins,), float64.
+        count: Number of points in each bin, shape (bins,), int64; sums to B.
+        edges: Bounds of the bins in confidence, shape (bins + 1,), float64, not decreasing.
+        kind: "width" for bins of equal width on [0, 1], "mass" for bins of equal count.
+    """
+
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor
+    edges: Tensor
+    kind: Literal["width", "mass"]
+
+    @property
+    def ece(self) -> Tensor:
+        """Expected calibration error: mean over points of their bin's |accuracy - confidence|, 0-d float64."""
+        return ((self.accuracy - self.confidence).abs() * self.count).sum() / self.count.sum()
+
+
+def reliability(
+    probs_BK: Tensor, targets_B: Tensor, bins: int = 15, *, kind: Literal["width", "mass"] = "width"
+) -> Reliability:
+    """Bin predictions by confidence and give each bin's mean confidence and accuracy.
+
+    Bins of equal width are (lower, upper], as in Guo et al. (2017). Bins of equal mass hold B / bins points each, give
+    or take one, by rank of confidence; points of equal confidence share their mean accuracy, so that the result does
+    not depend on the order of the rows even where a tie is split between bins.
+
+    Args:
+        probs_BK: Class probabilities, shape (B, K).
+        targets_B: Integer classes in 0..K-1, shape (B,).
+        bins: Number of bins. With fewer points than bins, some bins of equal mass are empty.
+        kind: "width" or "mass".
+
+    Returns:
+        The bins.
+
+    Raises:
+        TypeError: If a dtype is wrong.
+        ValueError: If shapes, classes, probabilities, ``bins`` or ``kind`` are wrong.
+    """
+    check_probs("probs_BK", probs_BK, 2)
+    targets_B = check_targets(targets_B, probs_BK)
+    check_bins(bins)
+    check_choice("kind", kind, ("width", "mass"))
+    confidence_B, predicted_B = probs_BK.max(-1)
+    correct_B = (predicted_B == targets_B).double()
+    if kind == "width":
+        edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=probs_BK.device)
+        # Edges are rounded to the dtype of the confidences, so that float32 0.2 is on the edge 0.2.
+        bin_B = torch.bucketize(confidence_B, edges[1:-1].to(confidence_B.dtype))
+    else:
+        confidence_B, correct_B, bin_B, edges = _bins_of_equal_mass(confidence_B, correct_B, bins)
+
+    def total(values_B: Tensor) -> Tensor:
+        return values_B.new_zeros(bins).index_add_(0, bin_B, values_B)
+
+    count = total(torch.ones_like(bin_B))
+    size = count.clamp_min(1)
+    return Reliability(total(confidence_B.double()) / size, total(correct_B) / size, count, edges, kind)
+
+
+def _bins_of_equal_mass(confidence_B: Tensor, correct_B: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    # Returns the sorted confidences, their correctness averaged over ties, their bins, and the edges.
+    confidence_B, order_B = confidence_B.sort()
+    _, tie_B, size = torch.unique_consecutive(confidence_B, return_inverse=True, return_counts=True)
+    right = correct_B.new_zeros(len(size)).index_add_(0, tie_B, correct_B[order_B])
+    rank_B = torch.arange(len(confidence_B), device=confidence_B.device)
+    first = (torch.arange(bins + 1, device=rank_B.device) * len(rank_B) + bins - 1) // bins
+    edges = confidence_B.double()[first.clamp_max(len(rank_B) - 1)]
+    return confidence_B, (right / size)[tie_B], rank_B * bins // len(rank_B), edges
+
+
+def ece(probs_BK: Tensor, targets_B: Tensor, bins: int = 15) -> Tensor:
+    r"""Expected calibration error in bins of equal width: $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
+
+    Args:
+        probs_BK: Class probabilities, shape (B, K).
+        targets_B: Integer classes in 0..K-1, shape (B,).
+        bins: Number of bins (lower, upper] of equal width on [0, 1]; 15 in Guo et al. (2017).
+
+    Returns:
+        Error in [0, 1], a 0-d float64 tensor.
+
+    Raises:
+        TypeError: If a dtype is wrong.
+        ValueError: If shapes, classes, probabilities or ``bins`` are wrong.
+    """
+    return reliability(probs_BK, targets_B, bins, kind="width").ece
+
+
+def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20) -> Tensor:
+    r"""Expected calibration error in bins of equal mass: $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
+
+    Twenty bins of equal mass are the choice of the code published with Izmailov et al. (2021), "What are Bayesian
+    neural network posteriors really like?". That code bounds its bins by strict inequalities on both sides and so
+    drops points that lie on an edge: ties with an edge and the largest confidence. Here every point counts, so the
+    two differ where confidences are tied (saturated at one, say) and by no more than about bins / B otherwise.
+
+    Args:
+        probs_BK: Class probabilities, shape (B, K).
+        targets_B: Integer classes in 0..K-1, shape (B,).
+        bins: Number of bins of (almost) equal count.
+
+    Returns:
+        Error in [0, 1], a 0-d float64 tensor.
+
+    Raises:
+        TypeError: If a dtype is wrong.
+        ValueError: If shapes, classes, probabilities or ``bins`` are wrong.
+    """
+    return reliability(probs_BK, targets_B, bins, kind="mass").ece
+
+
+def interval_coverage(lower_B: Tensor, upper_B: Tensor, targets_B: Tensor) -> Tensor:
+    r"""Share of targets inside their interval, $\frac1B \sum_b [l_b \le y_b \le u_b]$; ideally the stated level.
+
+    Args:
+        lower_B: Lower ends, any shape; minus infinity is allowed.
+        upper_B: Upper ends, the same shape, nowhere below ``lower_B``; infinity is allowed.
+        targets_B: Observed values, the same shape.
+
+    Returns:
+        Coverage in [0, 1], a 0-d float64 tensor.
+
+    Raises:
+        TypeError: If a dtype is not float32 or float64.
+        ValueError: If shapes differ, values are missing or NaN, or an interval is reversed.
+    """
+    for name, values in (("lower_B", lower_B), ("upper_B", upper_B), ("targets_B", targets_B)):
+        check_float(name, values, finite=name == "targets_B")
+        check_same_shape(name, values, "targets_B", targets_B)
+    reversed_count = int((lower_B > upper_B).sum())
+    if reversed_count:
+        raise ValueError(f"`lower_B` is above `upper_B` in {reversed_count} intervals. Swap the two arguments?")
+    return ((lower_B <= targets_B) & (targets_B <= upper_B)).double().mean()
+
+
+def quantile_calibration(levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tensor) -> Tensor:
+    r"""Observed level of each predicted quantile, $\hat p_q = \frac1B \sum_b [y_b \le F_b^{-1}(p_q)]$.
+
+    Calibrated predictions have observed equal to stated levels; $\sum_q (\hat p_q - p_q)^2$ is the calibration error
+    of Kuleshov et al. (2018), "Accurate uncertainties for deep learning using calibrated regression".
+
+    Args:
+        levels_Q: Stated levels, each strictly between 0 and 1, shape (Q,).
+        quantiles_QB: Predicted quantiles at those levels, shape (Q, B).
+        targets_B: Observed values, shape (B,).
+
+    Returns:
+        Observed levels in [0, 1], shape (Q,), float64.
+
+    Raises:
+        TypeError: If a dtype is not float32 or float64.
+        ValueError: If shapes do not fit, values are missing or not finite, or a level is outside (0, 1).
+    """
+    check_float("levels_Q", levels_Q, 1)
+    check_float("quantiles_QB", quantiles_QB, 2)
+    check_float("targets_B", targets_B, 1)
+    check_same_shape("quantiles_QB[0]", quantiles_QB[0], "targets_B", targets_B)
+    check_same_shape("quantiles_QB[:, 0]", quantiles_QB[:, 0], "levels_Q", levels_Q)
+    lowest, highest = torch.stack(torch.aminmax(levels_Q)).tolist()
+    if lowest <= 0 or highest >= 1:
+        raise ValueError(f"`levels_Q` must lie strictly between 0 and 1; got {lowest:.4g} to {highest:.4g}.")
+    return (targets_B <= quantiles_QB).double().mean(-1)

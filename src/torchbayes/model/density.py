@@ -1,0 +1,282 @@
+"""LogDensity: the hot function `weights_MD -> (log_density_M, gradient_MD)`.
+
+Everything that moves weights calls it and does vector algebra around it. It alone decides how a stack of M members
+is run: one after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). The choice is a `Plan`,
+made by measuring on the first batch unless it is set, and can be read from `density.plan`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.seeds import seeded
+
+Way = Literal["loop", "vmap", "compiled"]
+WAYS: tuple[str, ...] = get_args(Way)
+# vmap must beat the loop by this much to replace it, so that noise in the timing seldom changes the choice
+_MARGIN = 1.15
+
+
+class Value(NamedTuple):
+    """What a density returns.
+
+    Attributes:
+        log_density: tensor (M,), in nats, on the full-data scale, tempered.
+        gradient: tensor (M, D), d log_density / d weights.
+    """
+
+    log_density: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a stack of members is run, and why.
+
+    Attributes:
+        way: "loop", "vmap" or "compiled".
+        reason: one sentence.
+        seconds: way -> measured seconds of one evaluation, for the ways that were tried.
+    """
+
+    way: Way
+    reason: str
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class LogDensity:
+    """The tempered log joint density of a model and its gradient, for M members at once.
+
+    Attributes:
+        model: the model.
+        num_data: N.
+        data: all rows, for the full-data form; None when every call brings a minibatch.
+        training: whether the network runs in training mode (dropout on, batch-norm statistics of the batch).
+        chunk_size: rows per evaluation in the full-data form: the bound on memory.
+        plan: the plan in use; None before the first call when it is chosen by measuring.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        num_data: int,
+        data: Batch | None = None,
+        *,
+        plan: Way | Plan | Literal["auto"] = "auto",
+        chunk_size: int = 1024,
+        training: bool = False,
+    ) -> None:
+        """Bind a model to its data size.
+
+        Args:
+            model: the model.
+            num_data: N, at least 1.
+            data: all N rows, for calls without a batch.
+            plan: how to run a stack of members; "auto" measures loop and vmap on the first batch.
+            chunk_size: rows per evaluation in the full-data form.
+            training: whether the network runs in training mode.
+
+        Raises:
+            ValueError: if `plan` is unknown or a size is not positive.
+        """
+        if num_data < 1 or chunk_size < 1:
+            raise ValueError(f"`num_data` and `chunk_size` must be at least 1; got {num_data} and {chunk_size}.")
+        if isinstance(plan, str) and plan not in {*WAYS, "auto"}:
+            raise ValueError(f"`plan` must be one of auto, {', '.join(WAYS)}; got {plan!r}.")
+        self.model, self.num_data, self.data = model, num_data, data
+        self.training, self.chunk_size = training, chunk_size
+        if isinstance(plan, Plan):
+            self.plan: Plan | None = plan
+        else:
+            self.plan = None if plan == "auto" else Plan(plan, "set by the caller")  # type: ignore[arg-type]
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def __call__(
+        self,
+        weights_MD: Tensor,
+        batch: Batch | None = None,
+        *,
+        buffers: Buffers | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> Value:
+        """Return log density and gradient of each member.
+
+        Args:
+            weights_MD: tensor (M, D).
+            batch: one minibatch per member, every tensor (M, B, ...); None means all of `data`, shared by the members.
+            buffers: the network's buffers, each (M, ...), changed in place in training mode; its own if None.
+            seeds: M seeds for a network that draws random numbers in training mode (dropout).
+
+        Returns:
+            `Value(log_density_M, gradient_MD)`; the gradient is a new tensor.
+
+        Raises:
+            ValueError: if there is neither a batch nor data.
+        """
+        if batch is None and self.data is None:
+            raise ValueError("a batch is needed: this density was made without `data`.")
+        rows = self.num_data if batch is None else batch.targets.shape[1]
+        scale = self.model.scales(self.num_data, rows)
+        value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
+        gradient_MD: Tensor | None = None
+        for part in self._parts(batch):
+            call = _Call(weights_MD, part, batch is None, buffers, seeds)
+            if self.plan is None:
+                self.plan = _choose(lambda way, own, call=call: self._run(way, call._replace(buffers=own)), call, self)
+            total_M, part_MD = self._run(self.plan.way, call)
+            value_M += total_M
+            gradient_MD = part_MD if gradient_MD is None else gradient_MD.add_(part_MD)
+        assert gradient_MD is not None  # noqa: S101  (num_data is at least 1, so there was a part)
+        gradient_MD.mul_(scale.likelihood)
+        self.model.prior.add_gradient_(gradient_MD, weights_MD, scale.prior)
+        with torch.no_grad():
+            log_prior_M = self.model.log_prior(weights_MD)
+        return Value(scale.likelihood * value_M + scale.prior * log_prior_M.double(), gradient_MD)
+
+    def loss(self, value: Value) -> Value:
+        """Return the objective of optimisers: the negative log joint density per observation, T removed.
+
+        loss = −(T/N) log p_T(w, D) for a tempered joint density: the mode does not depend on T, and a learning rate
+        keeps its usual meaning. With likelihood-only tempering the loss is −log p_T(w, D)/N.
+
+        Args:
+            value: what calling the density returned; its gradient is overwritten.
+
+        Returns:
+            loss (M,) in nats per observation, and its gradient (M, D).
+        """
+        factor = -1.0 / self.num_data
+        if self.model.tempering == "joint":
+            factor *= self.model.temperature
+        return Value(value.log_density * factor, value.gradient.mul_(factor))
+
+    def _parts(self, batch: Batch | None) -> Iterator[Batch]:
+        """Yield the minibatch, or the full data in chunks."""
+        if batch is not None:
+            yield batch
+            return
+        for start in range(0, self.num_data, self.chunk_size):
+            where = slice(start, start + self.chunk_size)
+            yield self.data.map(lambda t, where=where: t[where])  # type: ignore[union-attr]
+
+    def _run(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
+        """Return Σ_b log p(y_b|f_b) of each member (M,) and its gradient (M, D)."""
+        with self.model.network.training() if self.training else nullcontext():
+            return self._loop(call) if way == "loop" else self._stacked(way, call)
+
+    def _stacked(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
+        stack = _stack(self.model, call.shared)
+        if way == "compiled":
+            # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
+            self._compiled = self._compiled or torch.compile(stack)
+            stack = self._compiled
+        leaf = call.weights_MD.detach().requires_grad_()
+        total_M = stack(leaf, call.batch, call.buffers or {})
+        (gradient_MD,) = torch.autograd.grad(total_M.sum(), leaf)
+        return total_M.detach(), gradient_MD
+
+    def _loop(self, call: _Call) -> tuple[Tensor, Tensor]:
+        totals, gradients = [], []
+        for m, weights_D in enumerate(call.weights_MD):
+            leaf = weights_D.detach().requires_grad_()
+            rows = call.batch if call.shared else call.batch.map(lambda t, m=m: t[m])
+            own = {n: b[m] for n, b in call.buffers.items()} if call.buffers else None
+            with seeded(call.seeds[m], leaf.device) if call.seeds else nullcontext():
+                total = self.model.log_likelihood(leaf, rows, own).sum()
+            gradients.append(torch.autograd.grad(total, leaf)[0])
+            totals.append(total.detach())
+        return torch.stack(totals), gradients[0].unsqueeze(0) if len(gradients) == 1 else torch.stack(gradients)
+
+
+class _Call(NamedTuple):
+    """One evaluation: `shared` says that all members see the same rows, else tensors of the batch are (M, B, ...)."""
+
+    weights_MD: Tensor
+    batch: Batch
+    shared: bool
+    buffers: Buffers | None
+    seeds: Sequence[int] | None
+
+
+def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: LogDensity) -> Plan:
+    """Measure loop and vmap on this batch; the loop is kept unless vmap is clearly faster."""
+    if len(call.weights_MD) == 1:
+        return Plan("loop", "there is one member")
+    if density.training and _stochastic(density.model, call):
+        return Plan("loop", "the network draws random numbers in training mode, so each member needs its own seed")
+
+    def measure(way: str) -> float:
+        times = []
+        for _ in range(4):
+            own = {n: b.clone() for n, b in call.buffers.items()} if call.buffers else None
+            start = time.perf_counter()
+            run(way, own)
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    seconds = {"loop": measure("loop")}
+    try:
+        seconds["vmap"] = measure("vmap")
+    except RuntimeError as error:  # an operation without a batching rule
+        return Plan("loop", f"vmap cannot run this network: {error}", seconds)
+    faster = seconds["loop"] / seconds["vmap"]
+    if faster > _MARGIN:
+        return Plan("vmap", f"stacked members ran {faster:.2f} times faster than a loop", seconds)
+    return Plan("loop", f"stacked members ran only {faster:.2f} times faster than a loop", seconds)
+
+
+def _stochastic(model: Model, call: _Call) -> bool:
+    """Say whether two seeds give two values on the same rows."""
+    rows = call.batch if call.shared else call.batch.map(lambda t: t[0])
+    values = []
+    with model.network.training(), torch.no_grad():
+        for seed in (1, 2):
+            own = {n: b[0].clone() for n, b in call.buffers.items()} if call.buffers else None
+            with seeded(seed, call.weights_MD.device):
+                values.append(model.log_likelihood(call.weights_MD[0], rows, own))
+    return not torch.equal(*values)
+
+
+def _stack(model: Model, shared: bool) -> Callable[[Tensor, Batch, Buffers], Tensor]:
+    """Return a function (weights_MD, batch, buffers) -> Σ_b log p(y_b|f_b), shape (M,), vectorised over members."""
+
+    def one(weights_D: Tensor, inputs: Any, targets: Tensor, buffers: Buffers) -> Tensor:
+        return model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None).sum()
+
+    def run(weights_MD: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+        axis = None if shared else 0
+        axes = pytree.tree_map(lambda _: axis, batch.inputs)
+        return vmap(one, in_dims=(0, axes, axis, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+
+    return run
+
+
+class FunctionDensity:
+    """Any differentiable log density in the place of a `LogDensity`: for tests and for sampling other targets."""
+
+    def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
+        """Wrap a function.
+
+        Args:
+            log_density: weights (M, D) -> log density (M,), row by row.
+        """
+        self._function = log_density
+
+    def __call__(self, weights_MD: Tensor, batch: Batch | None = None, **_: Any) -> Value:
+        """Return value and gradient at each row; a batch is ignored."""
+        del batch
+        leaf = weights_MD.detach().requires_grad_()
+        value_M = self._function(leaf)
+        (gradient_MD,) = torch.autograd.grad(value_M.sum(), leaf)
+        return Value(value_M.detach(), gradient_MD)

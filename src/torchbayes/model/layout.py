@@ -1,0 +1,147 @@
+"""Names, shapes and offsets of the one flat vector that holds all random weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Globs = str | Sequence[str]
+
+
+def matches(name: str, globs: Globs) -> bool:
+    """Say whether `name` matches any of the shell-style `globs` (`*` also crosses dots)."""
+    return any(fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in the flat vector `weights`, whose last axis is D.
+
+    Attributes:
+        shapes: name -> shape, in the order of the vector.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """Return the layout of named tensors, in their order.
+
+        Args:
+            tensors: name -> tensor of any shape.
+
+        Returns:
+            A layout of total size D = sum of the tensors' element counts.
+        """
+        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each tensor, in order."""
+        return tuple(math.prod(shape) for shape in self.shapes.values())
+
+    @cached_property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        return sum(self.sizes)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Name -> slice of the last axis of `weights`."""
+        ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
+        return {name: slice(a, b) for name, a, b in zip(self.shapes, ends[:-1], ends[1:], strict=True)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in the order of the vector."""
+        return tuple(self.shapes)
+
+    def split(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return named views of `weights`; a gradient through them comes back as one flat tensor.
+
+        Args:
+            weights: tensor (..., D).
+
+        Returns:
+            name -> view (..., *shape). Nothing is copied.
+
+        Raises:
+            ValueError: if the last axis is not D.
+        """
+        if weights.shape[-1] != self.size:
+            raise ValueError(
+                f"`weights` must have {self.size} elements on its last axis, as the layout says; "
+                f"got shape {tuple(weights.shape)}."
+            )
+        lead = weights.shape[:-1]
+        parts = weights.split(self.sizes, dim=-1)
+        return {name: part.view(*lead, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the flat vector of named tensors that share their leading axes: the inverse of `split`.
+
+        Args:
+            tensors: name -> tensor (..., *shape), at least the names of this layout.
+
+        Returns:
+            Tensor (..., D), newly allocated.
+
+        Raises:
+            ValueError: if a name is missing or a shape differs from the layout.
+        """
+        missing = [name for name in self.shapes if name not in tensors]
+        if missing:
+            raise ValueError(f"`tensors` must hold every name of the layout; missing: {', '.join(missing)}.")
+        parts = []
+        for name, shape in self.shapes.items():
+            tensor = tensors[name]
+            lead = tensor.shape[: tensor.ndim - len(shape)]
+            if tuple(tensor.shape[len(lead) :]) != tuple(shape):
+                raise ValueError(f"`{name}` must end in shape {shape}; got {tuple(tensor.shape)}.")
+            parts.append(tensor.reshape(*lead, math.prod(shape)))
+        return torch.cat(parts, dim=-1)
+
+    def select(self, globs: Globs) -> tuple[str, ...]:
+        """Return the names that match `globs`, in order.
+
+        Args:
+            globs: one shell-style pattern or several, such as `"head.*"`.
+
+        Returns:
+            The matching names; empty when none match.
+        """
+        return tuple(name for name in self.shapes if matches(name, globs))
+
+    def differences(self, other: Layout) -> list[str]:
+        """Say in words how `other` differs from this layout (empty when equal).
+
+        Args:
+            other: the layout to compare with.
+
+        Returns:
+            One sentence fragment per differing name, and one if only the order differs.
+        """
+        said = [f"`{n}` is missing" for n in self.shapes if n not in other.shapes]
+        said += [f"`{n}` is not expected" for n in other.shapes if n not in self.shapes]
+        said += [
+            f"`{n}` has shape {tuple(other.shapes[n])}, expected {tuple(shape)}"
+            for n, shape in self.shapes.items()
+            if n in other.shapes and tuple(other.shapes[n]) != tuple(shape)
+        ]
+        if not said and self.names != other.names:
+            said.append("the names come in another order")
+        return said
+
+    def __add__(self, other: Layout) -> Layout:
+        return Layout({**self.shapes, **other.shapes})
+
+
+def only(names: Iterable[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries of `tensors` under `names`, in that order."""
+    return {name: tensors[name] for name in names}

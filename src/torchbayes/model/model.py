@@ -1,0 +1,255 @@
+"""Model: network + likelihood + prior + which weights are random + temperature.
+
+The one place where a log joint density is computed, on the scale of the full data:
+
+    log p_T(w, D) = [ (N/B) Σ_{b in batch} log p(y_b | f_w(x_b)) + log p(w) ] / T
+
+With `tempering="likelihood"` only the likelihood is divided by T (Wenzel et al. 2020 discuss both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.utils import _pytree as pytree
+
+from torchbayes.model.layout import Globs, Layout
+from torchbayes.model.likelihoods import Custom, Likelihood, Parameters
+from torchbayes.model.network import Buffers, Network, batch_size
+from torchbayes.model.priors import BoundPrior, Normal, PriorRules
+
+PREFIX = "likelihood."
+Hook = Callable[[Any], tuple[Any, Any]]
+
+
+class Batch(NamedTuple):
+    """What a step consumes: a tuple, so it can be built by hand.
+
+    Attributes:
+        inputs: tensor (B, ...), or a tuple or mapping of such; with an axis M in front when members have their own rows.
+        targets: tensor (B, ...) likewise.
+    """
+
+    inputs: Any
+    targets: Tensor
+
+    @property
+    def size(self) -> int:
+        """B, the number of rows (axis 0 of the inputs)."""
+        return batch_size(self.inputs)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with `function` applied to every tensor."""
+        return Batch(pytree.tree_map(function, self.inputs), function(self.targets))
+
+
+class Scales(NamedTuple):
+    """Factors of the tempered log joint density on the full-data scale."""
+
+    likelihood: float
+    prior: float
+
+
+class Model:
+    """p(y | f_w(x)) p(w): what is believed, before any inference.
+
+    Attributes:
+        network: the network as a pure function.
+        likelihood: p(y | f).
+        layout: names and shapes of all random weights: the network's, then `likelihood.*`.
+        prior: the prior resolved on the layout.
+        temperature: T > 0.
+        tempering: `"joint"` divides likelihood and prior by T, `"likelihood"` the likelihood alone.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | Callable[[], nn.Module],
+        likelihood: Likelihood | Callable[[Tensor], Distribution],
+        prior: PriorRules = Normal(),  # noqa: B008  (frozen and stateless)
+        *,
+        random: Globs = "*",
+        temperature: float = 1.0,
+        tempering: Literal["joint", "likelihood"] = "joint",
+        batch: Hook | None = None,
+    ) -> None:
+        """Put network, likelihood and prior together.
+
+        Args:
+            network: any nn.Module (copied, never written to), or a function that makes a fresh one.
+            likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
+            prior: one prior for all weights, or a mapping glob -> prior; standard normal by default.
+            random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants.
+            temperature: T of the tempered posterior; 1 is Bayes.
+            tempering: what T divides.
+            batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings.
+
+        Raises:
+            ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
+        """
+        if not temperature > 0:
+            raise ValueError(f"`temperature` must be positive; got {temperature}.")
+        if tempering not in {"joint", "likelihood"}:
+            raise ValueError(f"`tempering` must be 'joint' or 'likelihood'; got {tempering!r}.")
+        self.network = Network(network, random)
+        self.likelihood: Likelihood = likelihood if isinstance(likelihood, Likelihood) else Custom(likelihood)
+        self._learned = self.likelihood.parameters()
+        self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
+        self.prior = BoundPrior(self.layout, self._rules(prior))
+        self.temperature = temperature
+        self.tempering = tempering
+        self._hook = batch or default_batch
+
+    def _rules(self, prior: PriorRules) -> PriorRules:
+        own = {PREFIX + n: p.prior for n, p in self._learned.items()}
+        return {**own, **(prior if isinstance(prior, Mapping) else {"*": prior})} if own else prior
+
+    def unpack(self, batch: Any) -> Batch:
+        """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
+
+        Args:
+            batch: a tuple (inputs, targets), a mapping with `labels` or `targets`, or what the model's hook takes.
+
+        Returns:
+            The batch.
+        """
+        inputs, targets = self._hook(batch)
+        device, dtype = self.network.device, self.network.dtype
+
+        def place(tensor: Any) -> Any:
+            tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
+            return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+        return Batch(pytree.tree_map(place, inputs), place(targets))
+
+    def scales(self, num_data: int, rows: int) -> Scales:
+        """Return the factors of Σ log p(y|f) over `rows` rows and of log p(w) in the log joint density.
+
+        Args:
+            num_data: N, rows of the full data.
+            rows: B, rows the sum runs over.
+        """
+        return Scales(
+            num_data / rows / self.temperature, 1.0 if self.tempering == "likelihood" else 1 / self.temperature
+        )
+
+    def split(self, weights: Tensor) -> tuple[dict[str, Tensor], Parameters]:
+        """Return the network's named views of `weights` (..., D) and the likelihood's parameters."""
+        views = self.layout.split(weights)
+        learned = {n: views.pop(PREFIX + n) for n in self._learned}
+        return views, learned
+
+    def log_likelihood(self, weights: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
+        """Return log p(y_b | f_w(x_b)) of each row.
+
+        Args:
+            weights: one flat vector (D,).
+            batch: B rows.
+            buffers: buffers of the network; its own if None.
+
+        Returns:
+            Tensor (B,), in nats, untempered.
+        """
+        views, learned = self.split(weights)
+        return self.likelihood.log_prob(self.network(views, batch.inputs, buffers), batch.targets, learned)
+
+    def log_prior(self, weights: Tensor) -> Tensor:
+        """Return log p(w), shape (...) for weights (..., D), in nats, untempered."""
+        return self.prior.log_prob(weights)
+
+    def log_joint(self, weights: Tensor, batch: Batch, num_data: int) -> Tensor:
+        """Return the tempered log joint density estimated from one batch: the definition that all methods share.
+
+        Args:
+            weights: one flat vector (D,).
+            batch: B rows.
+            num_data: N; the batch's log likelihood is multiplied by N/B.
+
+        Returns:
+            Scalar tensor, in nats, differentiable in the weights.
+        """
+        scale = self.scales(num_data, batch.size)
+        return scale.likelihood * self.log_likelihood(weights, batch).sum() + scale.prior * self.log_prior(weights)
+
+    def starting_weights(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
+        """Return freshly initialised weights (M, D) and buffers (M, ...), one member per seed."""
+        weights, buffers = self.network.fresh(seeds)
+        return self._with_learned(weights), buffers
+
+    def given_weights(self) -> Tensor:
+        """Return the weights the given network holds, (D,), learned likelihood parameters at their start."""
+        return self._with_learned(self.network.weights().unsqueeze(0))[0]
+
+    def _with_learned(self, weights_MD: Tensor) -> Tensor:
+        extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in self._learned.values()]
+        return torch.cat([weights_MD, *extra], dim=1)
+
+    def check(self, batch: Batch) -> None:
+        """Check one batch against network and likelihood, and say in one sentence what does not fit.
+
+        Args:
+            batch: rows as `unpack` gives them.
+
+        Raises:
+            ValueError: if there are no rows, inputs are not finite, rows and targets differ in number, the network
+                cannot take the inputs, or the targets cannot come from its outputs.
+        """
+        if batch.size == 0:
+            raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
+        if len(batch.targets) != batch.size:
+            raise ValueError(f"inputs and targets must have equally many rows; got {batch.size}, {len(batch.targets)}.")
+        check_finite(batch.inputs)
+        with torch.no_grad():
+            try:
+                outputs = self.network(self.network.weights(), batch.inputs)
+            except (RuntimeError, TypeError, IndexError) as error:
+                shapes = pytree.tree_map(lambda t: tuple(t.shape), batch.inputs)
+                raise ValueError(f"the network cannot take inputs of shape {shapes}: {error}") from error
+        if outputs.shape[0] != batch.size:
+            raise ValueError(
+                f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
+            )
+        self.likelihood.check(outputs, batch.targets)
+
+
+def check_finite(inputs: Any) -> None:
+    """Raise ValueError when a floating tensor of `inputs` has NaN or infinite values."""
+    for tensor in pytree.tree_leaves(inputs):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ValueError(
+                f"inputs must be finite; {bad} of {tensor.numel()} values are NaN or infinite. "
+                f"Remove or impute those rows."
+            )
+
+
+def default_batch(batch: Any) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a tuple or list, or of a mapping with `labels`, `label`, `targets` or `target`.
+
+    Args:
+        batch: what a loader yields; a Hugging Face batch is a mapping whose other entries become keyword arguments.
+
+    Returns:
+        Inputs (tensor, or dict of tensors) and targets.
+
+    Raises:
+        TypeError: if the batch is neither, with the advice to pass `batch=` to Model.
+    """
+    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
+        entries = {key: batch[key] for key in batch.keys()}
+        for key in ("labels", "label", "targets", "target"):
+            if key in entries:
+                targets = entries.pop(key)
+                if set(entries) in ({"inputs"}, {"x"}):
+                    return next(iter(entries.values())), targets
+                return entries, targets
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f"cannot find inputs and targets in a batch of type {type(batch).__name__}. "
+        f"Give Model `batch=`, a function that returns (inputs, targets)."
+    )

@@ -1,0 +1,269 @@
+"""An nn.Module as a pure function of flat weights: buffers, fresh initialisation and batch-norm policy.
+
+The user's module is copied once and never written to. Parameters that are random (matched by the glob and with
+`requires_grad`) live in the flat vector; the others are constants. Modules under which no parameter is random always
+run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and its dropout stays off.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
+
+from torchbayes.model.layout import Globs, Layout, matches, only
+from torchbayes.model.seeds import seeded
+
+Buffers = dict[str, Tensor]
+"""name -> tensor; with a leading axis M or S where a function says so."""
+
+
+class Network:
+    """A network as a function (weights, inputs, buffers) -> outputs.
+
+    Attributes:
+        layout: names and shapes of the random weights.
+        constants: name -> tensor of the parameters that are not random.
+        buffers: name -> tensor of the buffers that training may change, as the given module holds them.
+        batch_norms: names of the batch-norm layers whose statistics depend on random weights.
+    """
+
+    def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Globs = "*") -> None:
+        """Copy the module and lay out its random weights.
+
+        Args:
+            module: a network, or a function without arguments that makes a freshly initialised one.
+            random: glob or globs of the parameters that are random.
+
+        Raises:
+            TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
+            ValueError: if no parameter is random, or a parameter is not initialised yet.
+        """
+        made = module if isinstance(module, nn.Module) else module()
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {type(made).__name__}.")
+        self._factory = None if isinstance(module, nn.Module) else module
+        self._module = copy.deepcopy(made)
+        named = dict(self._module.named_parameters())
+        _check_parameters(named)
+        chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and matches(n, random)}
+        if not chosen:
+            trainable = [n for n, p in named.items() if p.requires_grad]
+            raise ValueError(
+                f"no parameter is random: `random={random!r}` matches none of the {len(trainable)} trainable parameters"
+                f" ({', '.join(trainable[:6])}{', …' if len(trainable) > 6 else ''}). Widen the glob or unfreeze some."
+            )
+        dtypes = {p.dtype for p in chosen.values()}
+        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+            raise TypeError(
+                f"random weights must share one floating-point dtype; got {sorted(map(str, dtypes))}. "
+                f"Convert the network with .float() or .double()."
+            )
+        self.layout = Layout.of(chosen)
+        self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
+        self._initial = self.layout.join(chosen)
+        self._live = _live_modules(self._module, self.layout)
+        self.buffers = {n: b.clone() for n, b in self._module.named_buffers() if n.rpartition(".")[0] in self._live}
+        self.batch_norms = tuple(
+            n
+            for n, m in self._module.named_modules()
+            if isinstance(m, _NormBase) and m.running_mean is not None
+            if n in self._live
+        )
+        self._module.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self._initial.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self._initial.device
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether the network has convolutions: stacking those over members is slower than a loop on a CPU."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
+
+    def weights(self) -> Tensor:
+        """Return the random weights the given module holds, a new tensor (D,)."""
+        return self._initial.clone()
+
+    def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
+        """Return the outputs f_w(x).
+
+        Args:
+            weights: flat vector (D,) or its named views.
+            inputs: a tensor; a tuple becomes positional arguments, a mapping keyword arguments.
+            buffers: buffers to use, changed in place by layers in training mode; the module's own if None.
+
+        Returns:
+            Tensor (B, K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
+
+        Raises:
+            TypeError: if the network gives something other than a tensor or an object with `.logits`.
+        """
+        views = self.layout.split(weights) if isinstance(weights, Tensor) else weights
+        state = {**views, **(self.buffers if buffers is None else buffers)}
+        args, kwargs = _arguments(inputs)
+        outputs = functional_call(self._module, state, args, kwargs)
+        if not isinstance(outputs, Tensor):
+            outputs = outputs["logits"] if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+            if not isinstance(outputs, Tensor):
+                raise TypeError("the network must return a tensor or an object with `.logits`. Wrap it in a module.")
+        return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Run the network in training mode inside the `with` (its live modules; the frozen part stays in evaluation)."""
+        modules = [m for n, m in self._module.named_modules() if n in self._live]
+        try:
+            for m in modules:
+                m.training = True
+            yield
+        finally:
+            self._module.eval()
+
+    def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
+        """Return freshly initialised random weights and buffers, one set per seed.
+
+        A factory is called; otherwise `reset_parameters` of every submodule that owns a random parameter. PyTorch's
+        initialisers draw from the global generator, so each call runs under its seed and restores the generator.
+
+        Args:
+            seeds: M seeds.
+
+        Returns:
+            weights (M, D), and buffers each with a leading axis M.
+
+        Raises:
+            ValueError: if a submodule owns random parameters but cannot initialise them, or the factory's networks
+                do not have the same parameters.
+        """
+        weights, buffers = [], []
+        for seed in seeds:
+            with seeded(seed, self.device):
+                module = self._factory() if self._factory else self._reset()
+            named = dict(module.named_parameters())
+            if any(n not in named for n in self.layout.names):
+                raise ValueError("the factory must make networks with the same parameter names at every call.")
+            weights.append(self.layout.join({n: p.detach() for n, p in only(self.layout.names, named).items()}))
+            own = dict(module.named_buffers())
+            buffers.append({n: own[n].clone() for n in self.buffers})
+        stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
+        return torch.stack(weights).to(self.device), stacked
+
+    def stacked_buffers(self, count: int) -> Buffers:
+        """Return `count` copies of the module's own buffers, each with a leading axis."""
+        return {n: b.expand(count, *b.shape).clone() for n, b in self.buffers.items()}
+
+    def recalibrate(
+        self, weights: Tensor | Mapping[str, Tensor], batches: Iterable[Any], buffers: Buffers | None = None
+    ) -> Buffers:
+        """Return buffers whose batch-norm statistics are those of `batches` under these weights.
+
+        Running means and variances become the averages over all batches, each weighted by its number of rows, as
+        SWA needs (Izmailov et al. 2018). Only batch norm runs in training mode; dropout stays off.
+
+        Args:
+            weights: flat vector (D,) or its named views.
+            batches: inputs of the training data, batch by batch.
+            buffers: buffers to start from, not changed; the module's own if None.
+
+        Returns:
+            name -> tensor, without a leading axis.
+
+        Raises:
+            ValueError: if there is no batch.
+        """
+        buffers = {n: b.clone() for n, b in (buffers or self.buffers).items()}
+        layers = [self._module.get_submodule(n) for n in self.batch_norms]
+        momenta = [layer.momentum for layer in layers]
+        views, seen = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
+        try:
+            for layer in layers:
+                layer.training = True
+            with torch.no_grad():
+                for inputs in batches:
+                    size = batch_size(inputs)
+                    seen += size
+                    for layer in layers:
+                        layer.momentum = size / seen
+                    self(views, inputs, buffers)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+            self._module.eval()
+        if not seen:
+            raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
+        return buffers
+
+    def _reset(self) -> nn.Module:
+        module = copy.deepcopy(self._module)
+        random = _random_ids(module, self.layout)
+        for name, part in module.named_modules():
+            own = [n for n, p in part.named_parameters(recurse=False) if id(p) in random]
+            if not own:
+                continue
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if reset is None:
+                raise ValueError(
+                    f"members cannot be initialised: `{name or 'the network'}` ({type(part).__name__}) owns "
+                    f"{', '.join(own)} but has no `reset_parameters`. Give Model a function that makes the network, "
+                    f"add the method, or pass `start=` to fit."
+                )
+            reset()
+        return module
+
+
+def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
+    lazy = [n for n, p in named.items() if isinstance(p, nn.UninitializedParameter)]
+    if lazy:
+        raise ValueError(f"`{lazy[0]}` is not initialised yet. Run one batch through the network first.")
+    if not named:
+        raise ValueError("the network has no parameters, so there is nothing to infer.")
+
+
+def _random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
+    """Identities of the random parameters: a tied one is known under one name but owned by several modules."""
+    return frozenset(id(p) for n, p in module.named_parameters() if n in layout.shapes)
+
+
+def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
+    """Names of the modules that follow training mode.
+
+    Live is a module with a random parameter somewhere below it, or one without any parameter whose parent is live.
+    """
+    random, live = _random_ids(module, layout), set[str]()
+
+    def visit(name: str, part: nn.Module, parent_live: bool) -> None:
+        below = [id(p) for p in part.parameters()]
+        mine = any(p in random for p in below) if below else parent_live
+        if mine:
+            live.add(name)
+        for child, submodule in part.named_children():
+            visit(f"{name}.{child}".lstrip("."), submodule, mine)
+
+    visit("", module, True)
+    return frozenset(live)
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def batch_size(inputs: Any) -> int:
+    """Return B, the length of the first axis of a batch's first tensor."""
+    if isinstance(inputs, Tensor):
+        return inputs.shape[0]
+    return batch_size(next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs)))

@@ -1,0 +1,82 @@
+"""Files: safetensors with a JSON header, a format version, and no pickle. Written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = 1
+_KEY = "torchbayes"
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+    """Write tensors and a JSON header to one file, atomically.
+
+    The file is written under a temporary name in the same folder, flushed to disk and renamed, so a reader sees the
+    old file or the new one, and an interruption leaves nothing half written under `path`.
+
+    Args:
+        path: where to write; folders are made.
+        tensors: name -> tensor.
+        header: JSON-serialisable description; `format` is added.
+
+    Returns:
+        The path.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT, **header})
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file({n: t.detach().contiguous().cpu() for n, t in tensors.items()}, temporary, metadata={_KEY: text})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes files private; a result is an ordinary file
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote.
+
+    Args:
+        path: file to read.
+        device: where the tensors go.
+
+    Returns:
+        (tensors, header).
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged, not one of torchbayes, or of a newer format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}). Restore it or fit again.") from error
+    if _KEY not in metadata:
+        raise ValueError(f"{path} is a safetensors file without a torchbayes header; it cannot be read as one.")
+    header = json.loads(metadata[_KEY])
+    if header["format"] > FORMAT:
+        raise ValueError(
+            f"{path} has format {header['format']}; this version reads up to {FORMAT}. Upgrade torchbayes to read it."
+        )
+    return tensors, header

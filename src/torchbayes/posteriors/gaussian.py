@@ -1,0 +1,81 @@
+"""Gaussian posteriors over any covariance structure of `torchbayes.linalg`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg import STRUCTURES, Structure
+from torchbayes.posteriors.posterior import Posterior, normals
+
+
+@dataclass(frozen=True)
+class Gaussian(Posterior):
+    """q(w) = (1/M) Σ_m N(w; μ_m, Σ_m).
+
+    Attributes:
+        mean_MD: the means.
+        covariance: Σ, one matrix per member.
+    """
+
+    mean_MD: Tensor
+    covariance: Structure
+
+    kind = "gaussian"
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.mean_MD)
+
+    @property
+    def default_draws(self) -> int:
+        """The smallest multiple of M that is at least 30."""
+        return -(-30 // self.members) * self.members
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return weights w = μ_m + R_m z with R Rᵀ = Σ.
+
+        Args:
+            draws: S, a multiple of M.
+            seed: seed of z; draw s depends on (seed, s) alone.
+
+        Returns:
+            Tensor (S, D).
+        """
+        members = self.members
+        noise = normals(seed, self.check_draws(draws), self.covariance.noise_size, like=self.mean_MD)
+        noise = noise.view(draws // members, members, -1)
+        return (self.mean_MD + self.covariance.sqrt_matvec(noise)).flatten(0, 1)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log q(w), the log density of the mixture.
+
+        Args:
+            weights: tensor (..., D).
+
+        Returns:
+            Tensor (...), in nats.
+        """
+        centred = weights.unsqueeze(-2) - self.mean_MD
+        square = (centred * self.covariance.solve(centred)).sum(-1)
+        log_norm = self.covariance.logdet() + weights.shape[-1] * math.log(2 * math.pi)
+        return torch.logsumexp(-0.5 * (square + log_norm), dim=-1) - math.log(self.members)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the means and the structure's tensors by name."""
+        return {"mean_MD": self.mean_MD, **{f"covariance.{n}": t for n, t in self.covariance.tensors().items()}}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the name of the structure."""
+        return {"covariance": next(n for n, c in STRUCTURES.items() if isinstance(self.covariance, c))}
+
+    @classmethod
+    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Gaussian:
+        """Rebuild from what `tensors` and `settings` gave."""
+        parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
+        return cls(model, tensors["mean_MD"], STRUCTURES[settings["covariance"]](**parts))

@@ -1,0 +1,47 @@
+"""Load any saved posterior."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from torchbayes.model.layout import Layout
+from torchbayes.model.model import Model
+from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.files import read_tensors
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import BUFFERS, Calibration, Posterior
+
+KINDS: dict[str, type[Point] | type[Gaussian] | type[Draws]] = {c.kind: c for c in (Point, Gaussian, Draws)}
+
+
+def load(path: str | Path, model: Model, *, calibration: Calibration | None = None) -> Posterior:
+    """Read a posterior that `save` wrote and attach it to its model.
+
+    Args:
+        path: the file.
+        model: the model it was fitted with: its layout must be the file's.
+        calibration: makes a pass over training inputs; needed by networks with batch norm.
+
+    Returns:
+        The posterior, on the model's device.
+
+    Raises:
+        ValueError: if the file is damaged, of an unknown kind, or its layout differs from the model's.
+    """
+    tensors, header = read_tensors(path, model.network.device)
+    if header.get("kind") not in KINDS:
+        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {', '.join(KINDS)}.")
+    saved = Layout({name: tuple(shape) for name, shape in header["layout"].items()})
+    said = model.layout.differences(saved)
+    if said:
+        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+        raise ValueError(
+            f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
+        )
+    posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
+    buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
+    return dataclasses.replace(
+        posterior, buffers_M=buffers or None, statistics_known=header["statistics_known"], calibration=calibration
+    )

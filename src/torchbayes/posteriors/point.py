@@ -1,0 +1,61 @@
+"""Point masses: one weight vector per member. One is standard training, M are a deep ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Point(Posterior):
+    """q(w) = (1/M) Σ_m δ(w − w_m).
+
+    Attributes:
+        weights_MD: the members' weights.
+    """
+
+    weights_MD: Tensor
+
+    kind = "point"
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.weights_MD)
+
+    @property
+    def default_draws(self) -> int:
+        """M: one draw per member is all there is."""
+        return self.members
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return the members' weights, repeated to S rows; the seed is not used.
+
+        Args:
+            draws: S, a multiple of M.
+            seed: ignored, a point mass has no randomness.
+
+        Returns:
+            Tensor (S, D).
+        """
+        del seed
+        return self.weights_MD[torch.arange(self.check_draws(draws)) % self.members]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights by name."""
+        return {"weights_MD": self.weights_MD}
+
+    def settings(self) -> dict[str, Any]:
+        """Return no settings."""
+        return {}
+
+    @classmethod
+    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Point:
+        """Rebuild from what `tensors` and `settings` gave."""
+        del settings
+        return cls(model, tensors["weights_MD"])

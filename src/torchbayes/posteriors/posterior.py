@@ -1,0 +1,163 @@
+"""Posterior: what inference returns, something functions can be drawn from.
+
+Every posterior carries the member axis M as an equal mixture: draw s comes from member s mod M, so any multiple of M
+draws weighs the members equally and the first M draws are one per member.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.seeds import mix
+from torchbayes.posteriors.files import write_tensors
+from torchbayes.posteriors.functions import Functions
+
+Calibration = Callable[[], Iterable[Any]]
+"""Makes a fresh pass over training inputs, batch by batch; batch-norm statistics of a draw are taken on it."""
+
+BUFFERS = "buffers."
+
+
+@dataclass(frozen=True)
+class Posterior(ABC):
+    """Base of the posteriors: M members of equal weight over one model's weights.
+
+    Attributes:
+        model: the model whose weights these are.
+        buffers_M: the members' buffers, each (M, ...); the network's own if None.
+        statistics_known: whether batch-norm statistics in `buffers_M` belong to the draws; if not, each draw of a
+            network with batch norm is recalibrated on training data.
+        calibration: training inputs for batch-norm statistics; set by `fit`, not saved.
+    """
+
+    model: Model
+    buffers_M: Buffers | None = field(default=None, kw_only=True, repr=False, compare=False)
+    statistics_known: bool = field(default=False, kw_only=True)
+    calibration: Calibration | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    kind = "abstract"
+
+    @property
+    @abstractmethod
+    def members(self) -> int:
+        """M, the number of mixture members."""
+
+    @property
+    @abstractmethod
+    def default_draws(self) -> int:
+        """How many draws `predict` takes when it is not told."""
+
+    @abstractmethod
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return weights (S, D), one draw a row; draw s is from member s mod M."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that defines the posterior, for saving."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return the JSON-serialisable settings that define it, for saving."""
+
+    def check_draws(self, draws: int) -> int:
+        """Return `draws` if the members can be weighed equally with it.
+
+        Args:
+            draws: S.
+
+        Returns:
+            S.
+
+        Raises:
+            ValueError: if S is not a positive multiple of M.
+        """
+        members = self.members
+        if draws < 1 or draws % members:
+            low, high = draws // members * members, (draws // members + 1) * members
+            advice = f"Try {low} or {high}." if low > 0 else f"Try {high}."
+            raise ValueError(f"`draws` must be a multiple of the {members} members; got {draws}. {advice}")
+        return draws
+
+    def functions(self, draws: int | None = None, *, seed: int = 0) -> Functions:
+        """Return S functions drawn from the posterior; the same ones for every batch they are applied to.
+
+        A network with batch norm gets statistics recalibrated on training data for each draw of weights.
+
+        Args:
+            draws: S, a multiple of M; the posterior's default if None.
+            seed: seed of the draws.
+
+        Returns:
+            A callable inputs -> outputs (S, B, K).
+
+        Raises:
+            ValueError: if batch-norm statistics are needed and no training inputs are at hand.
+        """
+        draws = self.check_draws(self.default_draws if draws is None else draws)
+        weights_SD = self.sample(draws, seed=seed)
+        return Functions(self.model, weights_SD, self._buffers_of(weights_SD))
+
+    def _buffers_of(self, weights_SD: Tensor) -> Buffers | None:
+        network, members = self.model.network, self.members
+        own = self.buffers_M or network.stacked_buffers(members)
+        buffers_S = {n: b[torch.arange(len(weights_SD)) % members] for n, b in own.items()}
+        if not network.batch_norms or self.statistics_known:
+            return buffers_S or None
+        if self.calibration is None:
+            raise ValueError(
+                f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, so each draw must "
+                f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=`."
+            )
+        views, _ = self.model.split(weights_SD)
+        for s in range(len(weights_SD)):
+            mine = network.recalibrate(
+                {n: v[s] for n, v in views.items()}, self.calibration(), {n: b[s] for n, b in buffers_S.items()}
+            )
+            for n, b in mine.items():
+                buffers_S[n][s] = b
+        return buffers_S
+
+    def save(self, path: str | Path) -> Path:
+        """Write the posterior to a safetensors file with a JSON header, atomically.
+
+        Args:
+            path: where to write, such as `run/posterior.safetensors`.
+
+        Returns:
+            The path.
+        """
+        layout = {name: list(shape) for name, shape in self.model.layout.shapes.items()}
+        header = {"kind": self.kind, "layout": layout, "settings": self.settings()}
+        header["statistics_known"] = self.statistics_known
+        buffers = {BUFFERS + n: b for n, b in (self.buffers_M or {}).items()}
+        return write_tensors(path, {**self.tensors(), **buffers}, header)
+
+
+def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
+    """Return standard normals (draws, size) on the device and of the dtype of `like`, row by row reproducible.
+
+    Row s depends on (seed, s) alone, so the first draws of a longer request are the draws of a shorter one.
+
+    Args:
+        seed: seed of the request.
+        draws: number of rows.
+        size: number of columns.
+        like: a tensor with the device and dtype wanted.
+
+    Returns:
+        Tensor (draws, size).
+    """
+    noise = torch.empty(draws, size, dtype=like.dtype, device=like.device)
+    source = torch.Generator(device=like.device)
+    for s in range(draws):
+        noise[s].normal_(generator=source.manual_seed(mix(seed, s)))
+    return noise

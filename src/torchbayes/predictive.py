@@ -1,0 +1,260 @@
+"""The Bayesian model average: p(y|x, D) ≈ (1/S) Σ_s p(y | f_s(x)), with functions f_s drawn from a posterior.
+
+`predict` draws the functions and averages; `stream` does so batch by batch over a loader of any size with the same
+functions throughout. Probabilities are averaged, never outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+from torch.utils.data import DataLoader
+
+from torchbayes.model.likelihoods import Categorical, Likelihood, Parameters
+from torchbayes.model.model import check_finite
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """An equal mixture of S predictive distributions at B inputs.
+
+    Attributes:
+        outputs_SBK: outputs of the drawn functions, before the likelihood.
+        likelihood: what turns outputs into a distribution of targets.
+        parameters: learned likelihood parameters of each draw, (S, 1, ...).
+    """
+
+    outputs_SBK: Tensor
+    likelihood: Likelihood
+    parameters: Parameters = field(default_factory=dict)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor) -> Predictive:
+        """Make the predictive of published class probabilities.
+
+        Args:
+            probs: tensor (B, K), or (S, B, K) with one set per draw; rows sum to 1.
+
+        Returns:
+            The predictive.
+
+        Raises:
+            ValueError: if the shape is wrong or rows do not sum to 1 within 1e-3.
+        """
+        if probs.ndim not in {2, 3}:
+            raise ValueError(f"`probs` must have shape (B, K) or (S, B, K); got {tuple(probs.shape)}.")
+        if (probs < 0).any() or not torch.allclose(probs.sum(-1), probs.new_ones(()), atol=1e-3):
+            raise ValueError(f"`probs` must be at least 0 and sum to 1; got sums up to {probs.sum(-1).max():g}.")
+        return cls((probs if probs.ndim == 3 else probs.unsqueeze(0)).log(), Categorical())
+
+    @property
+    def draws(self) -> int:
+        """S."""
+        return len(self.outputs_SBK)
+
+    @property
+    def distribution(self) -> Distribution:
+        """The S distributions p(y | f_s), batch shape (S, B, ...)."""
+        return self.likelihood.distribution(self.outputs_SBK, self.parameters)
+
+    @property
+    def probs(self) -> Tensor:
+        """Averaged class probabilities: (B, K) for classes; for Bernoulli the probability of 1, shape of the targets.
+
+        Raises:
+            TypeError: if the likelihood is not one of classes.
+        """
+        return self._probs_S().mean(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the targets under the average, (B, K')."""
+        return self.distribution.mean.mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the mean over draws, Var_s E[y | f_s]: what more data would remove; (B, K')."""
+        return self.distribution.mean.var(0, correction=0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Mean over draws of the variance, E_s Var[y | f_s]: the noise in the data; (B, K')."""
+        return self.distribution.variance.mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the targets under the average: epistemic + aleatoric; (B, K')."""
+        return self.epistemic + self.aleatoric
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
+
+        Args:
+            targets: tensor (B, ...), as the likelihood takes them.
+
+        Returns:
+            Tensor (B,), in nats.
+        """
+        each_SB = self.likelihood.log_prob(self.outputs_SBK, targets, self.parameters)
+        return torch.logsumexp(each_SB, dim=0) - math.log(self.draws)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total entropy of the averaged class probabilities, (B, ...), in nats."""
+        return _entropy(self._pairs_S().mean(0))
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """Mean over draws of the entropy: the part that more data would not remove; (B, ...), in nats."""
+        return _entropy(self._pairs_S()).mean(0)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy of the mean minus mean entropy: what the draws disagree about; (B, ...), at least 0, in nats."""
+        pairs_S = self._pairs_S()
+        return (_entropy(pairs_S.mean(0)) - _entropy(pairs_S).mean(0)).clamp_min(0)
+
+    def quantile(self, levels: Tensor | float) -> Tensor:
+        """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
+
+        Args:
+            levels: tensor (Q,) or one number, in (0, 1).
+
+        Returns:
+            Tensor (Q, B, K'), or (B, K') for one number; exact to rounding.
+
+        Raises:
+            ValueError: if a level is not in (0, 1).
+            NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
+        """
+        single = not isinstance(levels, Tensor)
+        levels_Q = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device).reshape(-1)
+        if not ((levels_Q > 0) & (levels_Q < 1)).all():
+            raise ValueError(f"`levels` must lie in (0, 1); got {levels_Q.min():g} to {levels_Q.max():g}.")
+        distribution = self.distribution
+        # the average's quantile lies between the smallest and the largest of the draws' quantiles
+        shape = (-1, *[1] * distribution.mean.ndim)
+        bounds = distribution.icdf(levels_Q.view(shape))
+        low, high = bounds.amin(1), bounds.amax(1)
+        goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high)[0] / 2 if single else (low + high) / 2
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """Return targets drawn from the average: draw s mod S, then its distribution.
+
+        Args:
+            count: number of samples per input.
+            seed: seed of the noise.
+
+        Returns:
+            Tensor (count, B, ...).
+        """
+        rounds = -(-count // self.draws)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            samples = self.distribution.sample((rounds,))
+        return samples.flatten(0, 1)[:count]
+
+    def _probs_S(self) -> Tensor:
+        distribution = self.distribution
+        if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
+            raise TypeError(
+                f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
+                f"{type(distribution).__name__}. Use mean, variance or quantile."
+            )
+        return distribution.probs  # type: ignore[return-value]
+
+    def _pairs_S(self) -> Tensor:
+        """Probabilities over all classes, so that Bernoulli gets an axis of two."""
+        probs_S = self._probs_S()
+        if isinstance(self.distribution, distributions.Bernoulli):
+            return torch.stack([1 - probs_S, probs_S], dim=-1)
+        return probs_S
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs).sum(-1)
+
+
+def predict(
+    posterior: Posterior | Functions, inputs: Any, *, draws: int | None = None, seed: int = 0, chunk_size: int = 1024
+) -> Predictive:
+    """Average the predictions of functions drawn from a posterior.
+
+    Args:
+        posterior: a posterior, or functions already drawn from one.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are left aside). A loader's
+            outputs are kept, S · N · K numbers; use `stream` when that is too much.
+        draws: S, a multiple of the members; the posterior's default if None. Not for functions.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The predictive, with outputs (S, B, K).
+
+    Raises:
+        ValueError: if `draws` does not fit, inputs are empty or not finite.
+    """
+    functions = as_functions(posterior, draws, seed)
+    if isinstance(inputs, DataLoader):
+        parts = [p for p, _ in stream(functions, inputs, chunk_size=chunk_size)]
+        if not parts:
+            raise ValueError("the loader yields no rows; there is nothing to predict.")
+        outputs_SBK = torch.cat([p.outputs_SBK for p in parts], dim=1)
+    else:
+        check_finite(inputs)
+        outputs_SBK = functions(inputs, chunk_size=chunk_size)
+    return Predictive(outputs_SBK, functions.model.likelihood, functions.parameters)
+
+
+def stream(
+    posterior: Posterior | Functions,
+    batches: Iterable[Any],
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Iterator[tuple[Predictive, Tensor]]:
+    """Yield (predictive, targets) batch by batch, with the same functions throughout and in bounded memory.
+
+    Args:
+        posterior: a posterior, or functions already drawn from one.
+        batches: a DataLoader or any iterable of batches that the model's hook can read.
+        draws: S, a multiple of the members; the posterior's default if None. Not for functions.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Yields:
+        The predictive of a batch, and the batch's targets.
+    """
+    functions = as_functions(posterior, draws, seed)
+    for item in batches:
+        batch = functions.model.unpack(item)
+        check_finite(batch.inputs)
+        outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)
+        yield Predictive(outputs_SBK, functions.model.likelihood, functions.parameters), batch.targets
+
+
+def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
+    """Return functions drawn from a posterior, or the given ones.
+
+    Raises:
+        ValueError: if `draws` is given with functions and differs from their number.
+    """
+    if isinstance(posterior, Functions):
+        if draws not in {None, posterior.draws}:
+            raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
+        return posterior
+    return posterior.functions(draws, seed=seed)
