@@ -242,7 +242,7 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
     if isinstance(data, tuple | dict):
         rows = model.unpack(data)
         starts = range(0, rows.size, _ROWS)
-        return (tuple(rows.map(lambda t, s=s: t[s : s + _ROWS])) for s in starts)
+        return (rows.map(lambda t, s=s: t[s : s + _ROWS]) for s in starts)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=_ROWS)
     return data
@@ -283,12 +283,12 @@ def _real_metrics(rows: dict[str, Tensor], target_scale: float) -> dict[str, flo
 
 
 def _log_scale(rows: dict[str, Tensor], target_scale: float) -> float:
-    """Change of a negative log density when the targets' unit changes, one term per target dimension."""
+    """Return the change of a negative log density when the targets' unit changes, one term per target dimension."""
     return math.log(target_scale) * rows["targets"][0].numel() if "mean" in rows else 0.0
 
 
 def _interval(predictive: Predictive) -> tuple[Tensor, Tensor]:
-    """Bounds of the central 95 % interval: exact where the distribution can be inverted, else from samples."""
+    """Return the bounds of the central 95 % interval, exact where the distribution can be inverted."""
     levels = predictive.outputs_SBK.new_tensor([0.025, 0.975])
     try:
         low, high = predictive.quantile(levels)

@@ -17,7 +17,8 @@ from torch.distributions import Distribution
 from torch.utils.data import DataLoader
 
 from torchbayes.model.likelihoods import Categorical, Likelihood, Parameters
-from torchbayes.model.model import check_finite
+from torchbayes.model.model import Batch, check_finite
+from torchbayes.model.seeds import seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 
@@ -135,8 +136,8 @@ class Predictive:
             ValueError: if a level is not in (0, 1).
             NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
         """
-        single = not isinstance(levels, Tensor)
-        levels_Q = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device).reshape(-1)
+        given = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device)
+        single, levels_Q = given.ndim == 0, given.reshape(-1)
         if not ((levels_Q > 0) & (levels_Q < 1)).all():
             raise ValueError(f"`levels` must lie in (0, 1); got {levels_Q.min():g} to {levels_Q.max():g}.")
         distribution = self.distribution
@@ -162,8 +163,7 @@ class Predictive:
             Tensor (count, B, ...).
         """
         rounds = -(-count // self.draws)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, self.outputs_SBK.device):
             samples = self.distribution.sample((rounds,))
         return samples.flatten(0, 1)[:count]
 
@@ -177,7 +177,7 @@ class Predictive:
         return distribution.probs  # type: ignore[return-value]
 
     def _pairs_S(self) -> Tensor:
-        """Probabilities over all classes, so that Bernoulli gets an axis of two."""
+        """Return probabilities over all classes, so that Bernoulli gets an axis of two."""
         probs_S = self._probs_S()
         if isinstance(self.distribution, distributions.Bernoulli):
             return torch.stack([1 - probs_S, probs_S], dim=-1)
@@ -241,7 +241,7 @@ def stream(
     """
     functions = as_functions(posterior, draws, seed)
     for item in batches:
-        batch = functions.model.unpack(item)
+        batch = item if isinstance(item, Batch) else functions.model.unpack(item)
         check_finite(batch.inputs)
         outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)
         yield Predictive(outputs_SBK, functions.model.likelihood, functions.parameters), batch.targets

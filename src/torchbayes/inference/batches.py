@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from torchbayes.model.model import Batch, Model, check_finite
 from torchbayes.model.seeds import generator
 
-_ORDER = 1  # purpose number of this stream of random numbers
+_ORDER, _WORKERS = 1, 3  # purpose numbers of these streams of random numbers
 
 
 class Source(Protocol):
@@ -114,7 +114,8 @@ class Loader:
         """Take dataset, collation, batch size and workers from the loader; a loader without shuffling keeps its order.
 
         Raises:
-            ValueError: if the dataset is empty.
+            ValueError: if the dataset is empty or an epoch has no whole batch.
+            TypeError: if the loader chooses rows with a sampler of its own.
         """
         self._model, self._loader = model, loader
         self._size = len(loader.dataset)  # type: ignore[arg-type]
@@ -124,7 +125,17 @@ class Loader:
         self._bounds = (
             list(range(0, self._size // size * size + 1, size)) if loader.drop_last else even_bounds(self._size, size)
         )
+        if len(self._bounds) < 2:
+            raise ValueError(
+                f"the data are empty: with drop_last=True, {self._size} rows make no batch of {size}. "
+                f"Make batches smaller or keep the last one."
+            )
         self._shuffled = not isinstance(loader.sampler, SequentialSampler)
+        if self._shuffled and not _plain_shuffle(loader.sampler, self._size):
+            raise TypeError(
+                f"the loader chooses rows with a {type(loader.sampler).__name__}, but fit orders the rows for each "
+                f"member itself. Choose rows with torch.utils.data.Subset, or give a list of batches."
+            )
 
     @property
     def num_data(self) -> int:
@@ -145,7 +156,7 @@ class Loader:
             for a, b in zip(self._bounds[skip:-1], self._bounds[skip + 1 :], strict=True)
             for m in range(len(seeds))
         ]
-        batches = iter(self._read(wanted))
+        batches = iter(self._read(wanted, *seeds[:1], epoch))
         for _ in range(self.steps_per_epoch - skip):
             yield stack([self._model.unpack(next(batches)) for _ in seeds])
 
@@ -162,7 +173,7 @@ class Loader:
         """
         self._model.check(self._model.unpack(next(iter(self._read([list(range(self._bounds[1]))])))))
 
-    def _read(self, index_lists: list[list[int]]) -> DataLoader:
+    def _read(self, index_lists: list[list[int]], *integers: int) -> DataLoader:
         like = self._loader
         return DataLoader(
             like.dataset,
@@ -171,7 +182,13 @@ class Loader:
             collate_fn=like.collate_fn,
             pin_memory=like.pin_memory,
             worker_init_fn=like.worker_init_fn,
+            generator=generator(_WORKERS, *integers),  # without it, workers are seeded from the global generator
         )
+
+
+def _plain_shuffle(sampler: Any, num_data: int) -> bool:
+    """Return whether a sampler gives every row once, in random order."""
+    return isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == num_data
 
 
 class Stream:
@@ -223,7 +240,7 @@ class Stream:
 
 
 def stack(batches: Sequence[Batch]) -> Batch:
-    """Stack the members' batches along a new first axis M."""
+    """Return the members' batches stacked along a new first axis M."""
     if len(batches) == 1:
         return batches[0].map(lambda t: t.unsqueeze(0))
     return pytree.tree_map(lambda *tensors: torch.stack(tensors), *batches)

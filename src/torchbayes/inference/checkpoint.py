@@ -100,10 +100,31 @@ def load_checkpoint(path: Path, like: Any, about: Mapping[str, Any]) -> tuple[An
     tensors, header = read_tensors(path)
     if header.get("kind") != "checkpoint":
         raise ValueError(f"{path} is not a checkpoint but a {header.get('kind')!r}.")
-    for key, value in about.items():
-        if header["about"].get(key) != value:
-            raise ValueError(
-                f"{path} belongs to another run: its {key} is {header['about'].get(key)!r}, now {value!r}. "
-                f"Resume with the same settings or choose another directory."
-            )
+    check_same_run(path, header["about"], about)
     return restore(like, tensors, header["numbers"]), header["about"]
+
+
+def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Check that what was found on disk describes the run now asked for.
+
+    Args:
+        path: where it was found.
+        found: the description found; entries that `about` does not have are left aside.
+        about: description of the run now asked for.
+
+    Raises:
+        ValueError: if they differ; the message names every differing entry.
+    """
+    said = _differences({key: found.get(key) for key in about}, about)
+    if said:
+        raise ValueError(
+            f"{path} belongs to another run: {'; '.join(said[:5])}. "
+            f"Resume with the same settings or choose another directory."
+        )
+
+
+def _differences(found: Any, asked: Any, name: str = "") -> list[str]:
+    if isinstance(found, Mapping) and isinstance(asked, Mapping):
+        keys = {**found, **asked}
+        return [d for k in keys for d in _differences(found.get(k), asked.get(k), f"{name}.{k}" if name else k)]
+    return [] if found == asked else [f"its {name} is {found!r}, now {asked!r}"]

@@ -64,6 +64,7 @@ def fit(
     source = as_source(model, data, method.batch_size)
     source.check()
     seeds = member_seeds(seed, method.members)
+    weights_MD, buffers = _start(model, start, seeds)
     about = {
         "method": describe(method),
         "seed": seed,
@@ -73,7 +74,6 @@ def fit(
     }
     run = Run(directory, about, resume=resume)
     density = LogDensity(model, source.num_data, plan=method.plan, training=True)
-    weights_MD, buffers = _start(model, start, seeds)
     fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
     state, found = run.restore(fresh)
     if found.get("plan"):
@@ -94,7 +94,11 @@ def _loop(
     found: dict[str, Any],
     callbacks: Sequence[Callback] | None,
 ) -> Any:
-    """Step until the epochs are over, a callback says stop, or something breaks; the last good state is kept."""
+    """Return the state after the epochs are over or a callback says stop.
+
+    Raises:
+        DivergedError: as the method raised it, once the last finite state is written.
+    """
     seeds = member_seeds(run.about["seed"], method.members)
     first, skip = divmod(state.step, source.steps_per_epoch)
     losses_M = torch.tensor(found.get("losses", [0.0] * method.members), dtype=torch.float64)
@@ -107,7 +111,8 @@ def _loop(
                 for batch in source.epoch(seeds, epoch, skip):
                     state, info = method.step(density, state, batch, donate=True)
                     losses_M = losses_M + info.loss_M.cpu()
-                    run.checkpoint(state, density, losses_M)
+                    if state.step % source.steps_per_epoch:  # the end of an epoch is kept below, once it is logged
+                        run.checkpoint(state, density, losses_M)
             except DivergedError as error:
                 run.checkpoint(state, density, losses_M, force=True)
                 if run.directory is not None:
@@ -125,12 +130,17 @@ def _loop(
             event = Event(epoch + 1, method.epochs, state.step, state, info, record)
             if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
                 break
+            run.checkpoint(state, density, losses_M)
     run.checkpoint(state, density, losses_M, force=True)
     return state
 
 
 def _start(model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
-    """Return starting weights (M, D) and buffers (M, ...) of the members."""
+    """Return starting weights (M, D) and buffers (M, ...) of the members.
+
+    Raises:
+        ValueError: if `start` does not fit the model or the number of members.
+    """
     members = len(seeds)
     if start is None:
         return model.starting_weights(seeds)
@@ -151,7 +161,11 @@ def _start(model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Se
 
 
 def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor, Buffers]:
-    """Return the weights and buffers a trained module holds, once per member."""
+    """Return the weights and buffers a trained module holds, once per member.
+
+    Raises:
+        ValueError: if its parameters do not match the model's network.
+    """
     held = dict(module.named_parameters())
     shapes = Layout({n: tuple(held[n].shape) for n in model.network.layout.names if n in held})
     said = model.network.layout.differences(shapes)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.inference.checkpoint import load_checkpoint, save_checkpoint
+from torchbayes.inference.checkpoint import check_same_run, load_checkpoint, save_checkpoint
 from torchbayes.model.density import LogDensity
 
 # Seconds between checkpoints: a state of a million weights takes milliseconds to write.
@@ -60,7 +60,9 @@ class Run:
                 f"{self.directory} already holds a run. Pass resume=True to continue it, or choose another directory."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        if not found:
+        if found:
+            check_same_run(self.directory, json.loads((self.directory / "config.json").read_text()), self.about)
+        else:
             replace_text(self.directory / "config.json", json.dumps(self.about, indent=2) + "\n")
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:

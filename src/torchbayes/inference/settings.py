@@ -4,21 +4,33 @@ from __future__ import annotations
 
 
 def check_counts(**counts: int) -> None:
-    """Raise ValueError when a setting that counts something is not a whole number of at least 1."""
+    """Check settings that count something.
+
+    Raises:
+        ValueError: if one is not a whole number of at least 1.
+    """
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
 
 
 def check_share(**shares: float) -> None:
-    """Raise ValueError when a setting that is a share of the run does not lie in [0, 1)."""
+    """Check settings that are a share of the run.
+
+    Raises:
+        ValueError: if one does not lie in [0, 1).
+    """
     for name, value in shares.items():
         if not 0 <= value < 1:
             raise ValueError(f"`{name}` must lie in [0, 1), as a share of the run; got {value!r}.")
 
 
 def check_positive(**values: float) -> None:
-    """Raise ValueError when a setting is not above 0."""
+    """Check settings that must be positive.
+
+    Raises:
+        ValueError: if one is not above 0.
+    """
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"`{name}` must be above 0; got {value!r}.")

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from torchbayes.linalg.diagonal import Diagonal as Diagonal
-from torchbayes.linalg.low_rank import LowRankPlusDiagonal as LowRankPlusDiagonal
+from torchbayes.linalg.diagonal import Diagonal
+from torchbayes.linalg.low_rank import LowRankPlusDiagonal
 
 
 class Structure(Protocol):
@@ -55,3 +55,5 @@ STRUCTURES: dict[str, type[Diagonal] | type[LowRankPlusDiagonal]] = {
     "diagonal": Diagonal,
     "low_rank_plus_diagonal": LowRankPlusDiagonal,
 }
+
+__all__ = ["STRUCTURES", "Diagonal", "LowRankPlusDiagonal", "Structure"]

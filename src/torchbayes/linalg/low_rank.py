@@ -63,7 +63,7 @@ class LowRankPlusDiagonal:
         return {"variance_MD": self.variance_MD, "factor_MRD": self.factor_MRD}
 
     def _capacitance(self) -> Tensor:
-        """Cholesky factor of I + F V⁻¹ Fᵀ, (M, R, R)."""
+        """Return the Cholesky factor of I + F V⁻¹ Fᵀ, (M, R, R)."""
         scaled = self.factor_MRD / self.variance_MD.unsqueeze(-2)
         rank = self.factor_MRD.shape[-2]
         identity = torch.eye(rank, dtype=scaled.dtype, device=scaled.device)

@@ -137,7 +137,7 @@ class LogDensity:
             total_M, part_MD = self._run(self.plan.way, call)
             value_M += total_M
             gradient_MD = part_MD if gradient_MD is None else gradient_MD.add_(part_MD)
-        assert gradient_MD is not None  # noqa: S101  (num_data is at least 1, so there was a part)
+        assert gradient_MD is not None  # num_data is at least 1, so there was a part
         gradient_MD.mul_(scale.likelihood)
         self.model.prior.add_gradient_(gradient_MD, weights_MD, scale.prior)
         with torch.no_grad():
@@ -191,6 +191,7 @@ class LogDensity:
         for m, weights_D in enumerate(call.weights_MD):
             leaf = weights_D.detach().requires_grad_()
             rows = call.batch if call.shared else call.batch.map(lambda t, m=m: t[m])
+            rows = rows._replace(inputs=self.model.network.arrange(rows.inputs))
             own = {n: b[m] for n, b in call.buffers.items()} if call.buffers else None
             with seeded(call.seeds[m], leaf.device) if call.seeds else nullcontext():
                 total = self.model.log_likelihood(leaf, rows, own).sum()
@@ -210,7 +211,7 @@ class _Call(NamedTuple):
 
 
 def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: LogDensity) -> Plan:
-    """Measure loop and vmap on this batch; the loop is kept unless vmap is clearly faster."""
+    """Return a plan after measuring loop and vmap on this batch; the loop is kept unless vmap is clearly faster."""
     if len(call.weights_MD) == 1:
         return Plan("loop", "there is one member")
     if density.training and _stochastic(density.model, call):
@@ -237,7 +238,7 @@ def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: 
 
 
 def _stochastic(model: Model, call: _Call) -> bool:
-    """Say whether two seeds give two values on the same rows."""
+    """Return whether two seeds give two values on the same rows."""
     rows = call.batch if call.shared else call.batch.map(lambda t: t[0])
     values = []
     with model.network.training(), torch.no_grad():

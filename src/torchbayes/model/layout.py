@@ -15,7 +15,7 @@ Globs = str | Sequence[str]
 
 
 def matches(name: str, globs: Globs) -> bool:
-    """Say whether `name` matches any of the shell-style `globs` (`*` also crosses dots)."""
+    """Return whether `name` matches any of the shell-style `globs` (`*` also crosses dots)."""
     return any(fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs))
 
 
@@ -81,7 +81,8 @@ class Layout:
             )
         lead = weights.shape[:-1]
         parts = weights.split(self.sizes, dim=-1)
-        return {name: part.view(*lead, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        shapes = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view((*lead, *shape)) for (name, shape), part in shapes}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the flat vector of named tensors that share their leading axes: the inverse of `split`.

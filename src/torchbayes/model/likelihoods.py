@@ -61,13 +61,13 @@ class Likelihood(Protocol):
 
 
 def _per_datum(elementwise: Tensor, targets: Tensor) -> Tensor:
-    """Sum over the axes of the targets behind the batch axis."""
+    """Return the sum over the axes of the targets behind the batch axis."""
     extra = targets.ndim - 1
     return elementwise.flatten(-extra).sum(-1) if extra > 0 else elementwise
 
 
 def _like(targets: Tensor, width: int) -> Tensor:
-    """Give targets (B,) the trailing axis of one-column outputs: a silent (B, B) broadcast is the classic error."""
+    """Return targets (B,) with the trailing axis of one-column outputs, lest they broadcast to (B, B)."""
     return targets.unsqueeze(-1) if targets.ndim == 1 and width == 1 else targets
 
 

@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     """What a step consumes: a tuple, so it can be built by hand.
 
     Attributes:
-        inputs: tensor (B, ...), or a tuple or mapping of such; with an axis M in front when members have their own rows.
+        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows.
         targets: tensor (B, ...) likewise.
     """
 
@@ -217,7 +217,11 @@ class Model:
 
 
 def check_finite(inputs: Any) -> None:
-    """Raise ValueError when a floating tensor of `inputs` has NaN or infinite values."""
+    """Check every floating tensor of `inputs`.
+
+    Raises:
+        ValueError: if one has NaN or infinite values.
+    """
     for tensor in pytree.tree_leaves(inputs):
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())
@@ -240,7 +244,7 @@ def default_batch(batch: Any) -> tuple[Any, Any]:
         TypeError: if the batch is neither, with the advice to pass `batch=` to Model.
     """
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        entries = {key: batch[key] for key in batch.keys()}
+        entries = {key: batch[key] for key in batch}
         for key in ("labels", "label", "targets", "target"):
             if key in entries:
                 targets = entries.pop(key)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
+from torch.utils import _pytree as pytree
 
 from torchbayes.model.layout import Globs, Layout, matches, only
 from torchbayes.model.seeds import seeded
@@ -45,7 +47,8 @@ class Network:
             TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
             ValueError: if no parameter is random, or a parameter is not initialised yet.
         """
-        made = module if isinstance(module, nn.Module) else module()
+        with seeded(0):  # a factory draws from the global generator, which is the user's
+            made = module if isinstance(module, nn.Module) else module()
         if not isinstance(made, nn.Module):
             raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {type(made).__name__}.")
         self._factory = None if isinstance(module, nn.Module) else module
@@ -76,7 +79,7 @@ class Network:
             if isinstance(m, _NormBase) and m.running_mean is not None
             if n in self._live
         )
-        self._module.eval()
+        self._module.eval().requires_grad_(False)  # constants build no graph
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,10 +91,24 @@ class Network:
         """Device of the weights."""
         return self._initial.device
 
-    @property
+    @cached_property
     def convolutional(self) -> bool:
-        """Whether the network has convolutions: stacking those over members is slower than a loop on a CPU."""
-        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
+        """Whether the network convolves images."""
+        return any(isinstance(m, nn.Conv2d) for m in self._module.modules())
+
+    def arrange(self, inputs: Any) -> Any:
+        """Return inputs in the memory layout the network runs fastest on: channels last where it convolves images.
+
+        PyTorch's pooling and convolution kernels follow the layout of their input; with channels last a training step
+        of the networks in `torchbayes.networks` is 1.05 to 2.5 times faster on a CPU (benchmarks/layout.py).
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such.
+
+        Returns:
+            Equal inputs; copies where the layout changes.
+        """
+        return pytree.tree_map(_channels_last, inputs) if self.convolutional else inputs
 
     def weights(self) -> Tensor:
         """Return the random weights the given module holds, a new tensor (D,)."""
@@ -116,14 +133,14 @@ class Network:
         args, kwargs = _arguments(inputs)
         outputs = functional_call(self._module, state, args, kwargs)
         if not isinstance(outputs, Tensor):
-            outputs = outputs["logits"] if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+            outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
             if not isinstance(outputs, Tensor):
                 raise TypeError("the network must return a tensor or an object with `.logits`. Wrap it in a module.")
         return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Run the network in training mode inside the `with` (its live modules; the frozen part stays in evaluation)."""
+        """Run the live modules in training mode inside the `with`; the frozen part stays in evaluation."""
         modules = [m for n, m in self._module.named_modules() if n in self._live]
         try:
             for m in modules:
@@ -151,7 +168,7 @@ class Network:
         weights, buffers = [], []
         for seed in seeds:
             with seeded(seed, self.device):
-                module = self._factory() if self._factory else self._reset()
+                module = self._factory() if self._factory else _reinitialised(self._module, self.layout)
             named = dict(module.named_parameters())
             if any(n not in named for n in self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
@@ -185,7 +202,7 @@ class Network:
             ValueError: if there is no batch.
         """
         buffers = {n: b.clone() for n, b in (buffers or self.buffers).items()}
-        layers = [self._module.get_submodule(n) for n in self.batch_norms]
+        layers: list[Any] = [self._module.get_submodule(n) for n in self.batch_norms]
         momenta = [layer.momentum for layer in layers]
         views, seen = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
         try:
@@ -197,7 +214,7 @@ class Network:
                     seen += size
                     for layer in layers:
                         layer.momentum = size / seen
-                    self(views, inputs, buffers)
+                    self(views, self.arrange(inputs), buffers)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
@@ -206,22 +223,12 @@ class Network:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
 
-    def _reset(self) -> nn.Module:
-        module = copy.deepcopy(self._module)
-        random = _random_ids(module, self.layout)
-        for name, part in module.named_modules():
-            own = [n for n, p in part.named_parameters(recurse=False) if id(p) in random]
-            if not own:
-                continue
-            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            if reset is None:
-                raise ValueError(
-                    f"members cannot be initialised: `{name or 'the network'}` ({type(part).__name__}) owns "
-                    f"{', '.join(own)} but has no `reset_parameters`. Give Model a function that makes the network, "
-                    f"add the method, or pass `start=` to fit."
-                )
-            reset()
-        return module
+
+def _channels_last(tensor: Any) -> Any:
+    if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.is_floating_point():
+        return tensor
+    # not `.to(memory_format=...)`: it leaves one-channel images as they are, and kernels then choose the slow layout
+    return torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
 
 
 def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
@@ -233,12 +240,42 @@ def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
 
 
 def _random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
-    """Identities of the random parameters: a tied one is known under one name but owned by several modules."""
+    """Return the identities of the random parameters: tied ones have one name and several owners."""
     return frozenset(id(p) for n, p in module.named_parameters() if n in layout.shapes)
 
 
+def _reinitialised(module: nn.Module, layout: Layout) -> nn.Module:
+    """Return a copy of the module with fresh random parameters.
+
+    Parts come before the whole, as in a constructor: nn.MultiheadAttention sets the bias of its own output layer.
+
+    Raises:
+        ValueError: if a submodule owns random parameters but has no method that initialises them.
+    """
+    module = copy.deepcopy(module)
+    random = _random_ids(module, layout)
+    for name, part in _bottom_up(module):
+        own = [n for n, p in part.named_parameters(recurse=False) if id(p) in random]
+        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+        if own and reset is None:
+            raise ValueError(
+                f"members cannot be initialised: `{name or 'the network'}` ({type(part).__name__}) owns "
+                f"{', '.join(own)} but has no `reset_parameters`. Give Model a function that makes the network, "
+                f"add the method, or pass `start=` to fit."
+            )
+        if reset is not None and any(id(p) in random for p in part.parameters()):
+            reset()
+    return module
+
+
+def _bottom_up(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for child, part in module.named_children():
+        yield from _bottom_up(part, f"{name}.{child}".lstrip("."))
+    yield name, module
+
+
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
-    """Names of the modules that follow training mode.
+    """Return the names of the modules that follow training mode.
 
     Live is a module with a random parameter somewhere below it, or one without any parameter whose parent is live.
     """

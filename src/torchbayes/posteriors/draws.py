@@ -67,6 +67,6 @@ class Draws(Posterior):
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Draws:
-        """Rebuild from what `tensors` and `settings` gave."""
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         del settings
         return cls(model, tensors["weights_MSD"])

@@ -60,6 +60,7 @@ class Functions:
         if rows == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
         views, _ = self.model.split(self.weights_SD)
+        inputs = self.model.network.arrange(inputs)
         results = []
         for s in range(self.draws):
             own = {n: v[s] for n, v in views.items()}

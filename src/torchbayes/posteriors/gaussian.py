@@ -76,6 +76,6 @@ class Gaussian(Posterior):
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Gaussian:
-        """Rebuild from what `tensors` and `settings` gave."""
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
         return cls(model, tensors["mean_MD"], STRUCTURES[settings["covariance"]](**parts))

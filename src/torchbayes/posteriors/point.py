@@ -56,6 +56,6 @@ class Point(Posterior):
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Point:
-        """Rebuild from what `tensors` and `settings` gave."""
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         del settings
         return cls(model, tensors["weights_MD"])

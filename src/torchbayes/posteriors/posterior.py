@@ -82,7 +82,8 @@ class Posterior(ABC):
         """
         members = self.members
         if draws < 1 or draws % members:
-            low, high = draws // members * members, (draws // members + 1) * members
+            low = max(draws, 0) // members * members
+            high = low + members
             advice = f"Try {low} or {high}." if low > 0 else f"Try {high}."
             raise ValueError(f"`draws` must be a multiple of the {members} members; got {draws}. {advice}")
         return draws

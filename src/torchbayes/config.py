@@ -1,0 +1,332 @@
+"""What a run is made of, by name: data, network, likelihood, prior, method. A run is written down and read back here.
+
+`defaults` holds settings for every data set in one table. A fit leaves `config.yaml` in its directory, from which
+`load_run` rebuilds model and posterior, and which the command line takes with `--config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from torchbayes.inference import MAP, SGD, SWAG, Adam, fit
+from torchbayes.inference.batches import as_source
+from torchbayes.inference.method import Method
+from torchbayes.inference.progress import Callback
+from torchbayes.inference.run import replace_text
+from torchbayes.model import Model, likelihoods, priors
+from torchbayes.posteriors import Posterior, load
+
+if TYPE_CHECKING:
+    from torchbayes.data import Data
+
+CONFIG = "config.yaml"
+Kind = Literal["categorical", "gaussian", "heteroscedastic"]
+
+
+class Setup(NamedTuple):
+    """A problem made real.
+
+    Attributes:
+        problem: the names it was made from.
+        data: the data set.
+        model: the model.
+    """
+
+    problem: Problem
+    data: Data
+    model: Model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is believed about which data, by name.
+
+    Attributes:
+        data: name of the data set.
+        network: name of the network.
+        network_settings: settings of the network, such as `hidden: [50]`.
+        likelihood: categorical; gaussian (noise learned); heteroscedastic (noise given by the network).
+        prior_scale: standard deviation of the normal prior of every weight.
+        temperature: T of the tempered posterior; 1 is Bayes.
+        split: which split of the data set.
+        train_size: number of training rows to keep; all if null.
+        device: where to run: auto (a GPU if there is one), cpu, cuda.
+    """
+
+    data: str = "digits"
+    network: str = "small_cnn"
+    network_settings: dict[str, Any] = field(default_factory=dict)
+    likelihood: Kind = "categorical"
+    prior_scale: float = 1.0
+    temperature: float = 1.0
+    split: int = 0
+    train_size: int | None = None
+    device: str = "auto"
+
+    def setup(self) -> Setup:
+        """Load the data and build the model.
+
+        Returns:
+            Both, with this problem.
+
+        Raises:
+            ValueError: if a name is unknown, or likelihood and data do not go together.
+        """
+        from torchbayes import data
+
+        found = data.load(self.data, split=self.split, train_size=self.train_size)
+        if (self.likelihood == "categorical") != (found.task == "classification"):
+            fitting = "categorical" if found.task == "classification" else "gaussian or heteroscedastic"
+            raise ValueError(
+                f"`likelihood` of `{self.data}`, a {found.task}, must be {fitting}; got {self.likelihood!r}."
+            )
+        return Setup(self, found, self.model(found))
+
+    def model(self, data: Data) -> Model:
+        """Return the model for loaded data.
+
+        Args:
+            data: the data set.
+
+        Returns:
+            The model.
+        """
+        import torch
+
+        from torchbayes.networks import build
+
+        outputs = data.num_classes or int(data.train.targets[0].numel()) * (
+            2 if self.likelihood == "heteroscedastic" else 1
+        )
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        likelihood = {
+            "categorical": likelihoods.Categorical(),
+            "gaussian": likelihoods.Gaussian("learned"),
+            "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
+        }[self.likelihood]
+        return Model(
+            lambda: build(self.network, data.input_shape, outputs, **self.network_settings).to(device),
+            likelihood,
+            priors.Normal(self.prior_scale),
+            temperature=self.temperature,
+        )
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Settings of one data set: the same prior and number of epochs for every method.
+
+    Attributes:
+        problem: network, likelihood and prior.
+        ensemble: MAP, several members.
+        multiswag: SWAG, several members.
+        note: how they were chosen.
+    """
+
+    problem: Problem
+    ensemble: MAP
+    multiswag: SWAG
+    note: str = ""
+
+
+def _settings(
+    problem: Problem, epochs: int, batch_size: int, *, optimizer: SGD | Adam, averaging_lr: float, **swag: Any
+) -> Defaults:
+    ensemble = MAP(5, epochs, batch_size, optimizer)
+    return Defaults(problem, ensemble, SWAG(5, epochs, batch_size, optimizer, averaging_lr, **swag))
+
+
+def defaults(data: str) -> Defaults:
+    """Return the settings of a data set.
+
+    Args:
+        data: its name.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: if there is no such data set, or no network here can take it.
+    """
+    from torchbayes.data import names
+    from torchbayes.data.base import check_name
+
+    check_name("data set", data, names())
+    if data == "imdb":
+        raise ValueError(
+            "`imdb` holds texts, and no network here takes them. Fit a module of your own from Python, or evaluate "
+            "published predictions: torchbayes evaluate --predictions FILE."
+        )
+    if data == "digits":
+        note = (
+            "Network, prior scale, epochs and learning rates were chosen by cross-validation on the training images; "
+            "the test images had no part in it."
+        )
+        found = _settings(
+            Problem(data), 50, 64, optimizer=SGD(0.1), averaging_lr=0.05, per_epoch=2
+        )
+        return replace(found, note=note)
+    if data == "cifar10":
+        problem = Problem(data, "preresnet20", prior_scale=0.25)
+        return _settings(problem, 100, 128, optimizer=SGD(0.1), averaging_lr=0.02)
+    if data in {"mnist", "fashion_mnist", "kmnist"}:
+        return _settings(Problem(data, "lenet"), 20, 128, optimizer=SGD(0.05), averaging_lr=0.02, per_epoch=2)
+    if data == "two_moons":
+        return _settings(Problem(data, "mlp"), 500, 200, optimizer=Adam(0.01), averaging_lr=0.01)
+    if data.startswith("toy_"):
+        problem = Problem(data, "mlp", likelihood="gaussian")
+        return _settings(problem, 2000, 400, optimizer=Adam(0.01), averaging_lr=0.01)
+    problem = Problem(data, "mlp", {"hidden": [50]}, "heteroscedastic")
+    return _settings(problem, 100, 32, optimizer=Adam(0.01), averaging_lr=0.01)
+
+
+def describe(settings: Any) -> Any:
+    """Return settings as YAML holds them: a dataclass is `class_path` and `init_args`, as jsonargparse reads it.
+
+    Args:
+        settings: a dataclass, or what one may hold.
+
+    Returns:
+        Mappings, lists, numbers and texts.
+    """
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        return {"class_path": f"torchbayes.{type(settings).__name__}", "init_args": entries(settings)}
+    return [describe(s) for s in settings] if isinstance(settings, list | tuple) else settings
+
+
+def entries(settings: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as YAML holds them.
+
+    Args:
+        settings: a dataclass.
+
+    Returns:
+        name -> value.
+    """
+    return {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
+
+
+def write_config(directory: Path, config: Mapping[str, Any]) -> str:
+    """Write the resolved configuration of a run.
+
+    Args:
+        directory: made if needed.
+        config: what `entries` and `describe` give.
+
+    Returns:
+        The text of `config.yaml`.
+    """
+    import yaml
+
+    directory.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    replace_text(directory / CONFIG, text)
+    return text
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a configuration.
+
+    Args:
+        path: a YAML file.
+
+    Returns:
+        Its entries.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a YAML mapping.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold names and values; got {type(found).__name__}.")
+    return found
+
+
+def fit_run(
+    setup: Setup,
+    method: Method,
+    directory: Path,
+    *,
+    seed: int = 0,
+    resume: bool = False,
+    callbacks: Sequence[Callback] | None = None,
+) -> Posterior:
+    """Fit into a run directory that `load_run` can read.
+
+    Args:
+        setup: data and model.
+        method: how to infer.
+        directory: of the run.
+        seed: of the fit.
+        resume: continue the run in `directory`, or take its posterior if it is finished.
+        callbacks: as `fit` takes them.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        ValueError: if the directory holds a run that is not to be resumed, or one of other settings.
+    """
+    config = {**entries(setup.problem), "method": describe(method), "seed": seed}
+    path = directory / CONFIG
+    if path.exists():
+        if not resume:
+            raise ValueError(f"{directory} already holds a run. Add --resume, or choose another --directory.")
+        found = read_config(path)
+        for name in config:
+            if found.get(name) != config[name]:
+                raise ValueError(
+                    f"{directory} holds a run of another {name} ({found.get(name)}; now {config[name]}). "
+                    f"Choose another --directory, or leave the option out."
+                )
+    else:
+        write_config(directory, config)
+    return fit(
+        setup.model,
+        tuple(setup.data.train),
+        method,
+        seed=seed,
+        directory=directory,
+        resume=resume,
+        callbacks=callbacks,
+    )
+
+
+def load_run(directory: Path) -> tuple[Setup, Posterior]:
+    """Load what `fit_run` left.
+
+    Args:
+        directory: of the run.
+
+    Returns:
+        Data and model, and the posterior.
+
+    Raises:
+        FileNotFoundError: if there is no finished run.
+        ValueError: if the directory holds something else.
+    """
+    config = read_config(directory / CONFIG)
+    if "method" not in config:
+        fits = sorted(str(p.parent) for p in directory.glob(f"fits/*/{CONFIG}"))
+        raise ValueError(f"{directory} is not the directory of one fit. Try {' or '.join(fits) or 'another'}.")
+    path = directory / "posterior.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {directory} --resume."
+        )
+    names = {f.name for f in dataclasses.fields(Problem)}
+    setup = Problem(**{name: value for name, value in config.items() if name in names}).setup()
+    source = as_source(setup.model, tuple(setup.data.train), config["method"]["init_args"]["batch_size"])
+    return setup, load(path, setup.model, calibration=source.inputs)

@@ -1,0 +1,218 @@
+"""What a data set is: two `(inputs, targets)` pairs, ready for a model, and the way back to their raw units."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Pair(NamedTuple):
+    """Inputs and targets with the same number of rows; a plain `(inputs, targets)` tuple."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Standardise:
+    """The map x -> (x - mean) / scale, with statistics that broadcast against one row.
+
+    Args:
+        mean: What is subtracted: shape (D,) for vectors, (C, 1, 1) for images, in raw units.
+        scale: What is divided by, same shape, positive, in raw units.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    @classmethod
+    def fit(cls, values: Tensor, dims: tuple[int, ...] = (0,)) -> Standardise:
+        """Measure mean and standard deviation (divisor N) over `dims`; a constant column gets scale 1.
+
+        "Constant" is judged relative to the column's size: rounding alone leaves a spread near 1e-16 of it, and
+        dividing by that would blow noise up to unit variance.
+
+        Args:
+            values: Training rows, floating point, shape (N, ...).
+            dims: Axes to average over, the row axis included.
+
+        Returns:
+            The statistics, with the other axes kept.
+        """
+        var, mean = torch.var_mean(values, dim=dims, correction=0, keepdim=True)
+        scale = var.sqrt()[0]
+        tiny = 1e-9 if values.dtype == torch.float64 else 1e-6
+        constant = scale <= tiny * values.abs().amax(dim=dims, keepdim=True)[0]
+        return cls(mean[0], torch.where(constant, torch.ones_like(scale), scale))
+
+    @classmethod
+    def identity(cls) -> Standardise:
+        """Return the map that changes nothing (mean 0, scale 1)."""
+        return cls(torch.zeros(()), torch.ones(()))
+
+    def to(self, dtype: torch.dtype) -> Standardise:
+        """Return the same map with its statistics in another dtype."""
+        return Standardise(self.mean.to(dtype), self.scale.to(dtype))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return (values - mean) / scale, on the device of `values`."""
+        return (values - self.mean.to(values.device)) / self.scale.to(values.device)
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Return values * scale + mean: from standardised back to raw units."""
+        return values * self.scale.to(values.device) + self.mean.to(values.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set by name, split and standardised; all statistics come from the training rows alone.
+
+    Args:
+        name: The name it was loaded by.
+        task: What the targets are.
+        train: Training rows. Images are float32 (N, C, H, W), vectors float32 (N, D), texts int64 (N, length).
+            Targets are int64 (N,) for classification, float32 (N, 1) and standardised for regression.
+        test: Test rows, in the same form.
+        classes: Class names in the order of the labels; empty for regression.
+        standardise: From raw inputs to model inputs; images are raw in [0, 1]. The identity for token ids.
+        target_standardise: From raw targets to model targets; None for classification.
+        source: Where the numbers come from, in one line.
+    """
+
+    name: str
+    task: Literal["classification", "regression"]
+    train: Pair
+    test: Pair
+    classes: tuple[str, ...]
+    standardise: Standardise
+    target_standardise: Standardise | None
+    source: str
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, 0 for regression."""
+        return len(self.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one row of the inputs."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def is_image(self) -> bool:
+        """Whether a row is an image (C, H, W)."""
+        return len(self.input_shape) == 3
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.input_shape))
+        kind = f"{self.num_classes} classes" if self.classes else "regression"
+        return f"Data({self.name}: {len(self.train.inputs)} + {len(self.test.inputs)} rows of {shape}, {kind})"
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """A data set as its files hold it, before subsetting and standardising.
+
+    Args:
+        train: Inputs and targets of the training rows.
+        test: Inputs and targets of the test rows.
+        source: Where the numbers come from, in one line.
+        classes: Class names; empty for regression.
+        levels: For images the pixel value that means white; None for anything else.
+    """
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    source: str
+    classes: tuple[str, ...] = ()
+    levels: int | None = None
+
+    def subset(self, rows: np.ndarray) -> Raw:
+        """Return the same data with only these training rows."""
+        inputs, targets = self.train
+        return Raw((inputs[rows], targets[rows]), self.test, self.source, self.classes, self.levels)
+
+
+def finish(name: str, raw: Raw) -> Data:
+    """Turn raw arrays into model-ready tensors, standardised with the statistics of the training rows.
+
+    Args:
+        name: The name of the set.
+        raw: Its arrays.
+
+    Returns:
+        The finished data set.
+    """
+    train, test, standardise = _inputs(raw)
+    target_standardise = None
+    if raw.classes:
+        targets = [torch.from_numpy(t.astype(np.int64)) for _, t in (raw.train, raw.test)]
+    else:
+        columns = [torch.from_numpy(t.astype(np.float64)).reshape(-1, 1) for _, t in (raw.train, raw.test)]
+        exact = Standardise.fit(columns[0])
+        targets = [exact(column).float() for column in columns]
+        target_standardise = exact.to(torch.float32)
+    return Data(
+        name=name,
+        task="classification" if raw.classes else "regression",
+        train=Pair(train, targets[0]),
+        test=Pair(test, targets[1]),
+        classes=raw.classes,
+        standardise=standardise,
+        target_standardise=target_standardise,
+        source=raw.source,
+    )
+
+
+def _inputs(raw: Raw) -> tuple[Tensor, Tensor, Standardise]:
+    """Return training inputs, test inputs and the map that standardised them."""
+    train, test = raw.train[0], raw.test[0]
+    if raw.levels is not None:
+        images, test_images = unit_images(train, raw.levels), unit_images(test, raw.levels)
+        standardise = Standardise.fit(images, dims=(0, 2, 3))
+        for part in (images, test_images):  # in place: CIFAR-10 is 0.6 GB as float32
+            part.sub_(standardise.mean).div_(standardise.scale)
+        return images, test_images, standardise
+    if np.issubdtype(train.dtype, np.integer):
+        return torch.from_numpy(train), torch.from_numpy(test), Standardise.identity()
+    # float64 until the division is done: the mean of a column can be large beside its spread
+    vectors, test_vectors = torch.from_numpy(train), torch.from_numpy(test)
+    exact = Standardise.fit(vectors)
+    return exact(vectors).float(), exact(test_vectors).float(), exact.to(torch.float32)
+
+
+def unit_images(pixels: np.ndarray, levels: int) -> Tensor:
+    """Scale integer pixels 0..levels to float32 in [0, 1].
+
+    Args:
+        pixels: Integer array, shape (N, C, H, W).
+        levels: The value that means white.
+
+    Returns:
+        A new tensor of the same shape.
+    """
+    return torch.from_numpy(pixels).to(torch.float32, copy=True).div_(levels)
+
+
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not known, and say which known ones are near.
+
+    Args:
+        what: What it should name.
+        name: The name given.
+        known: The names that exist.
+
+    Raises:
+        ValueError: The name is not among them.
+    """
+    known = list(known)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        advice = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
+        raise ValueError(f"There is no {what} called {name!r}. {advice}")

@@ -1,0 +1,134 @@
+"""Where files come from: a local folder first, otherwise the official address, checked by its published checksum."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ENVIRONMENT = "TORCHBAYES_DATA"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One official file.
+
+    Args:
+        folder: Its folder under the data root.
+        file: Its file name there.
+        urls: Addresses to try, in order.
+        checksum: Published checksum as `algorithm:hex`.
+    """
+
+    folder: str
+    file: str
+    urls: tuple[str, ...]
+    checksum: str
+
+
+def data_root(root: str | os.PathLike[str] | None = None) -> Path | None:
+    """Find the local data folder: the argument, else the environment variable TORCHBAYES_DATA, else none.
+
+    Args:
+        root: Folder given by the user.
+
+    Returns:
+        The folder, or None if none was named.
+
+    Raises:
+        FileNotFoundError: A folder was named that does not exist.
+    """
+    named = root if root is not None else os.environ.get(ENVIRONMENT) or None
+    if named is None:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        origin = "`root`" if root is not None else f"the environment variable {ENVIRONMENT}"
+        raise FileNotFoundError(f"{origin} must name an existing folder; got {folder}. Correct it or leave it out.")
+    return folder
+
+
+def local_file(folder: str, file: str, root: Path | None) -> Path | None:
+    """Return root/folder/file if it exists, else None."""
+    path = None if root is None else root / folder / file
+    return path if path is not None and path.is_file() else None
+
+
+def require_local(name: str, folder: str, file: str, *, root: Path | None, hint: str) -> Path:
+    """Return a file that can only come from the local folder.
+
+    Args:
+        name: Name of the data set, for the message.
+        folder: Folder under the root.
+        file: File name.
+        root: The local data folder or None.
+        hint: What the file must hold, or what to use instead; one sentence.
+
+    Returns:
+        Its path.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    path = local_file(folder, file, root)
+    if path is None:
+        raise FileNotFoundError(
+            f"`{name}` was not found: {_looked_in(folder, file, root)}. It is not downloaded, because no trustworthy "
+            f"checksum of it is published. {hint} Name the folder that holds {folder}/{file} with `root` or "
+            f"{ENVIRONMENT}."
+        )
+    return path
+
+
+def obtain(name: str, remote: Remote, root: Path | None) -> Path:
+    """Return a file from the local folder, else from the download cache, else download it there.
+
+    A download is written to a temporary name, checked, and only then renamed; a failed one leaves nothing behind.
+
+    Args:
+        name: Name of the data set, for messages.
+        remote: The official file.
+        root: The local data folder or None.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        FileNotFoundError: Neither the folder nor the network has it.
+        ValueError: What was downloaded has another checksum than the published one.
+    """
+    path = local_file(remote.folder, remote.file, root)
+    if path is not None:
+        return path
+    import pooch
+
+    cache = Path(pooch.os_cache("torchbayes")) / remote.folder
+    failures: list[str] = []
+    mismatch = False
+    for url in remote.urls:
+        try:
+            fetched = pooch.retrieve(url, known_hash=remote.checksum, fname=remote.file, path=cache)
+            return Path(str(fetched))
+        except OSError as error:  # no network, or an answer such as 404
+            failures.append(f"{url}: {type(error).__name__}")
+        except ValueError as error:  # pooch: the checksum differs; it has removed its temporary file
+            mismatch = True
+            failures.append(f"{url}: {error}")
+    tried = "; ".join(failures)
+    advice = f"Put the official file at {remote.folder}/{remote.file} under the folder named by `root` or {ENVIRONMENT}"
+    if mismatch:
+        raise ValueError(
+            f"The download of `{name}` does not have the published checksum {remote.checksum} and was thrown away "
+            f"({tried}). Try again later. {advice}, if you have it."
+        )
+    raise FileNotFoundError(
+        f"`{name}` was not found: {_looked_in(remote.folder, remote.file, root)}, and the download to {cache} failed "
+        f"({tried}). {advice}, or try again with a network connection."
+    )
+
+
+def _looked_in(folder: str, file: str, root: Path | None) -> str:
+    """Return where a file was looked for, in words."""
+    if root is None:
+        return f"no local folder is named (`root` is None, {ENVIRONMENT} is not set)"
+    return f"no file {root / folder / file}"

@@ -1,0 +1,103 @@
+"""IMDB film reviews as token ids, padded as Keras pads them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchbayes.data.base import Raw
+from torchbayes.data.sources import Remote, local_file, obtain
+
+VOCABULARY = 20_000  # token ids stay below this
+LENGTH = 100  # tokens kept, counted from the end of the review
+PAD, START, UNKNOWN, FIRST_WORD = 0, 1, 2, 3  # Keras's ids; the word of rank r has id r + FIRST_WORD
+
+_KERAS = Remote(
+    "imdb",
+    "imdb.npz",
+    ("https://storage.googleapis.com/tensorflow/tf-keras-datasets/imdb.npz",),
+    "sha256:69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f",
+)
+
+
+def load_imdb(root: Path | None) -> Raw:
+    """Return both halves (25,000 reviews each) as ids (N, 100) int64 and labels, 1 = positive."""
+    paths = [local_file("imdb", f"{part}.npz", root) for part in ("train", "test")]
+    if paths[0] is not None and paths[1] is not None:
+        train, test = (_read_flat(path) for path in paths if path is not None)
+    else:
+        train, test = read_keras(obtain("imdb", _KERAS, root))
+    source = "Large Movie Review Dataset (Maas et al. 2011), tokens of keras.datasets.imdb"
+    return Raw(train, test, source, ("negative", "positive"))
+
+
+def pad(tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Keep the last `LENGTH` tokens of each text, pad with 0 on the left, and replace rare words.
+
+    Args:
+        tokens: All texts end to end, shape (total,).
+        offsets: Where each text begins, and the total at the end, shape (N + 1,).
+
+    Returns:
+        Token ids int64, shape (N, LENGTH).
+    """
+    places = offsets[1:, None] + np.arange(-LENGTH, 0)
+    inside = places >= offsets[:-1, None]
+    ids = tokens[np.where(inside, places, 0)].astype(np.int64)
+    return np.where(inside, np.where(ids < VOCABULARY, ids, UNKNOWN), PAD)
+
+
+def _read_flat(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the padded ids and labels of an npz with all tokens end to end."""
+    with np.load(path, allow_pickle=False) as archive:
+        return pad(archive["tokens"], archive["offsets"]), archive["labels"]
+
+
+def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Read Keras's own archive as `keras.datasets.imdb.load_data` does (shuffle seed 113).
+
+    Args:
+        path: imdb.npz, with object arrays of lists of word ranks.
+
+    Returns:
+        Token ids and labels of the training and of the test half.
+    """
+    halves = []
+    with zipfile.ZipFile(path) as archive:
+        for part in ("train", "test"):
+            reviews, labels = (_read_array(archive.read(f"{kind}_{part}.npy")) for kind in "xy")
+            order = np.arange(len(reviews))
+            np.random.RandomState(113).shuffle(order)  # the generator that defines Keras's order
+            texts = [np.array([START, *(rank + FIRST_WORD for rank in reviews[i])]) for i in order]
+            offsets = np.cumsum([0, *map(len, texts)])
+            halves.append((pad(np.concatenate(texts), offsets), labels[order]))
+    return halves
+
+
+def _read_array(content: bytes) -> np.ndarray:
+    """Return one .npy member; object arrays come through an unpickler that knows nothing but arrays and lists."""
+    stream = io.BytesIO(content)
+    if np.lib.format.read_magic(stream) != (1, 0) or not np.lib.format.read_array_header_1_0(stream)[2].hasobject:
+        return np.load(io.BytesIO(content), allow_pickle=False)
+    return _ArrayUnpickler(stream).load()
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles numpy arrays of plain values and refuses every other class or function, so no code can run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        reconstruct = np.empty(0).__reduce__()[0]  # the function arrays are pickled with
+        allowed = {
+            ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+        }
+        if (module, name) not in allowed:
+            raise ValueError(f"The archive asks for {module}.{name}, which is no part of an array. Fetch it again.")
+        return allowed[module, name]

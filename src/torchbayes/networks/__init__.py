@@ -1,0 +1,13 @@
+"""The networks of the papers, as plain `nn.Module`s that know nothing of Bayes.
+
+Each factory takes `(input_shape, num_outputs)` and its own settings by keyword; `build` reaches them by name.
+All of them run under `torch.func.functional_call`, `torch.func.vmap` and `torch.compile`, and every module that owns
+parameters has `reset_parameters`, from which the members of an ensemble get their fresh initialisations.
+"""
+
+from torchbayes.networks.convolutional import lenet, small_cnn
+from torchbayes.networks.dense import mlp
+from torchbayes.networks.registry import build, names
+from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
+
+__all__ = ["FilterResponseNorm2d", "build", "lenet", "mlp", "names", "preresnet20", "resnet20_frn", "small_cnn"]

@@ -1,0 +1,45 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from torchbayes.networks.shapes import InputShape, check_outputs, num_features
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "swish": nn.SiLU}
+
+
+def mlp(
+    input_shape: InputShape, num_outputs: int, *, hidden: Sequence[int] = (50, 50), activation: str = "relu"
+) -> nn.Sequential:
+    """Return a multilayer perceptron; inputs of any shape are flattened first.
+
+        h_0 = x,  h_l = φ(W_l h_{l-1} + b_l),  f = W_L h_{L-1} + b_L.
+
+    Weights and biases start as PyTorch's default for linear layers, U(−1/√fan_in, 1/√fan_in).
+
+    Args:
+        input_shape: shape of one input without the batch axis, or the number of its features.
+        num_outputs: K.
+        hidden: widths of the hidden layers; empty for a linear model.
+        activation: φ, one of `relu`, `tanh`, `swish`.
+
+    Returns:
+        A module (B, *input_shape) -> (B, K).
+
+    Raises:
+        ValueError: if a size is not positive or the activation is unknown.
+    """
+    check_outputs(num_outputs)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"`activation` must be one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
+    if any(width < 1 for width in hidden):
+        raise ValueError(f"`hidden` must be positive widths; got {tuple(hidden)}.")
+    widths = [num_features(input_shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))

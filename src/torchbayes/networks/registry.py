@@ -1,0 +1,65 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from torchbayes.networks.convolutional import lenet, small_cnn
+from torchbayes.networks.dense import mlp
+from torchbayes.networks.resnet import preresnet20, resnet20_frn
+from torchbayes.networks.shapes import InputShape
+
+_FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    "mlp": (mlp, "multilayer perceptron; inputs of any shape are flattened (hidden, activation)"),
+    "lenet": (lenet, "LeNet 20-50-500: two 5x5 convolutions and 500 hidden units; images from 16x16"),
+    "small_cnn": (small_cnn, "two 3x3 convolutions and a linear head, about 10,000 weights; images from 8x8"),
+    "resnet20_frn": (resnet20_frn, "ResNet-20, filter response normalisation and swish; images from 8x8"),
+    "preresnet20": (preresnet20, "pre-activation ResNet-20, batch normalisation and ReLU; images from 8x8"),
+}
+
+
+def names() -> dict[str, str]:
+    """Return the name of every network with one line about it.
+
+    Returns:
+        name -> line.
+    """
+    return {name: line for name, (_, line) in _FACTORIES.items()}
+
+
+def build(name: str, input_shape: InputShape, num_outputs: int, **settings: Any) -> nn.Module:
+    """Return a freshly initialised network by name.
+
+    Args:
+        name: one of `names()`.
+        input_shape: shape of one input without the batch axis.
+        num_outputs: K.
+        **settings: keyword arguments of that network.
+
+    Returns:
+        A module (B, *input_shape) -> (B, K).
+
+    Raises:
+        ValueError: if the name or a setting is unknown, or the network cannot take the shape.
+    """
+    if name not in _FACTORIES:
+        raise ValueError(f"There is no network {name!r}. {_suggest(name, _FACTORIES)}")
+    factory, _ = _FACTORIES[name]
+    parameters = inspect.signature(factory).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(f"Network {name!r} has no setting {setting!r}. {_suggest(setting, known)}")
+    return factory(input_shape, num_outputs, **settings)
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Choose from: {', '.join(known) or 'none'}."

@@ -1,0 +1,70 @@
+"""Checks of the shapes a network is built for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+InputShape = int | Sequence[int]
+
+
+def num_features(input_shape: InputShape) -> int:
+    """Return the number of values in one input.
+
+    Args:
+        input_shape: shape of one input without the batch axis, or the number of its features.
+
+    Returns:
+        The product of the sizes.
+
+    Raises:
+        ValueError: if the shape is empty or a size is not positive.
+    """
+    sizes = [input_shape] if isinstance(input_shape, int) else list(input_shape)
+    if not sizes or min(sizes) < 1:
+        raise ValueError(
+            f"`input_shape` must be one or more positive sizes, without the batch axis; got {input_shape}."
+        )
+    return math.prod(sizes)
+
+
+def image_shape(input_shape: InputShape, *, smallest: int, network: str) -> tuple[int, int, int]:
+    """Return `input_shape` as (channels, height, width) after checking that the network can take it.
+
+    Args:
+        input_shape: shape of one image without the batch axis.
+        smallest: least height and width in pixels.
+        network: name for the message.
+
+    Returns:
+        (channels, height, width).
+
+    Raises:
+        ValueError: if it is not three positive sizes, or the image is too small.
+    """
+    sizes = [input_shape] if isinstance(input_shape, int) else list(input_shape)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(
+            f"`{network}` takes images: `input_shape` must be (channels, height, width); got {input_shape}. "
+            "Use `mlp` for vectors."
+        )
+    channels, height, width = sizes
+    if min(height, width) < smallest:
+        smaller = "`small_cnn` (from 8x8) or `mlp`" if smallest > 8 else "`mlp`"
+        raise ValueError(
+            f"`{network}` needs images of at least {smallest}x{smallest} pixels; got {height}x{width}. Use {smaller}."
+        )
+    return channels, height, width
+
+
+def check_outputs(num_outputs: int) -> None:
+    """Check the number of outputs K.
+
+    Args:
+        num_outputs: K.
+
+    Raises:
+        ValueError: if it is not positive.
+    """
+    if num_outputs < 1:
+        raise ValueError(f"`num_outputs` must be at least 1; got {num_outputs}.")

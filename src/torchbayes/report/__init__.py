@@ -1,0 +1,11 @@
+"""Figures, tables and the HTML report, made from plain arrays.
+
+Nothing here knows of models or posteriors: what is drawn is handed over as arrays, numbers and names.
+"""
+
+from torchbayes.report import figures
+from torchbayes.report.html import Picture, versions, write_report
+from torchbayes.report.style import looks, png, savefig
+from torchbayes.report.tables import Table
+
+__all__ = ["Picture", "Table", "figures", "looks", "png", "savefig", "versions", "write_report"]

@@ -1,0 +1,21 @@
+"""Figures from plain arrays: each function returns a matplotlib `Figure` in the house style.
+
+Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.write_report`.
+"""
+
+from torchbayes.report.figures.comparison import metric_dots, severity_curves, training_curves
+from torchbayes.report.figures.images import uncertain_images
+from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
+from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
+
+__all__ = [
+    "Band",
+    "classification_surface",
+    "entropy_histograms",
+    "metric_dots",
+    "predictive_band",
+    "reliability_diagram",
+    "severity_curves",
+    "training_curves",
+    "uncertain_images",
+]

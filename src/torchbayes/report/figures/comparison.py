@@ -1,0 +1,212 @@
+"""Methods against each other: under corruption, over data sets, during training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from torchbayes.report.style import (
+    QUIET,
+    Look,
+    as_array,
+    grid_shape,
+    house_style,
+    legend_above,
+    looks,
+    metric_label,
+    new_figure,
+    note_below,
+    panel_title,
+    percent_axis,
+    remove_spare,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Better = Literal["low", "high"]
+Spread = Literal["std", "sem", "range"]
+_SPREADS = {"std": "± one standard deviation", "sem": "± two standard errors", "range": "smallest to largest"}
+
+
+def spread_of(values: np.ndarray, spread: Spread) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean, lower and upper end over the last axis.
+
+    Args:
+        values: (..., R).
+        spread: `std` for one sample standard deviation, `sem` for two standard errors of the mean, `range`.
+
+    Returns:
+        (mean, lower, upper), each (...).
+
+    Raises:
+        ValueError: if the spread is unknown.
+    """
+    if spread not in _SPREADS:
+        raise ValueError(f"`spread` must be one of {', '.join(_SPREADS)}; got {spread!r}.")
+    mean, repeats = values.mean(-1), values.shape[-1]
+    if spread == "range":
+        return mean, values.min(-1), values.max(-1)
+    half = values.std(-1, ddof=1) if repeats > 1 else np.zeros_like(mean)
+    half = half if spread == "std" else 2 * half / np.sqrt(repeats)
+    return mean, mean - half, mean + half
+
+
+@house_style
+def severity_curves(
+    methods: Mapping[str, Any],
+    metric: str,
+    *,
+    over: str = "corruptions",
+    spread: Spread = "sem",
+    better: Better | None = None,
+) -> Figure:
+    """Draw a metric against the severity of corruption, from clean data (0) upwards.
+
+    Args:
+        methods: name -> values of shape (severities, R), first row clean; R repeats are averaged.
+        metric: name of the metric; "NLL", "accuracy", "ECE", "Brier" are known with unit and direction.
+        over: what the R repeats are: "corruptions", "seeds".
+        spread: what the bands show.
+        better: direction of a metric the house does not know.
+
+    Returns:
+        The figure, one axes, one line per method.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    arrays = {name: as_array(values, 2, f"values of {name}") for name, values in methods.items()}
+    lengths = {len(values) for values in arrays.values()}
+    if len(lengths) != 1:
+        raise ValueError(f"All methods must have the same number of severities; got {sorted(lengths) or 'none'}.")
+    severities = np.arange(lengths.pop())
+    figure = new_figure(5.4, 3.7)
+    axes: Axes = figure.subplots()
+    handles: dict[str, Any] = {}
+    for name, look in looks(arrays).items():
+        mean, low, high = spread_of(arrays[name], spread)
+        if arrays[name].shape[1] > 1:
+            axes.fill_between(severities, low, high, color=look.colour, alpha=0.13, linewidth=0)
+        handles[name] = axes.plot(severities, mean, color=look.colour, marker=look.marker)[0]
+    axes.set_xticks(severities, ["clean", *map(str, severities[1:])])
+    axes.set_xlabel("severity of corruption")
+    axes.set_ylabel(metric_label(metric, better).replace(", ", "\n"))
+    if metric.lower() in {"accuracy", "error"}:
+        percent_axis(axes.yaxis)
+    repeats = {values.shape[1] for values in arrays.values()}
+    if repeats != {1}:
+        count = f"{min(repeats)}" if len(repeats) == 1 else f"{min(repeats)}-{max(repeats)}"
+        axes.set_title(f"mean over {count} {over}; band {_SPREADS[spread]}", fontsize=8, color=QUIET, loc="left")
+    legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def metric_dots(
+    datasets: Mapping[str, Mapping[str, Any]],
+    metric: str,
+    *,
+    published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    over: str = "splits",
+    better: Better | None = None,
+) -> Figure:
+    """Draw the mean of a metric and two standard errors for every method, one panel per data set.
+
+    Args:
+        datasets: data set -> {method: values per split, shape (R,)}.
+        metric: name of the metric.
+        published: data set -> {source: (value, half-width of its error bar as published)}, drawn hollow and below.
+        over: what the R repeats are.
+        better: direction of a metric the house does not know.
+
+    Returns:
+        The figure, one axes per data set; methods from top to bottom in the order given.
+
+    Raises:
+        ValueError: if there is no data set.
+    """
+    if not datasets:
+        raise ValueError("`datasets` must hold at least one data set; got none.")
+    published = published or {}
+    methods = list(dict.fromkeys(name for values in datasets.values() for name in values))
+    sources = list(dict.fromkeys(name for values in published.values() for name in values))
+    heights = {name: -index for index, name in enumerate([*methods, *sources])}
+    drawn = looks(methods)
+    longest = max(map(len, heights)) * 0.065
+    rows, columns = grid_shape(len(datasets), widest=4)
+    figure = new_figure(max(longest + 1.9 * columns, 4.0), rows * (0.23 * len(heights) + 0.65) + 0.45)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for axes, (dataset, values) in zip(grid.flat, datasets.items(), strict=False):
+        _dots_panel(axes, values, published.get(dataset, {}), heights, drawn)
+        panel_title(axes, dataset)
+    remove_spare(grid, len(datasets))
+    grid[0, 0].set_yticks(list(heights.values()), list(heights))
+    grid[0, 0].set_ylim(-len(heights) + 0.4, 0.6)
+    hollow = ["hollow: published value with its published error bar"] if sources else []
+    note_below(figure, metric_label(metric, better), f"mean over {over} ± two standard errors", *hollow)
+    return figure
+
+
+def _dots_panel(
+    axes: Axes,
+    values: Mapping[str, Any],
+    published: Mapping[str, tuple[float, float]],
+    heights: Mapping[str, int],
+    drawn: Mapping[str, Look],
+) -> None:
+    for name, repeats in values.items():
+        look = drawn[name]
+        mean, low, high = spread_of(as_array(repeats, 1, f"values of {name}"), "sem")
+        axes.hlines(heights[name], low, high, color=look.colour, linewidth=1.8)
+        axes.plot(mean, heights[name], color=look.colour, marker=look.marker, markersize=6)
+    for name, (value, half) in published.items():
+        axes.axvline(value, color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
+        axes.hlines(heights[name], value - half, value + half, color=QUIET, linewidth=1.2)
+        axes.plot(value, heights[name], color=QUIET, marker="D", markerfacecolor="white", markersize=5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.margins(x=0.12)
+    axes.locator_params(axis="x", nbins=4)
+
+
+@house_style
+def training_curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], keys: Sequence[str] = ("loss",), *, x: str = "epoch"
+) -> Figure:
+    """Draw logged numbers during training: thin lines for members, a thick one for their mean.
+
+    Args:
+        runs: method -> records of its log; each holds `x` and some of `keys`, a number or one number per member.
+        keys: what to draw, one panel each; records without the key are passed over.
+        x: key of the horizontal axis.
+
+    Returns:
+        The figure, one axes per key.
+
+    Raises:
+        ValueError: if a key occurs in no record.
+    """
+    rows, columns = grid_shape(len(keys), widest=3)
+    figure = new_figure(max(3.1 * columns, 4.6), 2.6 * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    handles: dict[str, Any] = {}
+    for axes, key in zip(grid.flat, keys, strict=False):
+        for name, look in looks(runs).items():
+            records = [record for record in runs[name] if key in record]
+            if not records:
+                continue
+            steps = [record[x] for record in records]
+            values = np.stack([as_array(np.atleast_1d(record[key]), 1, key) for record in records])
+            if values.shape[1] > 1:
+                axes.plot(steps, values, color=look.colour, linewidth=0.6, alpha=0.4)
+            handles[name] = axes.plot(steps, values.mean(1), color=look.colour)[0]
+        if not axes.lines:
+            raise ValueError(f"No record has {key!r}. Choose among the keys of the log.")
+        axes.set(xlabel=x, ylabel=metric_label(key).replace(", ", "\n"))
+    remove_spare(grid, len(keys))
+    legend_above(figure, handles)
+    return figure

@@ -1,0 +1,205 @@
+"""What a posterior says over a whole input space: bands in one dimension, maps in two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchbayes.report.style import (
+    INK,
+    QUIET,
+    Look,
+    as_array,
+    grid_shape,
+    house_style,
+    legend_above,
+    looks,
+    new_figure,
+    note_below,
+    panel_title,
+    remove_spare,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+EPISTEMIC_ALPHA, TOTAL_ALPHA = 0.34, 0.17
+
+
+@dataclass(frozen=True)
+class Band:
+    """One method's predictions along a one-dimensional input; shapes (N,) unless said.
+
+    Attributes:
+        x: inputs, increasing.
+        mean: predictive mean.
+        epistemic_std: standard deviation of the drawn functions' means.
+        total_std: standard deviation of the target, noise included.
+        draws: a few drawn functions, (S, N), or None.
+    """
+
+    x: Any
+    mean: Any
+    epistemic_std: Any
+    total_std: Any
+    draws: Any = None
+
+
+@house_style
+def predictive_band(
+    methods: Mapping[str, Band] | Band, train_x: Any, train_y: Any, *, truth: tuple[Any, Any] | None = None
+) -> Figure:
+    """Draw predictive mean, ± 2 standard deviations of the functions and of the target, and the data.
+
+    Args:
+        methods: name -> band, one panel each, or one band.
+        train_x: training inputs, (N,).
+        train_y: training targets, (N,).
+        truth: (x, y) of the true function.
+
+    Returns:
+        The figure, one axes per method.
+
+    Raises:
+        ValueError: if there is no method.
+    """
+    bands = {"": methods} if isinstance(methods, Band) else methods
+    if not bands:
+        raise ValueError("`methods` must hold at least one method; got none.")
+    rows, columns = grid_shape(len(bands), widest=4)
+    figure = new_figure(2.4 * columns + 0.4 if len(bands) > 1 else 5.4, (2.2 if len(bands) > 1 else 3.0) * rows + 0.6)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    points = as_array(train_x, 1, "train_x"), as_array(train_y, 1, "train_y")
+    drawn = any(band.draws is not None for band in bands.values())
+    handles = _band_legend(QUIET if len(bands) > 1 else looks(bands)[next(iter(bands))].colour, draws=drawn)
+    for axes, (name, look) in zip(grid.flat, looks(bands).items(), strict=False):
+        _band_panel(axes, bands[name], look)
+        if truth is not None:
+            line = [as_array(values, 1, "truth") for values in truth]
+            handles["true function"] = axes.plot(*line, color=INK, linewidth=1.1, linestyle=(0, (4, 2)))[0]
+        handles["training data"] = axes.plot(*points, "o", color=INK, markersize=2.6, alpha=0.75, linewidth=0)[0]
+        if name:
+            panel_title(axes, name, look)
+    remove_spare(grid, len(bands))
+    grid[0, 0].set_ylim(*_view(bands, points[1]))
+    note_below(figure, "input")
+    figure.supylabel("target")
+    legend_above(figure, handles)
+    return figure
+
+
+def _band_panel(axes: Axes, band: Band, look: Look) -> None:
+    x, mean, epistemic, total = (
+        as_array(values, 1, field)
+        for field, values in (
+            ("x", band.x), ("mean", band.mean), ("epistemic_std", band.epistemic_std), ("total_std", band.total_std)
+        )
+    )  # fmt: skip
+    axes.plot(x, mean, color=look.colour, zorder=3)
+    for std, alpha in ((epistemic, EPISTEMIC_ALPHA), (total, TOTAL_ALPHA)):
+        axes.fill_between(x, mean - 2 * std, mean + 2 * std, color=look.colour, alpha=alpha, linewidth=0)
+    if band.draws is not None:
+        axes.plot(x, as_array(band.draws, 2, "draws").T, color=look.colour, linewidth=0.5, alpha=0.55)
+    axes.margins(x=0)
+
+
+def _band_legend(colour: str, *, draws: bool) -> dict[str, Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    function = 1 - (1 - EPISTEMIC_ALPHA) * (1 - TOTAL_ALPHA)  # the two bands lie on each other
+    handles: dict[str, Any] = {
+        "mean": Line2D([], [], color=colour),
+        "± 2 std of the function": Patch(color=colour, alpha=function, linewidth=0),
+        "± 2 std of the target": Patch(color=colour, alpha=TOTAL_ALPHA, linewidth=0),
+    }
+    return handles | ({"drawn functions": Line2D([], [], color=colour, linewidth=0.6)} if draws else {})
+
+
+def _view(bands: Mapping[str, Band], train_y: np.ndarray) -> tuple[float, float]:
+    # All data and bands, but no more than two data heights beyond them: one wild extrapolation would hide the rest.
+    low, high = train_y.min(), train_y.max()
+    room = 2.0 * max(high - low, 1e-12)
+    ends = [as_array(b.mean, 1, "mean") + sign * 2 * as_array(b.total_std, 1, "std") for b in bands.values()
+            for sign in (-1, 1)]  # fmt: skip
+    lowest, highest = min(low, *(end.min() for end in ends)), max(high, *(end.max() for end in ends))
+    pad = 0.04 * (min(highest, high + room) - max(lowest, low - room))
+    return max(lowest, low - room) - pad, min(highest, high + room) + pad
+
+
+@house_style
+def classification_surface(methods: Mapping[str, Any], x: Any, y: Any, *, inputs: Any, targets: Any) -> Figure:
+    """Draw P(class 1) and the predictive entropy over a plane, one column per method, with the data on top.
+
+    Args:
+        methods: name -> probability of class 1 on the grid, (len(y), len(x)).
+        x: horizontal positions of the grid, evenly spaced.
+        y: vertical positions of the grid, evenly spaced.
+        inputs: training inputs, (N, 2).
+        targets: training classes 0 or 1, (N,).
+
+    Returns:
+        The figure: a row of axes with probabilities, a row with entropies, two colour bars.
+
+    Raises:
+        ValueError: if there is no method or a surface does not fit the grid.
+    """
+    if not methods:
+        raise ValueError("`methods` must hold at least one method; got none.")
+    x, y = as_array(x, 1, "x"), as_array(y, 1, "y")
+    points, classes = as_array(inputs, 2, "inputs"), as_array(targets, 1, "targets")
+    figure = new_figure(2.35 * len(methods) + 1.1, 5.0)
+    grid = figure.subplots(2, len(methods), sharex=True, sharey=True, squeeze=False)
+    kinds = (("P(class 1)", "PuOr_r", 1.0), ("entropy (nats)", "cividis", float(np.log(2))))
+    images: list[Any] = []
+    for column, (name, look) in enumerate(looks(methods).items()):
+        probs = as_array(methods[name], 2, f"surface of {name}")
+        if probs.shape != (len(y), len(x)):
+            raise ValueError(f"The surface of {name!r} must be {(len(y), len(x))} like the grid; got {probs.shape}.")
+        inner = np.clip(probs, 1e-12, 1 - 1e-12)
+        surfaces = probs, -inner * np.log(inner) - (1 - inner) * np.log1p(-inner)
+        images = [
+            _surface(axes, surface, (x, y), cmap=cmap, highest=highest)
+            for axes, surface, (_, cmap, highest) in zip(grid[:, column], surfaces, kinds, strict=True)
+        ]
+        if probs.min() < 0.5 < probs.max():
+            grid[0, column].contour(x, y, probs, levels=[0.5], colors=[INK], linewidths=0.9)
+        for axes in grid[:, column]:
+            _points(axes, points, classes)
+        panel_title(grid[0, column], name, look)
+    for row, (image, (label, _, _)) in enumerate(zip(images, kinds, strict=True)):
+        figure.colorbar(image, ax=list(grid[row]), label=label, aspect=18, pad=0.02)
+    note_below(figure, "first input", "line: probability one half; points: training data, orange for class 1")
+    figure.supylabel("second input")
+    return figure
+
+
+def _surface(
+    axes: Axes, surface: np.ndarray, positions: tuple[np.ndarray, np.ndarray], *, cmap: str, highest: float
+) -> Any:
+    half = [(line[-1] - line[0]) / max(2 * (len(line) - 1), 1) for line in positions]
+    (left, right), (bottom, top) = [
+        (line[0] - step, line[-1] + step) for line, step in zip(positions, half, strict=True)
+    ]
+    axes.grid(visible=False)
+    return axes.imshow(
+        surface,
+        origin="lower",
+        extent=(left, right, bottom, top),
+        aspect="auto",
+        cmap=cmap,
+        vmin=0,
+        vmax=highest,
+        interpolation="bilinear",
+    )
+
+
+def _points(axes: Axes, points: np.ndarray, classes: np.ndarray) -> None:
+    for label, face in ((0, "#cdbfe6"), (1, "#ffd9a0")):
+        chosen = points[classes == label]
+        axes.plot(chosen[:, 0], chosen[:, 1], "o", markersize=2.8, color=face, markeredgecolor=INK, markeredgewidth=0.5)

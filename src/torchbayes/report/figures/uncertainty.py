@@ -1,0 +1,197 @@
+"""Is the confidence right, and does it fall on foreign data: reliability diagrams and entropy histograms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from torchbayes.report.style import (
+    FAINT,
+    QUIET,
+    Look,
+    as_array,
+    grid_shape,
+    house_style,
+    legend_above,
+    looks,
+    new_figure,
+    note_below,
+    panel_title,
+    percent_axis,
+    remove_spare,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+FEW = 10  # a bin with fewer points says little: drawn hollow, and the curve passes it by
+
+
+class Bins(Protocol):
+    """What a reliability diagram needs of each bin: `torchbayes.metrics.Reliability` has it."""
+
+    @property
+    def confidence(self) -> Any:
+        """Mean largest probability, shape (bins,)."""
+
+    @property
+    def accuracy(self) -> Any:
+        """Share of right predictions, shape (bins,)."""
+
+    @property
+    def count(self) -> Any:
+        """Number of points, shape (bins,); bins of count zero are left out."""
+
+
+def wilson_interval(share: np.ndarray, count: np.ndarray, z: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the interval of Wilson (1927) for a binomial share.
+
+        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+
+    Args:
+        share: observed shares p, any shape.
+        count: numbers of trials n, positive.
+        z: half-width in standard errors.
+
+    Returns:
+        (lower, upper).
+    """
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return centre - half, centre + half
+
+
+@house_style
+def reliability_diagram(methods: Mapping[str, Bins]) -> Figure:
+    """Draw accuracy against confidence, one panel per method, with the share of inputs in each bin below.
+
+    Error bars are Wilson intervals of about 95 %; the area between curve and diagonal is the calibration gap. The
+    expected calibration error Σ_b n_b/n |accuracy_b − confidence_b| of the same bins stands in each title.
+
+    Args:
+        methods: name -> bins.
+
+    Returns:
+        The figure; axes come in pairs (diagram, shares) per method.
+
+    Raises:
+        ValueError: if there is no method, or a method has no point in any bin.
+    """
+    if not methods:
+        raise ValueError("`methods` must hold at least one method; got none.")
+    rows, columns = grid_shape(len(methods))
+    figure = new_figure(max(2.2 * columns, 3.4), 3.4 * rows + 0.45)
+    grid = figure.subplots(2 * rows, columns, height_ratios=[3.6, 1] * rows, sharex=True, squeeze=False)
+    pairs = grid.reshape(rows, 2, columns).swapaxes(1, 2).reshape(-1, 2)
+    for index, (name, look) in enumerate(looks(methods).items()):
+        diagram, shares = pairs[index]
+        _reliability_panel(diagram, shares, methods[name], name, look)
+        diagram.tick_params(labelbottom=False)
+        shares.tick_params(labelbottom=True)
+        if index % columns == 0:
+            diagram.set_ylabel("accuracy")
+            shares.set_ylabel("share of\ninputs")
+        else:
+            diagram.tick_params(labelleft=False)
+            shares.tick_params(labelleft=False)
+    remove_spare(pairs, 2 * len(methods))
+    note_below(
+        figure,
+        "confidence (largest predictive probability)",
+        f"above the diagonal: under-confident; below: over-confident; hollow: fewer than {FEW} inputs",
+    )
+    return figure
+
+
+def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look: Look) -> None:
+    confidence, accuracy, count = (
+        as_array(values, 1, f"{field} of {name}")
+        for field, values in (("confidence", bins.confidence), ("accuracy", bins.accuracy), ("count", bins.count))
+    )
+    kept = count > 0
+    if not kept.any():
+        raise ValueError(f"The bins of {name!r} hold no point at all. Evaluate on at least one input.")
+    confidence, accuracy, count = confidence[kept], accuracy[kept], count[kept]
+    share = count / count.sum()
+    ece = float(np.sum(share * np.abs(accuracy - confidence)))
+    panel_title(diagram, name, look, below=f"ECE {ece:.3f}")
+    diagram.plot([0, 1], [0, 1], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    diagram.vlines(confidence, *wilson_interval(accuracy, count), color=look.colour, linewidth=1, alpha=0.6)
+    sure = count >= FEW
+    diagram.fill_between(confidence[sure], confidence[sure], accuracy[sure], color=look.colour, alpha=0.16, linewidth=0)
+    for chosen, face, line in ((sure, look.colour, "-"), (~sure, "white", "none")):
+        diagram.plot(
+            confidence[chosen], accuracy[chosen], color=look.colour, markerfacecolor=face, linestyle=line,
+            marker=look.marker, markersize=4.2, linewidth=1.4, clip_on=False, zorder=3,
+        )  # fmt: skip
+    ticks = np.linspace(0, 1, 6)
+    labels = ["0", ".2", ".4", ".6", ".8", "1"]
+    diagram.set(xlim=(0, 1), ylim=(0, 1), xticks=ticks, yticks=ticks, xticklabels=labels, yticklabels=labels)
+    shares.vlines(confidence, 0, share, color=look.colour, linewidth=4)
+    shares.set(ylim=(0, 1), yticks=[0, 0.5, 1])
+    percent_axis(shares.yaxis)
+
+
+# Data sets, unlike methods, are told apart by these, so that no reader takes a data set for a method.
+_FOREIGN = (("#7a3e9d", "-"), ("#b8860b", "--"), ("#14606b", "-."), ("#a3324b", ":"))
+
+
+@house_style
+def entropy_histograms(
+    methods: Mapping[str, tuple[Any, Mapping[str, Any]]], num_classes: int, *, known: str = "in distribution"
+) -> Figure:
+    """Draw the predictive entropy on the test set and on foreign data, one panel per method.
+
+    Entropies lie between 0 (certain) and log K (uniform). The better method has its foreign data further right without
+    moving the test set. Shares are drawn on a square-root axis, for the first bin of a good classifier dwarfs the rest.
+
+    Args:
+        methods: name -> (entropies of the test set, {foreign set: its entropies}), in nats, shapes (N,).
+        num_classes: K.
+        known: name of the test set.
+
+    Returns:
+        The figure, one axes per method.
+
+    Raises:
+        ValueError: if there is no method or K < 2.
+    """
+    if not methods or num_classes < 2:
+        raise ValueError(f"Need at least one method and two classes; got {len(methods)} and {num_classes}.")
+    rows, columns = grid_shape(len(methods))
+    figure = new_figure(max(2.5 * columns, 4.2), 2.45 * rows + 0.5)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    edges = np.linspace(0, math.log(num_classes), 26)
+    handles: dict[str, Any] = {}
+    highest = 0.0
+    for axes, (name, look) in zip(grid.flat, looks(methods).items(), strict=False):
+        inside, foreign = methods[name]
+        shares = _shares(inside, edges, known)
+        highest = max(highest, shares.max())
+        handles[known] = axes.stairs(shares, edges, fill=True, facecolor=FAINT, edgecolor=QUIET, linewidth=0.8)
+        for index, (set_name, entropies) in enumerate(foreign.items()):
+            colour, line = _FOREIGN[index % len(_FOREIGN)]
+            shares = _shares(entropies, edges, set_name)
+            highest = max(highest, shares.max())
+            handles[set_name] = axes.stairs(shares, edges, baseline=None, color=colour, linestyle=line, linewidth=1.5)
+        panel_title(axes, name, look)
+    remove_spare(grid, len(methods))
+    first, top = grid[0, 0], min(1.0, 1.15 * highest)
+    first.set_yscale("function", functions=(lambda share: np.sqrt(np.maximum(share, 0)), np.square))
+    first.set(xlim=(0, edges[-1]), ylim=(0, top), yticks=[tick for tick in (0.01, 0.05, 0.2, 0.5, 1.0) if tick <= top])
+    percent_axis(first.yaxis)
+    figure.supylabel("share of inputs (square-root axis)")
+    note_below(figure, f"predictive entropy (nats); uniform over {num_classes} classes: {edges[-1]:.2f}")
+    legend_above(figure, handles)
+    return figure
+
+
+def _shares(entropies: Any, edges: np.ndarray, name: str) -> np.ndarray:
+    """Return the share of inputs per bin; rounding may put a uniform prediction a hair beyond log K."""
+    values = np.clip(as_array(entropies, 1, f"entropies of {name}", finite=True), edges[0], edges[-1])
+    return np.histogram(values, edges)[0] / len(values)

@@ -1,0 +1,168 @@
+"""One table for the terminal, for Markdown and for the HTML report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import rich.table
+
+Number = float | np.floating | np.integer
+Entry = str | Number | tuple[Number, Number] | None
+"""A cell: text, a number, a number with its error, or nothing."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell as it is shown.
+
+    Attributes:
+        text: what is written.
+        best: whether it is the best of its column.
+        number: whether it is set like a number.
+    """
+
+    text: str
+    best: bool
+    number: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of names and numbers, in which the best value of a column is marked.
+
+    Values that read the same once rounded share the mark; NaN and empty cells never get it. Where all values of a
+    column read the same nothing is marked.
+
+    Args:
+        columns: names of the columns.
+        rows: one entry per column: text, number, (number, error) or None.
+        caption: what the table shows and how to read it.
+        better: column -> "low" or "high" for columns with a best value.
+        formats: column -> format specification of its numbers; ".3f" if not given, integers as they are.
+
+    Raises:
+        ValueError: if a row has another length, or `better` or `formats` names no column.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Entry]]
+    caption: str = ""
+    better: Mapping[str, Literal["low", "high"]] = field(default_factory=dict)
+    formats: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check lengths, names and directions.
+
+        Raises:
+            ValueError: see the class.
+        """
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"Every row needs {len(self.columns)} entries, one per column; got {list(row)}.")
+        if strange := {*self.better, *self.formats} - set(self.columns):
+            raise ValueError(f"No such column: {', '.join(sorted(strange))}. Columns: {', '.join(self.columns)}.")
+        if wrong := set(self.better.values()) - {"low", "high"}:
+            raise ValueError(f"`better` must be 'low' or 'high'; got {', '.join(map(repr, wrong))}.")
+
+    @cached_property
+    def cells(self) -> list[list[Cell]]:
+        """The cells, row by row, rounded and marked."""
+        columns = [self._column(name, [row[i] for row in self.rows]) for i, name in enumerate(self.columns)]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column is one of numbers: no text in it, and at least one number."""
+        return [
+            any(row[i] is not None for row in self.rows) and not any(isinstance(row[i], str) for row in self.rows)
+            for i in range(len(self.columns))
+        ]
+
+    def headers(self) -> list[str]:
+        """Return the column names, with an arrow where a direction is better.
+
+        Returns:
+            One text per column.
+        """
+        arrows = {"low": " ↓", "high": " ↑"}
+        return [name + arrows.get(self.better.get(name, ""), "") for name in self.columns]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, numbers right-aligned and the best in bold.
+
+        Returns:
+            Lines ending in a newline, the caption last.
+        """
+        rules = ["---:" if number else "---" for number in self.numeric]
+        lines = [list(map(_markdown, self.headers())), rules]
+        lines += [[f"**{_markdown(c.text)}**" if c.best else _markdown(c.text) for c in row] for row in self.cells]
+        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        return text + (f"\n{_markdown(self.caption)}\n" if self.caption else "")
+
+    def rich(self) -> rich.table.Table:
+        """Return the table for the terminal.
+
+        Returns:
+            A `rich.table.Table`; print it with `rich.print` or a console.
+        """
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        caption = Text(self.caption, style="dim") if self.caption else None
+        table = RichTable(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
+        for header, number in zip(self.headers(), self.numeric, strict=True):
+            table.add_column(Text(header), justify="right" if number else "left", no_wrap=number)
+        for row in self.cells:
+            table.add_row(*(Text(cell.text, style="bold green" if cell.best else "") for cell in row))
+        return table
+
+    def _column(self, name: str, entries: Sequence[Entry]) -> list[Cell]:
+        texts = [_text(entry, self.formats.get(name)) for entry in entries]
+        values = [_value(entry) for entry in entries]
+        known = {text: value for text, value in zip(map(_main, texts), values, strict=True) if not math.isnan(value)}
+        best: str | None = None
+        if name in self.better and len(known) > 1:
+            choose = min if self.better[name] == "low" else max
+            best = choose(known, key=known.__getitem__)
+        return [
+            Cell(text, best is not None and _main(text) == best, not isinstance(entry, str))
+            for text, entry in zip(texts, entries, strict=True)
+        ]
+
+
+def _value(entry: Entry) -> float:
+    """Return what is compared: the number without its error, NaN for all else."""
+    number = entry[0] if isinstance(entry, tuple) else entry
+    return math.nan if number is None or isinstance(number, str) else float(number)
+
+
+def _main(text: str) -> str:
+    return text.partition(" ± ")[0]
+
+
+def _text(entry: Entry, spec: str | None) -> str:
+    if entry is None:
+        return "–"
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, tuple):
+        return " ± ".join(_text(part, spec) for part in entry)
+    if math.isnan(entry):
+        return "NaN"
+    text = format(entry, spec or ("d" if isinstance(entry, Integral) else ".3f"))
+    return text.replace("-", "−").replace("%", " %")
+
+
+def _markdown(text: str) -> str:
+    for sign, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("*", "\\*"), ("_", "\\_")):
+        text = text.replace(sign, safe)
+    return " ".join(text.split())

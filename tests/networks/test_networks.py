@@ -1,0 +1,204 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from torchbayes import networks
+
+
+def count(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def conv(fan_in: int, fan_out: int, side: int, *, bias: bool = True) -> int:
+    return fan_out * (fan_in * side * side + bias)
+
+
+def resnet_convs(channels: int, *, bias: bool) -> int:
+    total = conv(channels, 16, 3, bias=bias) + 6 * conv(16, 16, 3, bias=bias)
+    for fan_in, fan_out in ((16, 32), (32, 64)):
+        total += conv(fan_in, fan_out, 3, bias=bias) + 5 * conv(fan_out, fan_out, 3, bias=bias)
+        total += conv(fan_in, fan_out, 1, bias=bias)
+    return total
+
+
+NORMED = 7 * 16 + 7 * 32 + 7 * 64  # channels that pass a normalisation in the post-activation net, shortcuts included
+PRENORMED = 6 * 16 + (16 + 5 * 32) + (32 + 5 * 64) + 64
+HEAD = 64 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings", "expected"),
+    [
+        ("mlp", (13,), {}, 13 * 50 + 50 + 50 * 50 + 50 + 50 * 10 + 10),
+        ("mlp", (1, 28, 28), {"hidden": [200], "activation": "tanh"}, 784 * 200 + 200 + 200 * 10 + 10),
+        ("mlp", (5,), {"hidden": ()}, 5 * 10 + 10),
+        ("lenet", (1, 28, 28), {}, 431_080),
+        ("lenet", (3, 32, 32), {}, conv(3, 20, 5) + conv(20, 50, 5) + 1250 * 500 + 500 + 5010),
+        ("lenet", (1, 16, 16), {}, conv(1, 20, 5) + conv(20, 50, 5) + 50 * 500 + 500 + 5010),
+        ("small_cnn", (1, 8, 8), {}, conv(1, 16, 3) + conv(16, 32, 3) + 512 * 10 + 10),
+        ("small_cnn", (1, 28, 28), {}, conv(1, 16, 3) + conv(16, 32, 3) + 512 * 10 + 10),
+        ("small_cnn", (3, 32, 32), {}, conv(3, 16, 3) + conv(16, 32, 3) + 512 * 10 + 10),
+        ("small_cnn", (2, 9, 21), {}, conv(2, 16, 3) + conv(16, 32, 3) + 32 * 4 * 5 * 10 + 10),
+        ("resnet20_frn", (3, 32, 32), {}, 272_474),
+        ("resnet20_frn", (1, 28, 28), {}, resnet_convs(1, bias=False) + 2 * NORMED + HEAD),
+        ("resnet20_frn", (3, 32, 32), {"bias": True, "threshold": True}, 274_042),
+        ("preresnet20", (3, 32, 32), {}, resnet_convs(3, bias=False) + 2 * PRENORMED + HEAD),
+        ("preresnet20", (1, 8, 8), {}, resnet_convs(1, bias=False) + 2 * PRENORMED + HEAD),
+    ],
+)
+def test_outputs_and_number_of_weights(name: str, shape: tuple[int, ...], settings: dict, expected: int):
+    net = networks.build(name, shape, 10, **settings)
+    assert count(net) == expected
+    outputs = net(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)))
+    assert outputs.shape == (3, 10)
+    assert outputs.isfinite().all()
+
+
+def test_published_counts_agree_with_the_sum_over_layers():
+    assert resnet_convs(3, bias=False) + 2 * NORMED + HEAD == 272_474
+    assert resnet_convs(3, bias=True) + 3 * NORMED + HEAD == 274_042
+    assert conv(1, 20, 5) + conv(20, 50, 5) + 800 * 500 + 500 + 500 * 10 + 10 == 431_080
+
+
+@pytest.mark.parametrize("name", ["resnet20_frn", "preresnet20"])
+def test_resnets_halve_the_image_twice_and_end_in_64_features(name: str):
+    outputs, sizes = torch.zeros(2, 3, 32, 32), []
+    for layer in networks.build(name, (3, 32, 32), 10).children():
+        outputs = layer(outputs)
+        sizes.append(tuple(outputs.shape[1:]))
+    assert list(dict.fromkeys(sizes)) == [(16, 32, 32), (32, 16, 16), (64, 8, 8), (64, 1, 1), (64,), (10,)]
+
+
+@pytest.mark.parametrize("threshold", [False, True])
+def test_filter_response_norm_is_its_formula(threshold: bool):
+    generator = torch.Generator().manual_seed(0)
+    norm = networks.FilterResponseNorm2d(4, eps=1e-3, threshold=threshold).double()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_(generator=generator)
+    inputs = torch.randn(2, 4, 3, 5, dtype=torch.float64, generator=generator)
+    actual = norm(inputs)
+    for image in range(2):
+        for channel in range(4):
+            values = inputs[image, channel]
+            power = sum(float(value) ** 2 for value in values.flatten()) / 15
+            expected = norm.weight[channel] * values / math.sqrt(power + 1e-3) + norm.bias[channel]
+            if norm.threshold is not None:
+                expected = torch.clamp(expected, min=norm.threshold[channel].item())
+            torch.testing.assert_close(actual[image, channel], expected, rtol=1e-13, atol=1e-13)
+    assert not list(norm.buffers())
+
+
+def test_filter_response_norm_gradients_by_finite_differences():
+    norm = networks.FilterResponseNorm2d(2).double()
+    inputs = torch.randn(2, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.autograd.gradcheck(norm, (inputs.requires_grad_(),))
+    assert torch.autograd.gradgradcheck(norm, (inputs,))
+
+
+SMALL = {"mlp": (1, 8, 8), "lenet": (1, 16, 16), "small_cnn": (2, 8, 8), "resnet20_frn": (2, 8, 8)}
+
+
+def stacked(name: str, members: int) -> tuple[nn.Module, list[dict[str, torch.Tensor]]]:
+    nets = [networks.build(name, SMALL[name], 3).double() for _ in range(members)]
+    return nets[0], [{key: value.detach() for key, value in net.named_parameters()} for net in nets]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_vmap_over_three_weight_sets_equals_the_loop(name: str):
+    net, weights = stacked(name, 3)
+    inputs = torch.randn(2, *SMALL[name], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    together = {key: torch.stack([one[key] for one in weights]) for key in weights[0]}
+    outputs_MBK = vmap(lambda one: functional_call(net, one, (inputs,)))(together)
+    expected = torch.stack([functional_call(net, one, (inputs,)) for one in weights])
+    torch.testing.assert_close(outputs_MBK, expected, rtol=1e-10, atol=1e-12)
+    assert (expected[0] - expected[1]).abs().min() > 1e-6  # the members do differ
+
+
+def test_vmap_of_preresnet_in_evaluation_mode():
+    nets = [networks.preresnet20((1, 8, 8), 3).double().eval() for _ in range(2)]
+    inputs = torch.randn(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    stack, buffers = torch.func.stack_module_state(nets)
+    outputs = vmap(lambda one, state: functional_call(nets[0], (one, state), (inputs,)))(stack, buffers)
+    torch.testing.assert_close(outputs, torch.stack([net(inputs) for net in nets]), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", networks.names())
+def test_gradients_reach_every_weight(name: str):
+    net = networks.build(name, (1, 16, 16), 3)
+    outputs = net(torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0)))
+    nn.functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0])).backward()
+    for key, parameter in net.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().max() > 0, key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", "resnet20_frn"])
+def test_one_graph_under_compile(name: str):
+    net = networks.build(name, SMALL[name], 3).double()
+    inputs = torch.randn(2, *SMALL[name], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(inputs), net(inputs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", networks.names())
+def test_reset_parameters_draws_the_construction_anew(name: str):
+    torch.manual_seed(5)
+    first = networks.build(name, (1, 16, 16), 3)
+    fresh = networks.build(name, (1, 16, 16), 3)
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.fill_(7.0)
+    torch.manual_seed(5)
+    for module in fresh.modules():
+        if list(module.parameters(recurse=False)):
+            module.reset_parameters()  # pyright: ignore[reportCallIssue]
+    for key, value in first.named_parameters():
+        torch.testing.assert_close(fresh.get_parameter(key), value, rtol=0, atol=0)
+
+
+def test_he_initialisation_has_its_variance():
+    torch.manual_seed(0)
+    net = networks.resnet20_frn((3, 32, 32), 10, bias=True)
+    kernel = net.get_parameter("11.conv2.weight")  # 36,864 values: relative error of the variance sqrt(2 / 36864)
+    ratio = kernel.var() / (2 / (64 * 9))
+    torch.testing.assert_close(ratio, torch.tensor(1.0), rtol=0, atol=5 * math.sqrt(2 / kernel.numel()))
+    assert not net.get_parameter("11.conv2.bias").any()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("lenet", (1, 8, 8), "at least 16x16 pixels; got 8x8"),
+        ("lenet", (1, 28, 15), "at least 16x16 pixels; got 28x15"),
+        ("small_cnn", (1, 7, 8), "at least 8x8 pixels; got 7x8"),
+        ("resnet20_frn", (3, 4, 4), "at least 8x8 pixels; got 4x4"),
+        ("preresnet20", (64,), "must be \\(channels, height, width\\); got \\(64,\\)"),
+        ("lenet", (28, 28), "must be \\(channels, height, width\\); got \\(28, 28\\)"),
+        ("mlp", (), "one or more positive sizes"),
+        ("mlp", (3, 0), "one or more positive sizes"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(name: str, shape: tuple[int, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        networks.build(name, shape, 10)
+
+
+def test_unknown_names_and_settings_suggest_the_close_ones():
+    with pytest.raises(ValueError, match=r"no network 'lenett'\. Did you mean lenet\?"):
+        networks.build("lenett", (1, 28, 28), 10)
+    with pytest.raises(ValueError, match="Choose from: mlp, lenet, small_cnn, resnet20_frn, preresnet20"):
+        networks.build("xyz", (1, 28, 28), 10)
+    with pytest.raises(ValueError, match=r"has no setting 'hiden'\. Did you mean hidden\?"):
+        networks.build("mlp", (4,), 1, hiden=(3,))
+    with pytest.raises(ValueError, match="one of relu, tanh, swish; got 'gelu'"):
+        networks.build("mlp", (4,), 1, activation="gelu")
+    with pytest.raises(ValueError, match="positive widths; got \\(3, 0\\)"):
+        networks.mlp(4, 1, hidden=(3, 0))
+    with pytest.raises(ValueError, match="`num_outputs` must be at least 1; got 0"):
+        networks.mlp(4, 0)

@@ -1,0 +1,84 @@
+import base64
+import os
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from torchbayes.report import Picture, Table, figures, png, savefig, versions, write_report
+from torchbayes.report.files import write_whole
+
+NASTY = "<script>alert('x')</script> & <M>"
+
+
+def figure():
+    return figures.severity_curves({"MAP": np.arange(6.0)[:, None], "SWAG": np.ones((6, 1))}, "NLL")
+
+
+def report(path: Path) -> str:
+    table = Table(["method", "NLL"], [[NASTY, 0.5], ["SWAG", 0.25], ["HMC", 0.25]], NASTY, better={"NLL": "low"})
+    settings = {"method": NASTY, "rank": 20, "lr": 0.01}
+    pictures = [Picture(NASTY, figure(), "how to read <it>")]
+    write_report(path, title=NASTY, lead="one\n\ntwo\nlines", tables=[table], figures=pictures, settings=settings)
+    return path.read_text("utf-8")
+
+
+def test_report_is_one_file_without_links_or_scripts(tmp_path: Path):
+    page = report(tmp_path / "run" / "report.html")
+    assert os.listdir(tmp_path / "run") == ["report.html"]
+    assert not re.search(r"https?:|<script|<link|@import|url\(", page)
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert len(sources) == 1
+    prefix, data = sources[0].split(",")
+    assert prefix == "data:image/png;base64"
+    assert base64.b64decode(data) == png(figure())
+
+
+def test_report_escapes_names_and_marks_ties(tmp_path: Path):
+    page = report(tmp_path / "report.html")
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &lt;M&gt;") == 7
+    assert "how to read &lt;it&gt;" in page
+    assert page.count('class="number best">0.250<') == 2
+    assert 'class="number">0.500<' in page
+    assert page.count("<p>") == 2
+    assert "two lines" in page
+    assert "rank: 20\nlr: 0.01" in page
+    for name, version in versions().items():
+        assert f"{name} {version}\n" in page
+
+
+def test_report_is_the_same_every_time(tmp_path: Path):
+    assert report(tmp_path / "a.html") == report(tmp_path / "b.html")
+
+
+def test_images_may_be_bytes_or_files_and_are_shown_at_one_scale(tmp_path: Path):
+    data = png(figure())
+    path = savefig(figure(), tmp_path / "figure.png")
+    assert path.read_bytes() == data
+    pictures = [Picture("bytes", data, ""), Picture("file", path, ""), Picture("name", str(path), "")]
+    page = write_report(tmp_path / "r.html", title="t", figures=pictures).read_text("utf-8")
+    assert page.count(base64.b64encode(data).decode()) == 3
+    assert page.count('width="540"') == 3  # 5.4 inches
+    with pytest.raises(ValueError, match="'x' must be a PNG; its first bytes are b'GIF89a'"):
+        write_report(tmp_path / "r.html", title="t", figures=[Picture("x", b"GIF89a", "")])
+
+
+def test_files_are_whole_or_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_whole(tmp_path / "a", b"old")
+
+    def broken(*_: object) -> None:
+        raise OSError("disk")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="disk"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_drawing_and_saving_leave_the_settings_of_matplotlib_alone(tmp_path: Path):
+    before = dict(mpl.rcParams)
+    savefig(figure(), tmp_path / "f.png")
+    assert dict(mpl.rcParams) == before
