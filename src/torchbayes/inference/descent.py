@@ -119,7 +119,7 @@ def descend(
     # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
     now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
     seeds = [mix(seed, _DROPOUT, now.step) for seed in now.seeds]
-    loss_M, gradient_MD = density.loss(density(now.weights_MD, batch, buffers=now.buffers, seeds=seeds))
+    loss_M, gradient_MD = density.loss(now.weights_MD, batch, buffers=now.buffers, seeds=seeds)
     # one pass over the gradient: a sum of squares is finite exactly when its terms are, short of overflow
     finite_M = torch.isfinite(loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
     if not finite_M.all():

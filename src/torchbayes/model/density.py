@@ -124,6 +124,48 @@ class LogDensity:
         Raises:
             ValueError: if there is neither a batch nor data.
         """
+        return self._scaled(1.0, weights_MD, batch, buffers, seeds)
+
+    def loss(
+        self,
+        weights_MD: Tensor,
+        batch: Batch | None = None,
+        *,
+        buffers: Buffers | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> Value:
+        """Return the objective of optimisers: the negative log joint density per observation, T removed.
+
+        loss = −(T/N) log p_T(w, D) for a tempered joint density: the mode does not depend on T, and a learning rate
+        keeps its usual meaning. With likelihood-only tempering the loss is −log p_T(w, D)/N.
+
+        Args:
+            weights_MD: tensor (M, D).
+            batch: as in a call.
+            buffers: as in a call.
+            seeds: as in a call.
+
+        Returns:
+            `Value(loss_M, gradient_MD)`, in nats per observation.
+        """
+        temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
+        return self._scaled(-temperature / self.num_data, weights_MD, batch, buffers, seeds)
+
+    def _scaled(
+        self,
+        factor: float,
+        weights_MD: Tensor,
+        batch: Batch | None,
+        buffers: Buffers | None,
+        seeds: Sequence[int] | None,
+    ) -> Value:
+        """Return `factor` times the log density and its gradient.
+
+        The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
+
+        Raises:
+            ValueError: if there is neither a batch nor data.
+        """
         if batch is None and self.data is None:
             raise ValueError("a batch is needed: this density was made without `data`.")
         rows = self.num_data if batch is None else batch.targets.shape[1]
@@ -131,35 +173,17 @@ class LogDensity:
         value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
         gradient_MD: Tensor | None = None
         for part in self._parts(batch):
-            call = _Call(weights_MD, part, batch is None, buffers, seeds)
+            call = _Call(weights_MD, part, batch is None, buffers, seeds, factor * scale.likelihood)
             if self.plan is None:
                 self.plan = _choose(lambda way, own, call=call: self._run(way, call._replace(buffers=own)), call, self)
             total_M, part_MD = self._run(self.plan.way, call)
             value_M += total_M
             gradient_MD = part_MD if gradient_MD is None else gradient_MD.add_(part_MD)
         assert gradient_MD is not None  # num_data is at least 1, so there was a part
-        gradient_MD.mul_(scale.likelihood)
-        self.model.prior.add_gradient_(gradient_MD, weights_MD, scale.prior)
+        self.model.prior.add_gradient_(gradient_MD, weights_MD, factor * scale.prior)
         with torch.no_grad():
-            log_prior_M = self.model.log_prior(weights_MD)
-        return Value(scale.likelihood * value_M + scale.prior * log_prior_M.double(), gradient_MD)
-
-    def loss(self, value: Value) -> Value:
-        """Return the objective of optimisers: the negative log joint density per observation, T removed.
-
-        loss = −(T/N) log p_T(w, D) for a tempered joint density: the mode does not depend on T, and a learning rate
-        keeps its usual meaning. With likelihood-only tempering the loss is −log p_T(w, D)/N.
-
-        Args:
-            value: what calling the density returned; its gradient is overwritten.
-
-        Returns:
-            loss (M,) in nats per observation, and its gradient (M, D).
-        """
-        factor = -1.0 / self.num_data
-        if self.model.tempering == "joint":
-            factor *= self.model.temperature
-        return Value(value.log_density * factor, value.gradient.mul_(factor))
+            log_prior_M = self.model.log_prior(weights_MD).double()
+        return Value(value_M + factor * scale.prior * log_prior_M, gradient_MD)
 
     def _parts(self, batch: Batch | None) -> Iterator[Batch]:
         """Yield the minibatch, or the full data in chunks."""
@@ -171,7 +195,7 @@ class LogDensity:
             yield self.data.map(lambda t, where=where: t[where])  # type: ignore[union-attr]
 
     def _run(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
-        """Return Σ_b log p(y_b|f_b) of each member (M,) and its gradient (M, D)."""
+        """Return scale · Σ_b log p(y_b|f_b) of each member (M,) and its gradient (M, D)."""
         with self.model.network.training() if self.training else nullcontext():
             return self._loop(call) if way == "loop" else self._stacked(way, call)
 
@@ -183,8 +207,8 @@ class LogDensity:
             stack = self._compiled
         leaf = call.weights_MD.detach().requires_grad_()
         total_M = stack(leaf, call.batch, call.buffers or {})
-        (gradient_MD,) = torch.autograd.grad(total_M.sum(), leaf)
-        return total_M.detach(), gradient_MD
+        (gradient_MD,) = torch.autograd.grad(total_M.sum() * call.scale, leaf)
+        return total_M.detach().double() * call.scale, gradient_MD
 
     def _loop(self, call: _Call) -> tuple[Tensor, Tensor]:
         totals, gradients = [], []
@@ -195,8 +219,8 @@ class LogDensity:
             own = {n: b[m] for n, b in call.buffers.items()} if call.buffers else None
             with seeded(call.seeds[m], leaf.device) if call.seeds else nullcontext():
                 total = self.model.log_likelihood(leaf, rows, own).sum()
-            gradients.append(torch.autograd.grad(total, leaf)[0])
-            totals.append(total.detach())
+            gradients.append(torch.autograd.grad(total * call.scale, leaf)[0])
+            totals.append(total.detach().double() * call.scale)
         return torch.stack(totals), gradients[0].unsqueeze(0) if len(gradients) == 1 else torch.stack(gradients)
 
 
@@ -208,6 +232,7 @@ class _Call(NamedTuple):
     shared: bool
     buffers: Buffers | None
     seeds: Sequence[int] | None
+    scale: float
 
 
 def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: LogDensity) -> Plan:

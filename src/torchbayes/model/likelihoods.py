@@ -60,15 +60,21 @@ class Likelihood(Protocol):
         ...
 
 
-def _per_datum(elementwise: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum over the axes of the targets behind the batch axis."""
-    extra = targets.ndim - 1
+def _per_datum(elementwise: Tensor, targets: Tensor, event: int = 0) -> Tensor:
+    """Return the sum over the axes of the targets behind the batch axis; the last `event` ones are summed already."""
+    extra = targets.ndim - 1 - event
     return elementwise.flatten(-extra).sum(-1) if extra > 0 else elementwise
 
 
 def _like(targets: Tensor, width: int) -> Tensor:
     """Return targets (B,) with the trailing axis of one-column outputs, lest they broadcast to (B, B)."""
     return targets.unsqueeze(-1) if targets.ndim == 1 and width == 1 else targets
+
+
+def _aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
+    """Return targets (B,) with the trailing axis of a distribution that kept that of its one-column outputs."""
+    batch = distribution.batch_shape
+    return _like(targets, batch[-1]) if len(batch) == ndim and not distribution.event_shape else targets
 
 
 def _check_shape(targets: Tensor, shape: torch.Size) -> None:
@@ -160,7 +166,8 @@ class Bernoulli:
         """
         _check_shape(targets, outputs.shape)
         if not ((targets == 0) | (targets == 1)).all():
-            raise ValueError(f"binary targets must be 0 or 1; got values up to {targets.max().item()}.")
+            seen = f"{targets.min().item():g}..{targets.max().item():g}"
+            raise ValueError(f"binary targets must be 0 or 1; got values in {seen}.")
 
 
 @dataclass(frozen=True)
@@ -186,6 +193,8 @@ class Gaussian:
                 raise ValueError(f"`scale` must be a number, a tuple of numbers or 'learned'; got {self.scale!r}.")
         elif min(self.scale if isinstance(self.scale, tuple) else (self.scale,)) <= 0:
             raise ValueError(f"`scale` must be positive; got {self.scale}.")
+        if not self.initial > 0:
+            raise ValueError(f"`initial` must be positive; got {self.initial}.")
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return the log scale when it is learned."""
@@ -335,7 +344,8 @@ class Custom:
     """Any function of the outputs that returns a torch Distribution. `Model` wraps a bare callable in it.
 
     Attributes:
-        function: outputs (..., B, K) -> Distribution whose batch shape starts with (..., B).
+        function: outputs (..., B, K) -> Distribution over targets: batch shape (..., B) or (..., B, more), with any
+            event shape behind. Made with `validate_args=False` it can be vectorised over members.
     """
 
     function: Callable[[Tensor], Distribution]
@@ -351,18 +361,24 @@ class Custom:
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = _NONE) -> Tensor:
         """Return the distribution's log probability, summed over every axis behind B."""
-        value = self.distribution(outputs, parameters).log_prob(targets)
-        return value.flatten(outputs.ndim - 1).sum(-1) if value.ndim >= outputs.ndim else value
+        distribution = self.distribution(outputs, parameters)
+        targets = _aligned(targets, distribution, outputs.ndim)
+        return _per_datum(distribution.log_prob(targets), targets, len(distribution.event_shape))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Check that one log probability per datum comes out.
+        """Check that the distribution is one over these targets, and has the rows in its batch shape.
 
         Raises:
-            ValueError: if the log probability of the targets does not have one value per datum.
+            ValueError: if its shape is not the targets'.
+            TypeError: if the function gives something other than a Distribution.
         """
-        shape = self.log_prob(outputs, targets).shape
-        if shape != outputs.shape[:1]:
+        given = self.distribution(outputs)
+        if not isinstance(given, Distribution):
+            raise TypeError(f"a custom likelihood must return a torch Distribution; got {type(given).__name__}.")
+        batch, event = given.batch_shape, given.event_shape
+        if batch[:1] != outputs.shape[:1] or _aligned(targets, given, outputs.ndim).shape != batch + event:
             raise ValueError(
-                f"the custom likelihood must give one log probability per datum, shape {tuple(outputs.shape[:1])}; "
-                f"got {tuple(shape)} for targets of shape {tuple(targets.shape)}."
+                f"the custom likelihood must give a distribution over targets of shape {tuple(targets.shape)}, with "
+                f"the {len(outputs)} rows in its batch shape; got batch shape {tuple(batch)} and event shape "
+                f"{tuple(event)}. Reshape the targets or the distribution."
             )

@@ -90,11 +90,15 @@ class Model:
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
+            TypeError: if the likelihood is a class where an object is needed.
         """
         if not temperature > 0:
             raise ValueError(f"`temperature` must be positive; got {temperature}.")
         if tempering not in {"joint", "likelihood"}:
             raise ValueError(f"`tempering` must be 'joint' or 'likelihood'; got {tempering!r}.")
+        if isinstance(likelihood, type) and isinstance(likelihood, Likelihood):
+            name = likelihood.__name__
+            raise TypeError(f"a likelihood must be an object; got the class {name}. Write {name}().")
         self.network = Network(network, random)
         self.likelihood: Likelihood = likelihood if isinstance(likelihood, Likelihood) else Custom(likelihood)
         self._learned = self.likelihood.parameters()

@@ -66,9 +66,16 @@ class Normal:
         """Return −½((w − loc)/scale)² − log(scale √2π), elementwise."""
         return -0.5 * ((weights - self.loc) / self.scale) ** 2 - math.log(self.scale * math.sqrt(2 * math.pi))
 
-    def gradient(self, weights: Tensor) -> Tensor:
-        """Return d log p / dw = −(w − loc)/scale², elementwise."""
-        return (weights - self.loc) * (-1.0 / self.scale**2)
+    def total(self, weights: Tensor) -> Tensor:
+        """Return Σ log p over the last axis, in one pass over the weights."""
+        centred = weights - self.loc if self.loc else weights
+        squares = (centred.unsqueeze(-2) @ centred.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+        constant = weights.shape[-1] * math.log(self.scale * math.sqrt(2 * math.pi))
+        return squares * (-0.5 / self.scale**2) - constant
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add scale · d log p / dw = −scale (w − loc)/scale_prior² to `gradient` in place, in one pass."""
+        gradient.add_(weights - self.loc if self.loc else weights, alpha=-scale / self.scale**2)
 
 
 @dataclass(frozen=True)
@@ -179,9 +186,12 @@ class Flat:
         """Return zeros, elementwise."""
         return torch.zeros_like(weights)
 
-    def gradient(self, weights: Tensor) -> Tensor:
-        """Return zeros, elementwise."""
-        return torch.zeros_like(weights)
+    def total(self, weights: Tensor) -> Tensor:
+        """Return zeros, without the last axis."""
+        return weights.new_zeros(weights.shape[:-1])
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Leave `gradient` as it is."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +223,7 @@ class Univariate:
     """Any univariate torch Distribution as the prior of every weight.
 
     Attributes:
-        distribution: a Distribution with empty event shape whose batch shape broadcasts to the weights.
+        distribution: a Distribution with empty event and batch shape.
     """
 
     distribution: Distribution
@@ -242,7 +252,8 @@ class BoundPrior:
             rules: one prior for all, or glob -> prior, first match wins.
 
         Raises:
-            ValueError: if a parameter matches no glob, or a glob matches no parameter.
+            ValueError: if a parameter matches no glob or a glob no parameter, or a Distribution is not univariate.
+            TypeError: if a prior has no log density.
         """
         table = rules if isinstance(rules, Mapping) else {"*": rules}
         unused = [glob for glob in table if not layout.select(glob)]
@@ -272,7 +283,7 @@ class BoundPrior:
         Returns:
             Tensor (...), in nats.
         """
-        parts = [segment.prior.log_prob(weights[..., segment.where]).sum(-1) for segment in self.segments]
+        parts = [_total(segment.prior, weights[..., segment.where]) for segment in self.segments]
         return torch.stack(parts).sum(0)
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
@@ -284,20 +295,29 @@ class BoundPrior:
             scale: factor on the prior's gradient.
         """
         for segment in self.segments:
-            part = weights[..., segment.where]
-            if isinstance(segment.prior, Flat):
-                continue
-            if isinstance(segment.prior, Normal):
-                own = segment.prior.gradient(part)
+            part, into = weights[..., segment.where], gradient[..., segment.where]
+            if isinstance(segment.prior, Normal | Flat):
+                segment.prior.add_gradient_(into, part, scale)
             else:
                 with torch.enable_grad():
                     leaf = part.detach().requires_grad_()
                     (own,) = torch.autograd.grad(segment.prior.log_prob(leaf).sum(), leaf)
-            gradient[..., segment.where].add_(own, alpha=scale)
+                into.add_(own, alpha=scale)
+
+
+def _total(prior: Prior, weights: Tensor) -> Tensor:
+    return prior.total(weights) if isinstance(prior, Normal | Flat) else prior.log_prob(weights).sum(-1)
 
 
 def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
+    if isinstance(prior, type):
+        raise TypeError(f"a prior must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
     if isinstance(prior, Distribution):
+        if prior.event_shape or prior.batch_shape.numel() != 1:
+            raise ValueError(
+                f"a prior must be univariate; got batch shape {tuple(prior.batch_shape)} and event shape "
+                f"{tuple(prior.event_shape)}. Give one Distribution per glob."
+            )
         return Univariate(prior)
     if isinstance(prior, ShapedPrior):
         return prior.resolve(shape)
