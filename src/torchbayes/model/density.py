@@ -88,12 +88,14 @@ class LogDensity:
             training: whether the network runs in training mode.
 
         Raises:
-            ValueError: if `plan` is unknown or a size is not positive.
+            ValueError: if `plan` is unknown, a size is not positive, or the data do not have N rows.
         """
         if num_data < 1 or chunk_size < 1:
             raise ValueError(f"`num_data` and `chunk_size` must be at least 1; got {num_data} and {chunk_size}.")
         if isinstance(plan, str) and plan not in {*WAYS, "auto"}:
             raise ValueError(f"`plan` must be one of auto, {', '.join(WAYS)}; got {plan!r}.")
+        if data is not None and data.size != num_data:
+            raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
         self.model, self.num_data, self.data = model, num_data, data
         self.training, self.chunk_size = training, chunk_size
         if isinstance(plan, Plan):
@@ -115,7 +117,8 @@ class LogDensity:
         Args:
             weights_MD: tensor (M, D).
             batch: one minibatch per member, every tensor (M, B, ...); None means all of `data`, shared by the members.
-            buffers: the network's buffers, each (M, ...), changed in place in training mode; its own if None.
+            buffers: the network's buffers, each (M, ...), changed in place in training mode; if None its own,
+                of which copies take the change.
             seeds: M seeds for a network that draws random numbers in training mode (dropout).
 
         Returns:
@@ -168,6 +171,8 @@ class LogDensity:
         """
         if batch is None and self.data is None:
             raise ValueError("a batch is needed: this density was made without `data`.")
+        if buffers is None and self.training:  # else the network's own would move
+            buffers = self.model.network.stacked_buffers(len(weights_MD))
         rows = self.num_data if batch is None else batch.targets.shape[1]
         scale = self.model.scales(self.num_data, rows)
         value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
@@ -246,8 +251,10 @@ def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: 
         times = []
         for _ in range(4):
             own = {n: b.clone() for n, b in call.buffers.items()} if call.buffers else None
+            _wait(call.weights_MD.device)
             start = time.perf_counter()
             run(way, own)
+            _wait(call.weights_MD.device)
             times.append(time.perf_counter() - start)
         return min(times[1:])
 
@@ -260,6 +267,12 @@ def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: 
     if faster > _MARGIN:
         return Plan("vmap", f"stacked members ran {faster:.2f} times faster than a loop", seconds)
     return Plan("loop", f"stacked members ran only {faster:.2f} times faster than a loop", seconds)
+
+
+def _wait(device: torch.device) -> None:
+    """Wait for a GPU, whose work is only queued when a call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _stochastic(model: Model, call: _Call) -> bool:

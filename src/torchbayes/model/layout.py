@@ -29,6 +29,10 @@ class Layout:
 
     shapes: Mapping[str, tuple[int, ...]]
 
+    def __post_init__(self) -> None:
+        # filled now: torch.compile cannot trace the lock that Python 3.11 takes around a cached property's first use
+        _ = self.size, self.slices
+
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
         """Return the layout of named tensors, in their order.

@@ -74,8 +74,12 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
         raise ValueError(f"{path} is damaged or not a safetensors file ({error}). Restore it or fit again.") from error
     if _KEY not in metadata:
         raise ValueError(f"{path} is a safetensors file without a torchbayes header; it cannot be read as one.")
-    header = json.loads(metadata[_KEY])
-    if header["format"] > FORMAT:
+    try:
+        header = json.loads(metadata[_KEY])
+        newer = header["format"] > FORMAT
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: its header cannot be read ({error}). Restore it or fit again.") from error
+    if newer:
         raise ValueError(
             f"{path} has format {header['format']}; this version reads up to {FORMAT}. Upgrade torchbayes to read it."
         )

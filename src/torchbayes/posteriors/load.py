@@ -33,15 +33,16 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {', '.join(KINDS)}.")
-    saved = Layout({name: tuple(shape) for name, shape in header["layout"].items()})
-    said = model.layout.differences(saved)
-    if said:
-        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
-        raise ValueError(
-            f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
-        )
-    posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
-    return dataclasses.replace(
-        posterior, buffers_M=buffers or None, statistics_known=header["statistics_known"], calibration=calibration
-    )
+    try:
+        said = model.layout.differences(Layout({n: tuple(shape) for n, shape in header["layout"].items()}))
+        if said:
+            more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+            raise ValueError(
+                f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
+            )
+        posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
+        known = header["statistics_known"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: its parts do not fit ({error}). Restore it or fit again.") from error
+    return dataclasses.replace(posterior, buffers_M=buffers or None, statistics_known=known, calibration=calibration)

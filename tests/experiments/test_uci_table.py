@@ -1,0 +1,161 @@
+"""The UCI experiment on made-up files: scores in raw units, resuming by split, worker processes, every verdict."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import torchbayes as tb
+from torchbayes.data import load
+from torchbayes.experiments import reproduce
+from torchbayes.experiments import uci_table as module
+
+TINY = module.Recipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, start=0.4, rank=2, draws=2)
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path_factory, monkeypatch):
+    """Two made-up sets of 60 rows and 3 features with 2 splits, targets in the hundreds."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "uci_regression").mkdir()
+    rng = np.random.default_rng(0)
+    for stem in ("boston_housing", "yacht"):
+        inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
+        targets = 500 + 80 * inputs[:, 0] + rng.normal(0, 20, 60)
+        orders = np.stack([rng.permutation(60) for _ in range(2)])
+        np.savez(
+            root / "uci_regression" / f"{stem}.npz",
+            data=np.column_stack([inputs, targets]),
+            feature_columns=np.arange(3),
+            target_column=np.array(3),
+            train_index=orders[:, :54],
+            test_index=orders[:, 54:],
+        )
+    monkeypatch.setenv("TORCHBAYES_DATA", str(root))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield root
+    torch.set_num_threads(before)
+
+
+def test_scores_are_in_the_units_of_the_file():
+    found = module.split_scores(TINY, "boston", 1, seed=5)
+    data = load("uci_boston", split=1)
+    model = tb.Model(module.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
+    ensemble = tb.fit(model, data.train, TINY.ensemble(), seed=5, callbacks=())
+    average = tb.predict(ensemble, data.test.inputs)
+    assert data.target_standardise is not None
+    scale = data.target_standardise.scale.double()
+    mean = data.target_standardise.inverse(average.mean).double()
+    deviation = average.variance.double().sqrt() * scale
+    targets = data.target_standardise.inverse(data.test.targets).double()
+    rmse = (mean - targets).square().mean().sqrt().item()
+    nll = -torch.distributions.Normal(mean, deviation).log_prob(targets).mean().item()
+    assert found["ensemble"]["rmse"] == pytest.approx(rmse, rel=1e-5)
+    assert found["ensemble"]["nll_gaussian"] == pytest.approx(nll, rel=1e-5)
+    assert found["ensemble"]["nll"] == pytest.approx(
+        -average.log_prob(data.test.targets).mean().item() + math.log(scale), rel=1e-5
+    )
+    alone = [tb.evaluate(tb.Point(model, w[None]), data.test, target_scale=float(scale)) for w in ensemble.sample(2)]
+    assert found["single"]["rmse"] == pytest.approx(np.mean([one.metrics["rmse"] for one in alone]), rel=1e-5)
+
+
+def test_two_heads_are_one_layer_with_two_outputs():
+    two = module.TwoHeads(3, 50)
+    one = torch.nn.Linear(50, 2)
+    with torch.no_grad():
+        one.weight.copy_(torch.cat([two.mean.weight, two.noise.weight]))
+        one.bias.copy_(torch.cat([two.mean.bias, two.noise.bias]))
+        inputs = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(two(inputs), one(torch.relu(two.hidden(inputs))))
+
+
+def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
+    first = module.run(TINY, 0, tmp_path)
+    assert np.shape(first["yacht"]["MultiSWAG"]["rmse"]) == (2,)
+    marked = tmp_path / "boston" / "split_1.json"
+    scores = json.loads(marked.read_text())
+    scores["ensemble"]["rmse"] = -7.0
+    marked.write_text(json.dumps(scores))
+    (tmp_path / "yacht" / "split_0.json").unlink()
+    again = module.run(TINY, 0, tmp_path)
+    assert again["boston"]["ensemble"]["rmse"] == [first["boston"]["ensemble"]["rmse"][0], -7.0]
+    assert again["yacht"] == first["yacht"]
+    assert module.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
+
+
+def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHBAYES_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="TORCHBAYES_DATA"):
+        module.run(module.Recipe(), 0, tmp_path / "seed_0")
+    assert len(list(tmp_path.iterdir())) == 0
+
+
+@pytest.mark.slow
+def test_worker_processes_change_no_number(tmp_path):
+    alone = module.run(TINY, 0, tmp_path / "one")
+    torch.set_num_threads(2)
+    assert module.run(TINY, 0, tmp_path / "two") == alone
+    assert torch.get_num_threads() == 2
+
+
+def made_up(*, shift=0.0, noise=0.05, splits=20):
+    """Scores of boston around the published means of the ensemble, `shift` published error bars above them."""
+    rng = np.random.default_rng(0)
+    values = {}
+    for method in module.METHODS:
+        values[method] = {"nll": np.zeros(splits).tolist()}
+        for metric, (mean, bar) in module.PUBLISHED["boston"].items():
+            values[method][metric] = (mean + shift * bar + noise * rng.normal(size=splits)).tolist()
+    return {"boston": values}
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [
+        ({"shift": 0.0}, "holds"),
+        ({"shift": 0.7}, "holds"),
+        ({"shift": 1.6}, "does not hold"),
+        ({"shift": 1.0}, "inconclusive"),
+        ({"shift": 0.5, "noise": 2.0}, "inconclusive"),
+        ({"shift": 0.0, "splits": 1}, "inconclusive"),
+    ],
+)
+def test_every_verdict_is_reached(settings, outcome):
+    found = module.summarise([made_up(**settings)])
+    assert found.verdict.outcome == outcome
+    assert len(found.verdict.parts) == 4
+
+
+def test_replicates_are_averaged_before_the_spread_over_splits_is_taken():
+    low, high = made_up(splits=4), made_up(splits=4)
+    low["boston"]["ensemble"]["rmse"] = [1.0, 2.0, 3.0, 4.0]
+    high["boston"]["ensemble"]["rmse"] = [3.0, 4.0, 5.0, 6.0]
+    table = module.summarise([low, high]).tables[2]
+    assert table.columns[0] == "test RMSE"
+    mean, error = table.rows[0][2]  # type: ignore[misc]
+    assert mean == pytest.approx(3.5)
+    assert error == pytest.approx(np.std([2.0, 3.0, 4.0, 5.0], ddof=1) / 2)
+    assert table.rows[0][4] == (3.28, 1.0)
+
+
+def test_end_to_end(tmp_path):
+    experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
+    path = reproduce(experiment, seeds=1, directory=tmp_path)
+    page = (path.parent / "page.md").read_text("utf-8")
+    assert "boston: RMSE of MultiSWAG no worse than 3.28 + 1" in page
+    assert "| yacht |" in page
+    assert "| 1.58 ± 0.48 |" in page
+    assert len(list(tmp_path.glob("figure_*.png"))) == 2
+    assert json.loads((tmp_path / "results.json").read_text())["verdict"]["outcome"] == "does not hold"
+
+
+def test_the_small_recipe_covers_the_four_sets_and_the_paper_one_all():
+    small, paper = (module.EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
+    assert small.sets == ("boston", "concrete", "energy", "yacht")
+    assert set(paper.sets) == set(module.PUBLISHED)
+    assert replace(paper, sets=small.sets) == small
+    assert (small.splits, small.members) == (20, 5)

@@ -1,0 +1,160 @@
+"""Every member of every noun, once: a new method, posterior or network is one line here and must keep all laws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from torchbayes.inference.method import Method
+from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
+from torchbayes.model.seeds import seeded
+from torchbayes.posteriors.posterior import Posterior
+
+ROWS, CLASSES = 24, 3
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.second(torch.tanh(self.first(inputs))))
+
+
+class Nested(nn.Module):
+    """Blocks inside blocks, with a residual connection and a parameter outside any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"block": nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4)))})
+        self.gain = nn.Parameter(torch.empty(4))
+        self.head = nn.Linear(4, CLASSES)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.gain, 0.5, 1.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(inputs + self.gain * self.body["block"](inputs))
+
+
+def conv_batch_norm() -> nn.Module:
+    """Convolution, batch norm, linear head."""
+    layers = (nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4, CLASSES))
+    return nn.Sequential(*layers)
+
+
+def frozen_backbone() -> nn.Module:
+    """A backbone with batch norm and dropout that keeps its weights, under a head that learns."""
+    backbone = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Tanh()).requires_grad_(False)
+    return nn.Sequential(backbone, nn.Linear(5, CLASSES))
+
+
+@dataclass(frozen=True)
+class Net:
+    """How to make a network, and the shape of one of its inputs."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (4,)
+
+
+NETWORKS: dict[str, Net] = {
+    "mlp": Net(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))),
+    "conv_batch_norm": Net(conv_batch_norm, (1, 4, 4)),
+    "tied": Net(Tied),
+    "nested": Net(Nested),
+    "frozen": Net(frozen_backbone),
+    "dropout": Net(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, CLASSES))),
+}
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "map_sgd": partial(tb.MAP, optimizer=tb.SGD(lr=0.1, nesterov=True)),
+    "map_adam": partial(tb.MAP, optimizer=tb.Adam(lr=0.05), schedule=tb.Constant()),
+    "map_adamw": partial(tb.MAP, optimizer=tb.AdamW(lr=0.05, weight_decay=0.1)),
+    "swa": partial(tb.SWA, averaging_lr=0.05, per_epoch=2),
+    "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
+    "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, start=0.2),
+}
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers; float32 ones are the rounded float64 ones."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def made(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A network of the registry, always with the same weights."""
+    with seeded(1):
+        return NETWORKS[name].make().to(dtype)
+
+
+def model_of(name: str = "mlp", dtype: torch.dtype = torch.float64, **settings: Any) -> tb.Model:
+    """A classifier on a network of the registry."""
+    return tb.Model(made(name, dtype), tb.likelihoods.Categorical(), tb.priors.Normal(1.0), **settings)
+
+
+def rows_of(name: str = "mlp", dtype: torch.dtype = torch.float64, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    """Inputs and classes that a network of the registry can take."""
+    inputs = normal(rows, *NETWORKS[name].shape, seed=2, dtype=dtype)
+    return inputs, inputs.flatten(1)[:, :CLASSES].argmax(1)
+
+
+def _point(model: tb.Model, members: int) -> tb.Point:
+    return tb.Point(model, _weights(model, members))
+
+
+def _gaussian(model: tb.Model, members: int) -> tb.Gaussian:
+    return tb.Gaussian(model, _weights(model, members), Diagonal(_weights(model, members, seed=4) ** 2 + 0.1))
+
+
+def _low_rank(model: tb.Model, members: int) -> tb.Gaussian:
+    factor = _weights(model, members * 3, seed=5).unflatten(0, (members, 3))
+    covariance = LowRankPlusDiagonal(_weights(model, members, seed=4) ** 2 + 0.1, factor)
+    return tb.Gaussian(model, _weights(model, members), covariance)
+
+
+def _draws(model: tb.Model, members: int) -> tb.Draws:
+    return tb.Draws(model, _weights(model, members * 12).unflatten(0, (members, 12)))
+
+
+def _weights(model: tb.Model, rows: int, seed: int = 3) -> Tensor:
+    return normal(rows, model.layout.size, seed=seed, dtype=model.network.dtype)
+
+
+POSTERIORS: dict[str, Callable[[tb.Model, int], Posterior]] = {
+    "point": _point,
+    "gaussian_diagonal": _gaussian,
+    "gaussian_low_rank": _low_rank,
+    "draws": _draws,
+}
+
+
+def losses(directory: Path) -> list[dict[str, Any]]:
+    """The log of a run without its clock."""
+    records = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Two sets of named tensors are equal bit for bit."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def everything(posterior: Posterior) -> dict[str, Tensor]:
+    """All tensors of a posterior, buffers included."""
+    return {**posterior.tensors(), **(posterior.buffers_M or {})}

@@ -1,0 +1,62 @@
+"""A run killed with SIGKILL at random moments and resumed equals the uninterrupted run bit for bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchbayes as tb
+from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
+from torchbayes.posteriors.posterior import Posterior
+
+SCRIPT = """
+import time
+import sys
+import tests.laws.test_killed_runs as here
+import torchbayes.inference.run
+torchbayes.inference.run._EVERY = 0.01  # seconds between checkpoints
+here.run(sys.argv[1], callbacks=[lambda event: time.sleep(0.02)])
+"""
+TRIALS, METHOD = 5, tb.SWAG(members=2, epochs=40, batch_size=2, rank=4, plan="loop")
+
+
+def run(directory: str | Path, callbacks: Sequence[Callable[[tb.Event], object]] = ()) -> Posterior:
+    """Start or continue one fit."""
+    return tb.fit(model_of(), rows_of(), METHOD, seed=11, directory=directory, resume=True, callbacks=callbacks)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    expected = run(tmp_path / "whole")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    inputs, _ = rows_of()
+    chance, kills = random.Random(0), 0
+    for trial in range(TRIALS):
+        directory = tmp_path / str(trial)
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(directory)], env=environment)
+            try:
+                _wait_for(directory / "config.json")
+                time.sleep(chance.uniform(0, 1.2))
+            finally:
+                process.send_signal(signal.SIGKILL)
+            kills += process.wait() == -signal.SIGKILL
+        found = run(directory)
+        assert_same_tensors(everything(found), everything(expected))
+        assert losses(directory) == losses(tmp_path / "whole")
+        assert torch.equal(found.functions(6)(inputs), expected.functions(6)(inputs))
+    assert kills >= TRIALS  # else the runs were over before they were killed, and nothing was tested
+
+
+def _wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, "the run did not start"
+        time.sleep(0.01)

@@ -1,0 +1,228 @@
+"""Laws that every method keeps, on every network."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import torchbayes as tb
+from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, rows_of
+from torchbayes.inference import run as run_module
+from torchbayes.inference.batches import as_source
+from torchbayes.inference.checkpoint import flatten
+from torchbayes.inference.method import Method
+from torchbayes.model.seeds import member_seeds
+from torchbayes.posteriors.posterior import Posterior
+
+Make = Callable[..., Method]
+STEPS = 5 * 4  # epochs times batches of an epoch
+SMALL = {"epochs": 5, "batch_size": 6, "plan": "loop"}
+
+methods = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+networks = pytest.mark.parametrize("network", NETWORKS)
+
+
+def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **settings: Any) -> Posterior:
+    """One small fit; `resume` goes to `fit`, other settings to the method."""
+    resume = settings.pop("resume", False)
+    method = make(**{**SMALL, "members": 2, **settings})
+    data, model = rows_of(network), model_of(network)
+    return tb.fit(model, data, method, seed=7, directory=directory, resume=resume, callbacks=())
+
+
+def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None:
+    """Let the method be interrupted, as by Ctrl-C, instead of taking step number `steps`."""
+    kind = type(make())
+    step, taken = kind.step, itertools.count()
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(taken) == steps:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(kind, "step", interrupted)
+
+
+def keep_every(monkeypatch: pytest.MonkeyPatch, seconds_per_look: float) -> None:
+    """Let the clock of checkpoints advance at every look: 10 makes one a step, 2 one in a few."""
+    ticks = itertools.count(step=seconds_per_look)
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+
+
+@methods
+@networks
+@pytest.mark.parametrize("tick", [2.0, 10.0])
+def test_interrupted_and_resumed_equals_uninterrupted(
+    make: Make, network: str, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fitted(make, network, tmp_path / "whole")
+    keep_every(monkeypatch, tick)
+    for attempt in range(2):
+        # the first is interrupted anywhere, the second at the start of an epoch
+        steps = random.Random(f"{network}{tick}").randrange(STEPS) if attempt == 0 else 8
+        directory = tmp_path / str(attempt)
+        with monkeypatch.context() as inside:
+            break_after(inside, make, steps)
+            with pytest.raises(KeyboardInterrupt):
+                fitted(make, network, directory)
+        assert not (directory / "posterior.safetensors").exists()
+        resumed = fitted(make, network, directory, resume=True)
+        assert_same_tensors(everything(resumed), everything(expected))
+        assert losses(directory) == losses(tmp_path / "whole")
+
+
+@methods
+@pytest.mark.parametrize("tick", [0.0, 10.0])
+def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = fitted(make, directory=tmp_path / "whole")
+    keep_every(monkeypatch, tick)
+
+    def stop(event: tb.Event) -> None:
+        if event.epoch == 3:
+            raise KeyboardInterrupt
+
+    method = make(members=2, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        tb.fit(model_of(), rows_of(), method, seed=7, directory=tmp_path / "cut", callbacks=[stop])
+    # without a checkpoint there is nothing to go on from, so the run starts afresh
+    assert (tmp_path / "cut" / "checkpoint.safetensors").exists() == (tick > 0)
+    resumed = fitted(make, directory=tmp_path / "cut", resume=True)
+    assert_same_tensors(everything(resumed), everything(expected))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+@methods
+def test_resuming_a_finished_run_changes_nothing(make: Make, tmp_path: Path) -> None:
+    expected = fitted(make, directory=tmp_path)
+    before = losses(tmp_path)
+    assert_same_tensors(everything(fitted(make, directory=tmp_path, resume=True)), everything(expected))
+    assert losses(tmp_path) == before
+
+
+@methods
+@networks
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_members_together_equal_members_alone(make: Make, network: str, plan: str) -> None:
+    # dropout needs a seed per member, so that `auto` never stacks it
+    plan = "auto" if network == "dropout" else plan
+    together = everything(fitted(make, network, members=3, plan=plan))
+    model, data = model_of(network), rows_of(network)
+    for m, seed in enumerate(member_seeds(7, 3)):
+        alone = everything(tb.fit(model, data, make(members=1, **SMALL), seed=seed, callbacks=()))
+        # kernels round the last elements of a vector differently from those in its middle, hence not to the last bit
+        for name, tensor in together.items():
+            torch.testing.assert_close(tensor[m], alone[name][0], rtol=1e-8, atol=1e-11)
+
+
+@methods
+@networks
+def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> None:
+    method, model = make(members=2, **SMALL), model_of(network)
+    source, seeds = as_source(model, rows_of(network), method.batch_size), member_seeds(3, 2)
+    density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
+    weights_MD, buffers = model.starting_weights(seeds)
+    state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
+    donated = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
+    for epoch in range(method.epochs):
+        for batch in source.epoch(seeds, epoch):
+            before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
+            rows = [batch.inputs.clone(), batch.targets.clone()]
+            first, info = method.step(density, state, batch)
+            second, _ = method.step(density, state, batch)
+            donated, donated_info = method.step(density, donated, batch, donate=True)
+            assert_same_tensors(flatten(state)[0], before)
+            assert_same_tensors(flatten(first)[0], flatten(second)[0])
+            assert_same_tensors(flatten(first)[0], flatten(donated)[0])
+            assert torch.equal(info.loss_M, donated_info.loss_M)
+            assert torch.equal(rows[0], batch.inputs)
+            assert torch.equal(rows[1], batch.targets)
+            state = first
+    assert state.step == STEPS
+    assert flatten(state)[1] == flatten(donated)[1]
+    torch.testing.assert_close(weights_MD, model.starting_weights(seeds)[0], rtol=0, atol=0)
+
+
+@methods
+def test_pieces_by_hand_equal_fit(make: Make) -> None:
+    """A loop of one's own over init, step and posterior is what fit does."""
+    method, model = make(members=2, **SMALL), model_of()
+    source, seeds = as_source(model, rows_of(), method.batch_size), member_seeds(7, 2)
+    density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
+    state = method.init(density, *model.starting_weights(seeds), seeds=seeds, steps_per_epoch=source.steps_per_epoch)
+    for epoch in range(method.epochs):
+        for batch in source.epoch(seeds, epoch):
+            state, _ = method.step(density, state, batch)
+    assert_same_tensors(everything(method.posterior(density, state)), everything(fitted(make)))
+
+
+@methods
+@networks
+def test_every_method_learns_on_every_network(make: Make, network: str) -> None:
+    dtype = torch.float32
+    model, data = model_of(network, dtype), rows_of(network, dtype)
+    method = make(members=2, **{**SMALL, "epochs": 20})
+    posterior = tb.fit(model, data, method, callbacks=())
+    assert all(t.dtype == dtype for t in posterior.tensors().values())
+    evaluation = tb.evaluate(posterior, data)
+    assert evaluation.metrics["accuracy"] > (0.5 if network in {"dropout", "frozen"} else 0.7)
+    assert evaluation.probs is not None
+    torch.testing.assert_close(evaluation.probs.sum(-1), torch.ones(24, dtype=dtype))
+
+
+@methods
+@networks
+def test_fit_touches_neither_module_nor_global_random_state(make: Make, network: str) -> None:
+    module = made(network).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = torch.get_rng_state()
+    model, data = tb.Model(module, tb.likelihoods.Categorical()), rows_of(network)
+    tb.evaluate(tb.fit(model, data, make(members=2, **SMALL), callbacks=()), data)
+    assert_same_tensors(module.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(m.training for m in module.modules())
+    assert all(p.grad is None for p in module.parameters())
+
+
+@methods
+def test_same_seed_same_run_other_seed_other_run(make: Make) -> None:
+    model, data, method = model_of(), rows_of(), make(members=2, **SMALL)
+    first, again, other = (everything(tb.fit(model, data, method, seed=s, callbacks=())) for s in (7, 7, 8))
+    assert_same_tensors(first, again)
+    assert all(not torch.equal(other[n], t) for n, t in first.items())
+    members = next(iter(first.values()))
+    assert not torch.equal(members[0], members[1])
+
+
+@methods
+def test_only_random_weights_move(make: Make) -> None:
+    """A glob on the last layer leaves the constants as they were and learns the rest."""
+    model, data = model_of("mlp", random="2.*"), rows_of()
+    posterior = tb.fit(model, data, make(members=2, **SMALL), callbacks=())
+    assert posterior.sample(2).shape == (2, 6 * 3 + 3)
+    own = made("mlp").state_dict()
+    for name, constant in model.network.constants.items():
+        assert torch.equal(constant, own[name])
+
+
+@methods
+def test_saved_posterior_is_the_returned_one(make: Make, tmp_path: Path) -> None:
+    model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
+    posterior = tb.fit(model, data, make(members=2, **SMALL), directory=tmp_path, callbacks=())
+    calibration = as_source(model, data, 6).inputs
+    loaded = tb.load(tmp_path / "posterior.safetensors", model, calibration=calibration)
+    assert_same_tensors(everything(loaded), everything(posterior))
+    expected = posterior.functions(4, seed=1)(data[0])
+    torch.testing.assert_close(loaded.functions(4, seed=1)(data[0]), expected, rtol=0, atol=0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "checkpoint.safetensors",
+        "config.json",
+        "log.jsonl",
+        "posterior.safetensors",
+    ]

@@ -1,0 +1,199 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, distributions, nn
+
+from tests.oracles import assert_close, mass, normal
+from torchbayes.model import Batch, Layout, Model, likelihoods, priors
+from torchbayes.model.priors import BoundPrior, Prior
+
+LAYOUT = Layout({"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4), "head.bias": (2,), "scale": ()})
+
+
+def double(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
+
+
+def mixture_logpdf(x: Any) -> Any:
+    return np.log(0.75 * stats.norm.pdf(x, scale=2.0) + 0.25 * stats.norm.pdf(x, scale=0.1))
+
+
+CASES: dict[str, tuple[Prior, Callable[[Any], Any]]] = {
+    "normal": (priors.Normal(0.7, loc=0.3), lambda x: stats.norm.logpdf(x, 0.3, 0.7)),
+    "laplace": (priors.Laplace(0.7, loc=0.3), lambda x: stats.laplace.logpdf(x, 0.3, 0.7)),
+    "student t": (priors.StudentT(3.5, 0.7, loc=0.3), lambda x: stats.t.logpdf(x, 3.5, 0.3, 0.7)),
+    "logistic": (priors.Logistic(0.7, loc=0.3), lambda x: stats.logistic.logpdf(x, 0.3, 0.7)),
+    "mixture": (priors.NormalMixture((2.0, 0.1), (3.0, 1.0)), mixture_logpdf),
+    "torch gumbel": (
+        priors.Univariate(distributions.Gumbel(double(0.3), double(0.8))),
+        lambda x: stats.gumbel_r.logpdf(x, 0.3, 0.8),
+    ),
+}
+each = pytest.mark.parametrize(("prior", "oracle"), CASES.values(), ids=CASES.keys())
+
+
+@each
+def test_log_prob_is_scipys(prior: Prior, oracle: Callable[[Any], Any]):
+    weights = 3 * normal(2, 5)
+    assert_close(prior.log_prob(weights), oracle(weights.numpy()))
+
+
+@each
+def test_density_integrates_to_one(prior: Prior, oracle: Callable[[Any], Any]):
+    # a tail of t(3.5) beyond 2,000 holds less than 1e-8
+    assert_close(mass(prior.log_prob, -2000.0, 2000.0, 2_000_001), 1.0, rtol=1e-6)
+
+
+@each
+def test_far_weights_have_a_finite_density_and_gradient(prior: Prior, oracle: Callable[[Any], Any]):
+    far = torch.tensor([-300.0, 300.0], dtype=torch.float64).requires_grad_()
+    value = prior.log_prob(far)
+    (gradient,) = torch.autograd.grad(value[1:].sum(), far)
+    assert torch.isfinite(value[1:]).all()
+    assert gradient[1] < 0  # back towards the centre
+
+
+@each
+def test_bound_gradient_is_autograds(prior: Prior, oracle: Callable[[Any], Any]):
+    bound, weights = BoundPrior(LAYOUT, prior), normal(3, LAYOUT.size)
+    leaf = weights.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(bound.log_prob(leaf).sum(), leaf)
+    start = normal(3, LAYOUT.size, seed=1)
+    gradient = start.clone()
+    with torch.no_grad():
+        bound.add_gradient_(gradient, weights, 0.3)
+    assert_close(gradient, start + 0.3 * expected)
+    assert_close(bound.log_prob(weights), torch.as_tensor(oracle(weights.numpy())).sum(-1))
+
+
+def test_each_glob_has_its_density_and_the_first_match_wins():
+    rules = {"head.*": priors.Laplace(0.5), "*bias": priors.StudentT(3.0), "*": distributions.Normal(double(0.0), 2.0)}
+    weights = normal(2, 3, LAYOUT.size)
+    views = {n: v.numpy() for n, v in LAYOUT.split(weights).items()}
+    expected = (
+        stats.laplace.logpdf(views["head.weight"], scale=0.5).sum((-1, -2))
+        + stats.laplace.logpdf(views["head.bias"], scale=0.5).sum(-1)
+        + stats.t.logpdf(views["body.bias"], 3.0).sum(-1)
+        + stats.norm.logpdf(views["body.weight"], scale=2.0).sum((-1, -2))
+        + stats.norm.logpdf(views["scale"], scale=2.0)
+    )
+    bound = BoundPrior(LAYOUT, rules)
+    assert_close(bound.log_prob(weights), expected)
+    leaf = weights.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(bound.log_prob(leaf).sum(), leaf)
+    own = torch.zeros_like(weights)
+    bound.add_gradient_(own, weights, 1.0)
+    assert_close(own, gradient)
+
+
+def test_neighbours_with_one_prior_become_one_segment_without_changing_values():
+    merged = BoundPrior(LAYOUT, priors.Normal(0.7))
+    rules: dict[str, priors.PriorLike] = {n: priors.Normal(0.7, loc=0.0) for n in LAYOUT.names}
+    alternating = BoundPrior(LAYOUT, {**rules, "body.bias": priors.StudentT(1e9, 0.7)})  # a normal, but not equal
+    assert len(merged.segments) == 1
+    assert len(BoundPrior(LAYOUT, rules).segments) == 1
+    assert len(alternating.segments) == 3
+    weights = normal(3, LAYOUT.size)
+    expected = stats.norm.logpdf(weights.numpy(), scale=0.7).sum(-1)
+    assert_close(merged.log_prob(weights), expected)
+    assert_close(alternating.log_prob(weights), expected, rtol=1e-6)
+
+
+def test_fan_in_scales_by_the_shape():
+    prior = priors.FanInNormal(gain=3.0, bias_scale=0.5)
+    assert prior.resolve((10, 9)) == priors.Normal(1.0)  # 3 / √9
+    assert prior.resolve((8, 4, 3, 3)) == priors.Normal(0.5)  # 3 / √36
+    assert prior.resolve((10,)) == prior.resolve(()) == priors.Normal(0.5)
+    weights = normal(LAYOUT.size)
+    views = LAYOUT.split(weights)
+    expected = stats.norm.logpdf(views["body.weight"], scale=3 / math.sqrt(3)).sum()
+    expected += stats.norm.logpdf(views["head.weight"], scale=1.5).sum()
+    for name in ("body.bias", "head.bias", "scale"):
+        expected += stats.norm.logpdf(views[name], scale=0.5).sum()
+    assert_close(BoundPrior(LAYOUT, prior).log_prob(weights), expected)
+
+
+def test_fan_in_keeps_the_spread_of_a_layer_at_any_width():
+    for width in (4, 64):
+        prior = priors.FanInNormal(gain=1.0).resolve((width, width))
+        assert isinstance(prior, priors.Normal)
+        outputs = normal(2000, 1, width) @ (prior.scale * normal(2000, width, width, seed=1))
+        assert outputs.var().item() == pytest.approx(1.0, rel=0.1)  # 4 sigma for 2,000 independent networks
+
+
+def test_flat_prior_makes_the_mode_the_maximum_likelihood():
+    inputs, noise = normal(20, 2), 0.1 * normal(20, seed=1)
+    targets = inputs @ torch.tensor([1.0, -2.0], dtype=torch.float64) + 0.5 + noise
+    model = Model(nn.Linear(2, 1).double(), likelihoods.Gaussian(0.3), priors.Flat())
+    features = torch.cat([inputs, torch.ones(20, 1, dtype=torch.float64)], dim=1)
+    best = torch.linalg.lstsq(features, targets.unsqueeze(1)).solution[:, 0].requires_grad_()
+    value = model.log_joint(best, Batch(inputs, targets), 20)
+    (gradient,) = torch.autograd.grad(value, best)
+    assert_close(gradient, torch.zeros(3), atol=1e-9)
+    assert_close(value, stats.norm.logpdf(targets, (features @ best).detach(), 0.3).sum())
+    own = normal(2, 3)
+    model.prior.add_gradient_(own, normal(2, 3), 1.0)
+    assert torch.equal(own, normal(2, 3))
+
+
+def test_a_distribution_of_the_caller_is_a_prior():
+    skewed = distributions.LogNormal(0.0, 1.0)
+    weights = normal(2, LAYOUT.size).exp()
+    assert_close(BoundPrior(LAYOUT, skewed).log_prob(weights), stats.lognorm.logpdf(weights.numpy(), 1.0).sum(-1))
+
+    class Quartic:
+        def log_prob(self, weights: Tensor) -> Tensor:
+            return -(weights**4)
+
+    assert_close(BoundPrior(LAYOUT, Quartic()).log_prob(weights), -(weights**4).sum(-1))
+
+
+def test_rules_and_names_must_match_up():
+    with pytest.raises(
+        ValueError, match=r"glob 'tail\.\*', 'x' matches no random parameter; the names are body\.weight"
+    ):
+        BoundPrior(LAYOUT, {"tail.*": priors.Flat(), "x": priors.Flat(), "*": priors.Normal()})
+    with pytest.raises(
+        ValueError, match=r"no glob of the prior matches `head\.weight`\. Add it, or a last rule `'\*'`"
+    ):
+        BoundPrior(LAYOUT, {"body.*": priors.Normal()})
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (3.0, r"must be one of torchbayes\.priors, a torch Distribution, or have a `log_prob`; got 3\.0"),
+        (priors.Normal, r"got the class Normal\. Write Normal\(\)"),
+        (distributions.MultivariateNormal(torch.zeros(2), torch.eye(2)), r"must be univariate.*event shape \(2,\)"),
+        (distributions.Normal(torch.zeros(4), torch.ones(4)), r"must be univariate; got batch shape \(4,\)"),
+    ],
+)
+def test_what_is_no_univariate_prior(prior: Any, message: str):
+    with pytest.raises((TypeError, ValueError), match=message):
+        BoundPrior(LAYOUT, prior)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: priors.Normal(0.0), r"`scale` must be positive and finite; got 0\.0"),
+        (lambda: priors.Laplace(-1.0), r"`scale` must be positive"),
+        (lambda: priors.StudentT(df=math.inf), "`df` must be positive and finite; got inf"),
+        (lambda: priors.StudentT(scale=math.nan), "`scale` must be positive and finite; got nan"),
+        (lambda: priors.Logistic(0.0), "`scale`"),
+        (lambda: priors.FanInNormal(gain=0.0), "`gain`"),
+        (lambda: priors.FanInNormal(bias_scale=-1.0), "`bias_scale`"),
+        (lambda: priors.NormalMixture((1.0, 2.0), (1.0,)), "the same positive length; got 2 and 1"),
+        (lambda: priors.NormalMixture((), ()), "got 0 and 0"),
+        (lambda: priors.NormalMixture((1.0, -2.0)), r"`scales` must be positive and finite; got -2\.0"),
+        (lambda: priors.NormalMixture((1.0, 2.0), (1.0, 0.0)), "`proportions` must be positive"),
+    ],
+)
+def test_settings_outside_their_range(make: Callable[[], object], message: str):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,178 @@
+"""Files of posteriors: what is written, what damage is told apart, and that nothing half written stays."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import torchbayes as tb
+from tests.laws.cases import POSTERIORS, assert_same_tensors, model_of, normal, rows_of
+from torchbayes.posteriors.files import FORMAT, read_tensors, write_tensors
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return POSTERIORS["gaussian_low_rank"](model_of(), 2).save(tmp_path / "run" / "q.safetensors")
+
+
+def test_tensors_and_header_come_back(tmp_path: Path) -> None:
+    tensors = {
+        "a": normal(3, 4),
+        "half": normal(5).half(),
+        "whole": torch.arange(6).view(2, 3),
+        "scalar": torch.tensor(2.5),
+        "strided": normal(4, 4).T[::2],
+        "empty": torch.empty(0, 3),
+    }
+    path = write_tensors(tmp_path / "x.safetensors", tensors, {"kind": "test", "numbers": [1, 2.5, None]})
+    found, header = read_tensors(path)
+    assert_same_tensors(found, tensors)
+    assert all(found[n].dtype == t.dtype for n, t in tensors.items())
+    assert header == {"format": FORMAT, "kind": "test", "numbers": [1, 2.5, None]}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_overwriting_replaces_whole(saved: Path) -> None:
+    model = model_of()
+    other = POSTERIORS["point"](model, 3)
+    other.save(saved)
+    assert_same_tensors(tb.load(saved, model).tensors(), other.tensors())
+    assert [p.name for p in saved.parent.iterdir()] == ["q.safetensors"]
+
+
+@pytest.mark.parametrize("exception", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(
+    saved: Path, exception: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def fail(tensors: Any, path: str, **_: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise exception
+
+    monkeypatch.setattr("torchbayes.posteriors.files.save_file", fail)
+    with pytest.raises(type(exception)):
+        POSTERIORS["point"](model_of(), 1).save(saved)
+    assert saved.read_bytes() == before
+    with pytest.raises(type(exception)):
+        POSTERIORS["point"](model_of(), 1).save(saved.with_name("new.safetensors"))
+    assert [p.name for p in saved.parent.iterdir()] == ["q.safetensors"]
+    torch.testing.assert_close(
+        tb.load(saved, model_of()).sample(2), POSTERIORS["gaussian_low_rank"](model_of(), 2).sample(2)
+    )
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing\.safetensors"):
+        tb.load(tmp_path / "nothing.safetensors", model_of())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_damaged(saved: Path, share: float) -> None:
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ValueError, match=r"is damaged or not a safetensors file.*Restore it or fit again"):
+        tb.load(saved, model_of())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_bytes_are_damaged(saved: Path, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    saved.write_bytes(bytes(torch.randint(0, 256, (3000,), generator=source).tolist()))
+    with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
+        tb.load(saved, model_of())
+
+
+def test_one_wrong_byte_in_the_header_is_said_or_harmless(saved: Path) -> None:
+    """Every single-byte change of the header gives a ValueError that names the file, or the same posterior."""
+    whole, model = saved.read_bytes(), model_of()
+    expected = tb.load(saved, model).tensors()
+    length = int.from_bytes(whole[:8], "little")
+    clear = same = 0
+    for position in range(8 + length):
+        saved.write_bytes(whole[:position] + b"~" + whole[position + 1 :])
+        try:
+            found = tb.load(saved, model)
+        except ValueError as error:
+            clear += str(saved) in str(error)
+        else:
+            assert_same_tensors(found.tensors(), expected)
+            same += 1
+    assert clear + same == 8 + length
+    assert clear > 0.8 * (8 + length)
+
+
+def write_header(path: Path, **changes: Any) -> None:
+    """Rewrite the file with another header; None removes an entry."""
+    tensors, header = read_tensors(path)
+    header = {k: v for k, v in {**header, **changes}.items() if v is not None}
+    save_file(tensors, path, metadata={"torchbayes": json.dumps(header)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": FORMAT + 1}, f"has format {FORMAT + 1}; this version reads up to {FORMAT}. Upgrade torchbayes"),
+        ({"kind": "checkpoint"}, "holds a 'checkpoint', not a posterior; known are point, gaussian, draws"),
+        ({"kind": None}, "holds a None, not a posterior"),
+    ],
+)
+def test_headers_that_cannot_be_read_are_said(saved: Path, changes: dict[str, Any], message: str) -> None:
+    write_header(saved, **changes)
+    with pytest.raises(ValueError, match=message):
+        tb.load(saved, model_of())
+
+
+def test_a_foreign_safetensors_file_is_said(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="without a torchbayes header"):
+        tb.load(tmp_path / "x.safetensors", model_of())
+
+
+def test_another_network_is_told_by_its_differences(saved: Path) -> None:
+    with pytest.raises(ValueError, match=r"does not fit this model: `first.weight` is missing.* and 4 more"):
+        tb.load(saved, model_of("tied"))
+    wide = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
+    with pytest.raises(ValueError, match=r"`0.weight` has shape \(6, 4\), expected \(7, 4\)"):
+        tb.load(saved, tb.Model(wide, tb.likelihoods.Categorical()))
+    part = model_of(random="2.*")
+    with pytest.raises(ValueError, match=r"`0.weight` is not expected"):
+        tb.load(saved, part)
+
+
+def test_batch_norm_needs_calibration_after_loading(tmp_path: Path) -> None:
+    model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
+    method = tb.SWAG(epochs=4, batch_size=8, plan="loop")
+    posterior = tb.fit(model, data, method, callbacks=())
+    loaded = tb.load(posterior.save(tmp_path / "q.safetensors"), model)
+    with pytest.raises(ValueError, match=r"`1` is a batch norm.*Load the posterior with `calibration=`"):
+        tb.predict(loaded, data[0])
+    again = tb.load(tmp_path / "q.safetensors", model, calibration=lambda: [data[0][a : a + 8] for a in (0, 8, 16)])
+    expected = posterior.functions(30, seed=1)(data[0])
+    torch.testing.assert_close(again.functions(30, seed=1)(data[0]), expected, rtol=0, atol=0)
+
+
+def test_batch_norm_statistics_of_a_mode_are_saved(tmp_path: Path) -> None:
+    model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
+    posterior = tb.fit(model, data, tb.MAP(members=2, epochs=4, batch_size=8, plan="loop"), callbacks=())
+    loaded = tb.load(posterior.save(tmp_path / "q.safetensors"), model)
+    expected = posterior.functions()(data[0])
+    torch.testing.assert_close(loaded.functions()(data[0]), expected, rtol=0, atol=0)
+    assert loaded.statistics_known
+
+
+def test_the_file_holds_no_pickle(saved: Path) -> None:
+    whole = saved.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    assert set(header) == {"__metadata__", "mean_MD", "covariance.variance_MD", "covariance.factor_MRD"}
+    assert json.loads(header["__metadata__"]["torchbayes"])["format"] == FORMAT
+    start, stop = header["mean_MD"]["data_offsets"]
+    stored = torch.frombuffer(bytearray(whole[8 + length + start : 8 + length + stop]), dtype=torch.float64)
+    torch.testing.assert_close(stored.view(2, 51), POSTERIORS["gaussian_low_rank"](model_of(), 2).tensors()["mean_MD"])
