@@ -4,6 +4,9 @@ Three verbs, `fit`, `predict` and `evaluate`, on four nouns: `Model`, a method s
 `Predictive` it gives.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from torchbayes.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
 from torchbayes.inference import (
     MAP,
@@ -24,6 +27,20 @@ from torchbayes.posteriors import Draws, Functions, Gaussian, Point, load
 from torchbayes.predictive import Predictive, predict, stream
 
 __version__ = "0.1.0"
+
+_ROOMS = ("data", "experiments", "metrics", "networks", "report")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Return a room, imported when it is first used: not every program needs `torchbayes.data` and the like.
+
+    Raises:
+        AttributeError: if there is no such name.
+    """
+    if name in _ROOMS:
+        return import_module(f"torchbayes.{name}")
+    raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")
+
 
 __all__ = [
     "MAP",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.predictive import Predictive, as_functions, stream
+from torchbayes.predictive import Predictive, as_functions, predict, stream
 
 _ROWS = 1024
 
@@ -54,12 +54,12 @@ class Evaluation:
     """
 
     metrics: dict[str, float]
-    log_prob: Tensor
-    targets: Tensor
-    probs: Tensor | None = None
-    scores: Scores | None = None
-    mean: Tensor | None = None
-    scale: Tensor | None = None
+    log_prob: Tensor = field(repr=False)
+    targets: Tensor = field(repr=False)
+    probs: Tensor | None = field(default=None, repr=False)
+    scores: Scores | None = field(default=None, repr=False)
+    mean: Tensor | None = field(default=None, repr=False)
+    scale: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -143,8 +143,7 @@ def uncertainty(
     """
     functions = as_functions(posterior, draws, seed)
     columns = _Columns()
-    outputs_SBK = functions(inputs, chunk_size=chunk_size)
-    _add_scores(columns, Predictive(outputs_SBK, functions.model.likelihood, functions.parameters))
+    _add_scores(columns, predict(functions, inputs, chunk_size=chunk_size))
     return Scores(*(columns.joined()[n] for n in Scores.__annotations__))
 
 
@@ -239,7 +238,7 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
     """
     if isinstance(data, TensorDataset):
         data = data.tensors
-    if isinstance(data, tuple | dict):
+    if isinstance(data, tuple | Mapping):
         rows = model.unpack(data)
         starts = range(0, rows.size, _ROWS)
         return (rows.map(lambda t, s=s: t[s : s + _ROWS]) for s in starts)

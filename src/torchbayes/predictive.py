@@ -214,8 +214,9 @@ def predict(
             raise ValueError("the loader yields no rows; there is nothing to predict.")
         outputs_SBK = torch.cat([p.outputs_SBK for p in parts], dim=1)
     else:
-        check_finite(inputs)
-        outputs_SBK = functions(inputs, chunk_size=chunk_size)
+        placed = functions.model.place(inputs)
+        check_finite(placed)
+        outputs_SBK = functions(placed, chunk_size=chunk_size)
     return Predictive(outputs_SBK, functions.model.likelihood, functions.parameters)
 
 

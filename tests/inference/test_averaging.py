@@ -41,7 +41,7 @@ def running_deviations(snapshots_TMD: np.ndarray) -> np.ndarray:
 
 
 def test_swa_is_the_mean_of_the_snapshots() -> None:
-    posterior, all_TMD = recorded(tb.SWA(epochs=10, start=0.5, **SHORT))
+    posterior, all_TMD = recorded(tb.SWA(epochs=10, burn_in=0.5, **SHORT))
     np.testing.assert_allclose(posterior.sample(MEMBERS).numpy(), all_TMD[5:].mean(0), rtol=1e-12)
     # not what was started from, nor the last iterate
     assert np.abs(all_TMD[5:].mean(0) - all_TMD[-1]).max() > 1e-3
@@ -50,7 +50,7 @@ def test_swa_is_the_mean_of_the_snapshots() -> None:
 @pytest.mark.parametrize("rank", [2, 3, 4, 5, 20])
 def test_swag_covariance_is_the_papers(rank: int) -> None:
     """½ [diag(v) + DᵀD/(K − 1)] with K deviations really collected; six snapshots are taken."""
-    posterior, all_TMD = recorded(tb.SWAG(epochs=12, start=0.5, rank=rank, **SHORT))
+    posterior, all_TMD = recorded(tb.SWAG(epochs=12, burn_in=0.5, rank=rank, **SHORT))
     kept_TMD = all_TMD[6:]
     np.testing.assert_allclose(posterior.mean_MD.numpy(), kept_TMD.mean(0), rtol=1e-12)
     deviations = running_deviations(kept_TMD)[-rank:]
@@ -64,7 +64,7 @@ def test_swag_covariance_is_the_papers(rank: int) -> None:
 
 
 def test_swag_diagonal_is_the_variance() -> None:
-    posterior, all_TMD = recorded(tb.SWAG(epochs=12, start=0.5, rank=0, **SHORT))
+    posterior, all_TMD = recorded(tb.SWAG(epochs=12, burn_in=0.5, rank=0, **SHORT))
     assert isinstance(posterior.covariance, Diagonal)
     np.testing.assert_allclose(posterior.covariance.diagonal().numpy(), all_TMD[6:].var(0), rtol=1e-9, atol=1e-18)
 
@@ -147,7 +147,7 @@ class TestTraps:
 def test_start_weights_do_not_enter() -> None:
     """The averages of a run from far away hold nothing of its start: nothing was collected there."""
     start = normal(51, seed=9)
-    method = tb.SWA(epochs=6, start=0.5, **SHORT)
+    method = tb.SWA(epochs=6, burn_in=0.5, **SHORT)
     seen: list[Tensor] = []
     look = lambda event: seen.append(event.state.trajectory.weights_MD.clone())  # noqa: E731
     posterior = tb.fit(model_of(), rows_of(), method, start=start, callbacks=[look])
@@ -174,7 +174,7 @@ def test_sampled_moments_are_the_declared_ones(rank: int) -> None:
 @pytest.mark.parametrize(("per_epoch", "expected"), [(1, [5]), (2, [3, 5]), (3, [2, 4, 5]), (5, [1, 2, 3, 4, 5])])
 def test_snapshots_are_spread_over_the_epoch_and_end_with_it(per_epoch: int, expected: list[int]) -> None:
     model = model_of()
-    method = tb.SWA(epochs=4, batch_size=5, per_epoch=per_epoch, start=0.5)
+    method = tb.SWA(epochs=4, batch_size=5, per_epoch=per_epoch, burn_in=0.5)
     source, seeds = as_source(model, rows_of(), 5), member_seeds(0, 1)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     state = method.init(density, *model.starting_weights(seeds), seeds=seeds, steps_per_epoch=source.steps_per_epoch)
@@ -192,14 +192,14 @@ def test_snapshots_are_spread_over_the_epoch_and_end_with_it(per_epoch: int, exp
 
 
 def test_more_snapshots_than_steps_are_one_a_step() -> None:
-    posterior, _ = recorded(tb.SWAG(epochs=2, start=0.0, per_epoch=99, rank=20, **SHORT))
+    posterior, _ = recorded(tb.SWAG(epochs=2, burn_in=0.0, per_epoch=99, rank=20, **SHORT))
     assert isinstance(posterior.covariance, LowRankPlusDiagonal)
     assert posterior.covariance.factor_MRD.shape[1] == 2 * 4
 
 
 def test_the_averaging_phase_runs_at_its_own_rate() -> None:
     rates: list[float] = []
-    method = tb.SWAG(**{**SHORT, "averaging_lr": 0.02}, epochs=20, start=0.5, optimizer=tb.SGD(lr=0.08))
+    method = tb.SWAG(**{**SHORT, "averaging_lr": 0.02}, epochs=20, burn_in=0.5, optimizer=tb.SGD(lr=0.08))
     tb.fit(model_of(), rows_of(), method, callbacks=[lambda event: rates.append(event.record["lr"])])
     assert rates[:5] == pytest.approx([0.08] * 5)
     assert rates[9:] == pytest.approx([0.02] * 11)
@@ -211,10 +211,10 @@ def test_too_few_snapshots_are_refused(stop: int) -> None:
     """Two epochs in, nothing is collected; one snapshot has no spread."""
     halt = [lambda event: event.epoch == stop]
     with pytest.raises(ValueError, match=f"at least 2 snapshots to have a spread; got {max(stop - 2, 0)}"):
-        tb.fit(model_of(), rows_of(), tb.SWAG(epochs=4, start=0.5, **SHORT), callbacks=halt)
+        tb.fit(model_of(), rows_of(), tb.SWAG(epochs=4, burn_in=0.5, **SHORT), callbacks=halt)
     if stop == 1:
         with pytest.raises(ValueError, match="no snapshot has been taken"):
-            tb.fit(model_of(), rows_of(), tb.SWA(epochs=4, start=0.5, **SHORT), callbacks=halt)
+            tb.fit(model_of(), rows_of(), tb.SWA(epochs=4, burn_in=0.5, **SHORT), callbacks=halt)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_too_few_snapshots_are_refused(stop: int) -> None:
         ({"rank": 1}, "`rank` must be 0"),
         ({"rank": -2}, "`rank`"),
         ({"scale": -0.1}, "`scale` must not be negative; got -0.1"),
-        ({"start": 1.0}, r"`start` must lie in \[0, 1\).*got 1.0"),
+        ({"burn_in": 1.0}, r"`burn_in` must lie in \[0, 1\).*got 1.0"),
         ({"averaging_lr": 0.0}, "`averaging_lr` must be above 0; got 0.0"),
     ],
 )

@@ -86,7 +86,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "map_adamw": partial(tb.MAP, optimizer=tb.AdamW(lr=0.05, weight_decay=0.1)),
     "swa": partial(tb.SWA, averaging_lr=0.05, per_epoch=2),
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
-    "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, start=0.2),
+    "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
 }
 
 

@@ -19,6 +19,7 @@ from torchbayes.inference.batches import as_source
 from torchbayes.inference.checkpoint import flatten
 from torchbayes.inference.method import Method
 from torchbayes.model.seeds import member_seeds
+from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.posterior import Posterior
 
 Make = Callable[..., Method]
@@ -91,8 +92,10 @@ def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monk
     method = make(members=2, **SMALL)
     with pytest.raises(KeyboardInterrupt):
         tb.fit(model_of(), rows_of(), method, seed=7, directory=tmp_path / "cut", callbacks=[stop])
-    # without a checkpoint there is nothing to go on from, so the run starts afresh
-    assert (tmp_path / "cut" / "checkpoint.safetensors").exists() == (tick > 0)
+    # the first step is kept at once, later ones only when the last checkpoint is old enough
+    _, header = read_tensors(tmp_path / "cut" / "checkpoint.safetensors")
+    kept = next(number for name, number in header["numbers"].items() if name.endswith("/step"))
+    assert (kept == 1) == (tick == 0)
     resumed = fitted(make, directory=tmp_path / "cut", resume=True)
     assert_same_tensors(everything(resumed), everything(expected))
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")

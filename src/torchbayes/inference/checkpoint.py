@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchbayes.posteriors.files import read_tensors, write_tensors
@@ -75,6 +76,11 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     if prefix not in numbers:
         raise ValueError(f"`{prefix}` is missing in the checkpoint.")
     return tuple(numbers[prefix]) if isinstance(like, tuple) else numbers[prefix]
+
+
+def all_finite(state: Any) -> bool:
+    """Return whether every floating-point tensor of a state is finite."""
+    return all(bool(torch.isfinite(t).all()) for t in flatten(state)[0].values() if t.is_floating_point())
 
 
 def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:

@@ -64,10 +64,12 @@ class Info:
 
     Attributes:
         loss_M: negative log joint density per observation of each member on its batch, in nats.
+        nll_M: the part of it that is the data: mean negative log likelihood of the batch's rows, in nats.
         lr: learning rate of the step.
     """
 
     loss_M: Tensor
+    nll_M: Tensor
     lr: float
 
 
@@ -119,7 +121,7 @@ def descend(
     # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
     now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
     seeds = [mix(seed, _DROPOUT, now.step) for seed in now.seeds]
-    loss_M, gradient_MD = density.loss(now.weights_MD, batch, buffers=now.buffers, seeds=seeds)
+    loss_M, gradient_MD, log_likelihood_M = density.loss(now.weights_MD, batch, buffers=now.buffers, seeds=seeds)
     # one pass over the gradient: a sum of squares is finite exactly when its terms are, short of overflow
     finite_M = torch.isfinite(loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
     if not finite_M.all():
@@ -130,4 +132,4 @@ def descend(
             f"Lower the learning rate, or look for extreme values in the data."
         )
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
-    return replace(now, step=now.step + 1), Info(loss_M, lr)
+    return replace(now, step=now.step + 1), Info(loss_M, -log_likelihood_M / density.num_data, lr)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.inference.batches import Source, as_source
+from torchbayes.inference.checkpoint import all_finite
 from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback, Event, progress_bar
-from torchbayes.inference.run import Run, describe
+from torchbayes.inference.run import Run, describe, describe_model
 from torchbayes.model.density import LogDensity, Plan
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
@@ -39,8 +40,9 @@ def fit(
 ) -> Posterior:
     """Infer the posterior over a model's weights.
 
-    Every random number is a function of (seed, member, step): the same call gives the same result, a run that was
-    killed and resumed equals one that was not, and member m equals a run of its own with `member_seeds(seed, M)[m]`.
+    Every random number is a function of (seed, member, step). A run that was killed and resumed therefore equals one
+    that was not bit for bit, and member m equals, to rounding, a run of its own with `member_seeds(seed, M)[m]`. The
+    same call gives the same result to rounding, and bit for bit when the method's `plan` is set.
 
     Args:
         model: what is believed.
@@ -70,6 +72,7 @@ def fit(
         "seed": seed,
         "num_data": source.num_data,
         "steps_per_epoch": source.steps_per_epoch,
+        "model": describe_model(model),
         "layout": {n: list(s) for n, s in model.layout.shapes.items()},
     }
     run = Run(directory, about, resume=resume)
@@ -101,7 +104,8 @@ def _loop(
     """
     seeds = member_seeds(run.about["seed"], method.members)
     first, skip = divmod(state.step, source.steps_per_epoch)
-    losses_M = torch.tensor(found.get("losses", [0.0] * method.members), dtype=torch.float64)
+    # sums over the epoch so far of loss and negative log likelihood
+    sums_2M = torch.tensor(found.get("sums", [[0.0] * method.members] * 2), dtype=torch.float64)
     with ExitStack() as stack:
         if callbacks is None:
             callbacks = (stack.enter_context(progress_bar(method, first)),)
@@ -110,28 +114,32 @@ def _loop(
             try:
                 for batch in source.epoch(seeds, epoch, skip):
                     state, info = method.step(density, state, batch, donate=True)
-                    losses_M = losses_M + info.loss_M.cpu()
+                    sums_2M = sums_2M + torch.stack([info.loss_M, info.nll_M]).cpu()
                     if state.step % source.steps_per_epoch:  # the end of an epoch is kept below, once it is logged
-                        run.checkpoint(state, density, losses_M)
+                        # at once after the first step, so that no kill loses the plan
+                        run.checkpoint(state, density, sums_2M, force=state.step == 1)
             except DivergedError as error:
-                run.checkpoint(state, density, losses_M, force=True)
+                run.checkpoint(state, density, sums_2M, force=True)
                 if run.directory is not None:
                     error.add_note(f"The state after step {state.step}, the last finite one, is in {run.directory}.")
                 raise
+            if not all_finite(state):
+                raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
             record = {
                 "epoch": epoch + 1,
                 "step": state.step,
-                "loss": (losses_M / source.steps_per_epoch).tolist(),
+                "loss": (sums_2M[0] / source.steps_per_epoch).tolist(),
+                "nll": (sums_2M[1] / source.steps_per_epoch).tolist(),
                 "lr": info.lr if info else None,
                 "seconds": round(time.monotonic() - began, 3),
             }
             run.log(record)
-            skip, losses_M = 0, torch.zeros_like(losses_M)
+            skip, sums_2M = 0, torch.zeros_like(sums_2M)
             event = Event(epoch + 1, method.epochs, state.step, state, info, record)
             if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
                 break
-            run.checkpoint(state, density, losses_M)
-    run.checkpoint(state, density, losses_M, force=True)
+            run.checkpoint(state, density, sums_2M)
+    run.checkpoint(state, density, sums_2M, force=True)
     return state
 
 

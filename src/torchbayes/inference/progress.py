@@ -24,7 +24,8 @@ class Event:
         step: steps done.
         state: the method's state; its tensors are reused by the next step, so copy what must be kept.
         info: what the last step saw.
-        record: the line of the log: mean loss of each member over the epoch, learning rate, seconds.
+        record: the line of the log: mean loss and negative log likelihood of each member over the epoch, learning
+            rate, seconds.
     """
 
     epoch: int
@@ -36,6 +37,13 @@ class Event:
 
 
 Callback = Callable[[Event], object]
+
+
+def summary(event: Event) -> str:
+    """Return the numbers that matter of an epoch: training NLL of the members, and learning rate."""
+    nlls = event.record["nll"]
+    spread = f" ({min(nlls):.4g} to {max(nlls):.4g})" if len(nlls) > 1 else ""
+    return f"train NLL {sum(nlls) / len(nlls):.4g}{spread}  lr {event.record['lr']:.2g}"
 
 
 @contextmanager
@@ -63,9 +71,6 @@ def progress_bar(method: Method, done: int) -> Iterator[Callback]:
         task = progress.add_task(title, total=method.epochs, completed=done, numbers="")
 
         def move(event: Event) -> None:
-            losses = event.record["loss"]
-            spread = f" ± {(max(losses) - min(losses)) / 2:.2g}" if len(losses) > 1 else ""
-            numbers = f"loss {sum(losses) / len(losses):.4g}{spread}  lr {event.record['lr']:.2g}"
-            progress.update(task, completed=event.epoch, numbers=numbers)
+            progress.update(task, completed=event.epoch, numbers=summary(event))
 
         yield move

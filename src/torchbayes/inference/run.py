@@ -18,8 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.inference.checkpoint import check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.inference.checkpoint import all_finite, check_same_run, load_checkpoint, save_checkpoint
 from torchbayes.model.density import LogDensity
+from torchbayes.model.likelihoods import Custom
+from torchbayes.model.model import Model
 
 # Seconds between checkpoints: a state of a million weights takes milliseconds to write.
 _EVERY = 5.0
@@ -31,6 +33,17 @@ def describe(settings: Any) -> Any:
         entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
         return {"name": type(settings).__name__, **entries}
     return list(settings) if isinstance(settings, tuple) else settings
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """Return likelihood, priors and temperature in words: what a resumed run must share with the one it continues."""
+    own = model.likelihood
+    return {
+        "likelihood": f"Custom({own.function.__qualname__})" if isinstance(own, Custom) else repr(own),
+        "prior": [f"{s.where.start}:{s.where.stop} {s.prior!r}" for s in model.prior.segments],
+        "temperature": model.temperature,
+        "tempering": model.tempering,
+    }
 
 
 class Run:
@@ -45,7 +58,8 @@ class Run:
             resume: continue a run found there.
 
         Raises:
-            ValueError: if a run is found there and not to be resumed, or there is nothing to resume.
+            ValueError: if a run is found there that is not to be resumed, or is another one; or if there is no
+                directory to resume from.
         """
         self.directory = None if directory is None else Path(directory)
         self.about = dict(about)
@@ -60,6 +74,8 @@ class Run:
                 f"{self.directory} already holds a run. Pass resume=True to continue it, or choose another directory."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
+        for left in self.directory.glob(".*.safetensors.*"):  # of a write that was killed
+            left.unlink(missing_ok=True)
         if found:
             check_same_run(self.directory, json.loads((self.directory / "config.json").read_text()), self.about)
         else:
@@ -85,18 +101,19 @@ class Run:
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 
-    def checkpoint(self, state: Any, density: LogDensity, losses_M: Tensor, *, force: bool = False) -> None:
-        """Write a checkpoint if the last one is old enough, or at once.
+    def checkpoint(self, state: Any, density: LogDensity, sums_2M: Tensor, *, force: bool = False) -> None:
+        """Write a checkpoint if the last one is old enough, or at once; a state that is not finite never replaces one.
 
         Args:
             state: the method's state.
             density: its plan is kept: another plan rounds differently.
-            losses_M: sum of the losses of the epoch so far, for its line of the log.
+            sums_2M: sums over the epoch so far of loss and negative log likelihood, for its line of the log.
             force: write at once.
         """
         path = self._path("checkpoint.safetensors")
-        if path is not None and (force or time.monotonic() - self._saved > _EVERY):
-            extra = {"plan": density.plan.way if density.plan else None, "losses": losses_M.tolist()}
+        due = force or time.monotonic() - self._saved > _EVERY
+        if path is not None and due and all_finite(state):
+            extra = {"plan": density.plan.way if density.plan else None, "sums": sums_2M.tolist()}
             save_checkpoint(path, state, {**self.about, **extra})
             self._saved = time.monotonic()
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 from torchbayes.inference.descent import Trajectory
 
 
-def first_averaging_epoch(trajectory: Trajectory, start: float) -> int:
-    """Return the first epoch whose end gives a snapshot: round(start · epochs)."""
+def first_averaging_epoch(trajectory: Trajectory, burn_in: float) -> int:
+    """Return the first epoch whose end gives a snapshot: round(burn_in · epochs)."""
     epochs = trajectory.total_steps // trajectory.steps_per_epoch
-    return min(round(start * epochs), epochs - 1)
+    return min(round(burn_in * epochs), epochs - 1)
 
 
-def is_snapshot(trajectory: Trajectory, start: float, per_epoch: int) -> bool:
+def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int) -> int:
+    """Return how many snapshots the whole run will take."""
+    epochs = trajectory.total_steps // trajectory.steps_per_epoch
+    return (epochs - first_averaging_epoch(trajectory, burn_in)) * min(per_epoch, trajectory.steps_per_epoch)
+
+
+def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int) -> bool:
     """Say whether the weights after the step just taken are collected.
 
     Snapshots are spread evenly over each epoch from the first averaging epoch on; the last one falls on its end.
 
     Args:
         trajectory: the trajectory after the step.
-        start: share of the epochs before averaging starts.
+        burn_in: share of the epochs before averaging starts.
         per_epoch: snapshots per epoch, at most one a step.
 
     Returns:
@@ -26,7 +32,7 @@ def is_snapshot(trajectory: Trajectory, start: float, per_epoch: int) -> bool:
     """
     length = trajectory.steps_per_epoch
     epoch, position = divmod(trajectory.step - 1, length)
-    if epoch < first_averaging_epoch(trajectory, start):
+    if epoch < first_averaging_epoch(trajectory, burn_in):
         return False
     per_epoch = min(per_epoch, length)
     return (position + 1) * per_epoch // length > position * per_epoch // length

@@ -56,7 +56,7 @@ class SWA:
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase.
-        start: share of the epochs before averaging starts.
+        burn_in: share of the epochs before averaging starts.
         per_epoch: snapshots per epoch.
         plan: how the stack of members is run: auto, loop, vmap or compiled.
     """
@@ -66,13 +66,13 @@ class SWA:
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=SGD)
     averaging_lr: float = 0.01
-    start: float = 0.5
+    burn_in: float = 0.5
     per_epoch: int = 1
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
         check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size, per_epoch=self.per_epoch)
-        check_share(start=self.start)
+        check_share(burn_in=self.burn_in)
         check_positive(averaging_lr=self.averaging_lr)
 
     def init(
@@ -108,10 +108,10 @@ class SWA:
         Returns:
             The new state, and what was seen.
         """
-        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.start)
+        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.burn_in)
         lr = self.optimizer.lr * schedule.factor(state.trajectory.done)
         trajectory, info = descend(density, state.trajectory, batch, optimizer=self.optimizer, lr=lr, donate=donate)
-        if not is_snapshot(trajectory, self.start, self.per_epoch):
+        if not is_snapshot(trajectory, self.burn_in, self.per_epoch):
             return replace(state, trajectory=trajectory), info
         mean_MD = state.mean_MD.lerp(trajectory.weights_MD, 1 / (state.snapshots + 1))
         return State(trajectory, mean_MD, state.snapshots + 1), info
@@ -123,5 +123,5 @@ class SWA:
             ValueError: if no snapshot has been taken yet.
         """
         if not state.snapshots:
-            raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `start`.")
+            raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `burn_in`.")
         return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)

@@ -22,7 +22,7 @@ from torchbayes.inference.descent import Info, Trajectory, descend, start
 from torchbayes.inference.optimizers import SGD, Optimizer
 from torchbayes.inference.schedules import PiecewiseLinear
 from torchbayes.inference.settings import check_counts, check_positive, check_share
-from torchbayes.inference.snapshots import is_snapshot
+from torchbayes.inference.snapshots import is_snapshot, planned_snapshots
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.model.density import LogDensity, Way
 from torchbayes.model.model import Batch
@@ -99,8 +99,8 @@ class Moments:
         """
         if self.snapshots < 2:
             raise ValueError(
-                f"SWAG needs at least 2 snapshots to have a spread; got {self.snapshots}. Train longer, lower `start` "
-                f"or raise `per_epoch`."
+                f"SWAG needs at least 2 snapshots to have a spread; got {self.snapshots}. "
+                f"Train longer, lower `burn_in` or raise `per_epoch`."
             )
         rank = min(self.snapshots, self.deviations_MKD.shape[1])
         factor = scale if scale is not None else 0.5 if rank > 1 else 1.0
@@ -138,7 +138,7 @@ class SWAG:
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior.
-        start: share of the epochs before averaging starts.
+        burn_in: share of the epochs before averaging starts.
         per_epoch: snapshots per epoch.
         rank: K, snapshots kept for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
@@ -150,7 +150,7 @@ class SWAG:
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=SGD)
     averaging_lr: float = 0.01
-    start: float = 0.5
+    burn_in: float = 0.5
     per_epoch: int = 1
     rank: int = 20
     scale: float | None = None
@@ -158,7 +158,7 @@ class SWAG:
 
     def __post_init__(self) -> None:
         check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size, per_epoch=self.per_epoch)
-        check_share(start=self.start)
+        check_share(burn_in=self.burn_in)
         check_positive(averaging_lr=self.averaging_lr)
         if self.rank < 0 or self.rank == 1:
             raise ValueError(f"`rank` must be 0 (diagonal alone) or at least 2; got {self.rank}.")
@@ -179,11 +179,20 @@ class SWAG:
 
         Returns:
             The state.
+
+        Raises:
+            ValueError: if the run is too short for two snapshots.
         """
         del density
         trajectory = start(
             weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
         )
+        planned = planned_snapshots(trajectory, self.burn_in, self.per_epoch)
+        if planned < 2:
+            raise ValueError(
+                f"SWAG needs at least 2 snapshots to have a spread; this run would take {planned}. Train longer, lower "
+                f"`burn_in` or raise `per_epoch`."
+            )
         return State(trajectory, Moments.empty(weights_MD, self.rank))
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
@@ -198,10 +207,10 @@ class SWAG:
         Returns:
             The new state, and what was seen.
         """
-        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.start)
+        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.burn_in)
         lr = self.optimizer.lr * schedule.factor(state.trajectory.done)
         trajectory, info = descend(density, state.trajectory, batch, optimizer=self.optimizer, lr=lr, donate=donate)
-        if not is_snapshot(trajectory, self.start, self.per_epoch):
+        if not is_snapshot(trajectory, self.burn_in, self.per_epoch):
             return replace(state, trajectory=trajectory), info
         return State(trajectory, state.moments.collect(trajectory.weights_MD, donate=donate)), info
 

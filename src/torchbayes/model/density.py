@@ -34,10 +34,12 @@ class Value(NamedTuple):
     Attributes:
         log_density: tensor (M,), in nats, on the full-data scale, tempered.
         gradient: tensor (M, D), d log_density / d weights.
+        log_likelihood: tensor (M,), Σ log p(y|f) on the full-data scale, untempered and without the prior, in nats.
     """
 
     log_density: Tensor
     gradient: Tensor
+    log_likelihood: Tensor
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class LogDensity:
             seeds: M seeds for a network that draws random numbers in training mode (dropout).
 
         Returns:
-            `Value(log_density_M, gradient_MD)`; the gradient is a new tensor.
+            `Value(log_density_M, gradient_MD, log_likelihood_M)`; the gradient is a new tensor.
 
         Raises:
             ValueError: if there is neither a batch nor data.
@@ -149,7 +151,7 @@ class LogDensity:
             seeds: as in a call.
 
         Returns:
-            `Value(loss_M, gradient_MD)`, in nats per observation.
+            `Value(loss_M, gradient_MD, log_likelihood_M)`, the first two per observation.
         """
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         return self._scaled(-temperature / self.num_data, weights_MD, batch, buffers, seeds)
@@ -171,6 +173,7 @@ class LogDensity:
         """
         if batch is None and self.data is None:
             raise ValueError("a batch is needed: this density was made without `data`.")
+        weights_MD = weights_MD.detach()
         if buffers is None and self.training:  # else the network's own would move
             buffers = self.model.network.stacked_buffers(len(weights_MD))
         rows = self.num_data if batch is None else batch.targets.shape[1]
@@ -188,7 +191,8 @@ class LogDensity:
         self.model.prior.add_gradient_(gradient_MD, weights_MD, factor * scale.prior)
         with torch.no_grad():
             log_prior_M = self.model.log_prior(weights_MD).double()
-        return Value(value_M + factor * scale.prior * log_prior_M, gradient_MD)
+        log_density_M = factor * (scale.likelihood * value_M + scale.prior * log_prior_M)
+        return Value(log_density_M, gradient_MD, value_M * (self.num_data / rows))
 
     def _parts(self, batch: Batch | None) -> Iterator[Batch]:
         """Yield the minibatch, or the full data in chunks."""
@@ -200,8 +204,8 @@ class LogDensity:
             yield self.data.map(lambda t, where=where: t[where])  # type: ignore[union-attr]
 
     def _run(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
-        """Return scale · Σ_b log p(y_b|f_b) of each member (M,) and its gradient (M, D)."""
-        with self.model.network.training() if self.training else nullcontext():
+        """Return Σ_b log p(y_b|f_b) of each member (M,), and `scale` times its gradient (M, D)."""
+        with torch.enable_grad(), self.model.network.training() if self.training else nullcontext():
             return self._loop(call) if way == "loop" else self._stacked(way, call)
 
     def _stacked(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
@@ -213,7 +217,7 @@ class LogDensity:
         leaf = call.weights_MD.detach().requires_grad_()
         total_M = stack(leaf, call.batch, call.buffers or {})
         (gradient_MD,) = torch.autograd.grad(total_M.sum() * call.scale, leaf)
-        return total_M.detach().double() * call.scale, gradient_MD
+        return total_M.detach().double(), gradient_MD
 
     def _loop(self, call: _Call) -> tuple[Tensor, Tensor]:
         totals, gradients = [], []
@@ -225,7 +229,7 @@ class LogDensity:
             with seeded(call.seeds[m], leaf.device) if call.seeds else nullcontext():
                 total = self.model.log_likelihood(leaf, rows, own).sum()
             gradients.append(torch.autograd.grad(total * call.scale, leaf)[0])
-            totals.append(total.detach().double() * call.scale)
+            totals.append(total.detach().double())
         return torch.stack(totals), gradients[0].unsqueeze(0) if len(gradients) == 1 else torch.stack(gradients)
 
 
@@ -318,4 +322,4 @@ class FunctionDensity:
         leaf = weights_MD.detach().requires_grad_()
         value_M = self._function(leaf)
         (gradient_MD,) = torch.autograd.grad(value_M.sum(), leaf)
-        return Value(value_M.detach(), gradient_MD)
+        return Value(value_M.detach(), gradient_MD, value_M.detach())

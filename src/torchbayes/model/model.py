@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
 from torchbayes.model.layout import Globs, Layout
-from torchbayes.model.likelihoods import Custom, Likelihood, Parameters
+from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
 from torchbayes.model.network import Buffers, Network, batch_size
 from torchbayes.model.priors import BoundPrior, Normal, PriorRules
 
@@ -103,14 +103,10 @@ class Model:
         self.likelihood: Likelihood = likelihood if isinstance(likelihood, Likelihood) else Custom(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
-        self.prior = BoundPrior(self.layout, self._rules(prior))
+        self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned))
         self.temperature = temperature
         self.tempering = tempering
         self._hook = batch or default_batch
-
-    def _rules(self, prior: PriorRules) -> PriorRules:
-        own = {PREFIX + n: p.prior for n, p in self._learned.items()}
-        return {**own, **(prior if isinstance(prior, Mapping) else {"*": prior})} if own else prior
 
     def unpack(self, batch: Any) -> Batch:
         """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
@@ -122,13 +118,17 @@ class Model:
             The batch.
         """
         inputs, targets = self._hook(batch)
+        return Batch(self.place(inputs), self.place(targets))
+
+    def place(self, inputs: Any) -> Any:
+        """Return inputs or targets as tensors on the network's device, floating ones in its dtype."""
         device, dtype = self.network.device, self.network.dtype
 
-        def place(tensor: Any) -> Any:
+        def one(tensor: Any) -> Any:
             tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
             return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
-        return Batch(pytree.tree_map(place, inputs), place(targets))
+        return pytree.tree_map(one, inputs)
 
     def scales(self, num_data: int, rows: int) -> Scales:
         """Return the factors of Σ log p(y|f) over `rows` rows and of log p(w) in the log joint density.
@@ -218,6 +218,12 @@ class Model:
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
             )
         self.likelihood.check(outputs, batch.targets)
+
+
+def _with_learned_priors(prior: PriorRules, learned: Mapping[str, Learned]) -> PriorRules:
+    """Return the rules with those of learned likelihood parameters in front."""
+    own = {PREFIX + n: p.prior for n, p in learned.items()}
+    return {**own, **(prior if isinstance(prior, Mapping) else {"*": prior})} if own else prior
 
 
 def check_finite(inputs: Any) -> None:

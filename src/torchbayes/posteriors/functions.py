@@ -54,9 +54,11 @@ class Functions:
             Tensor (S, B, K).
 
         Raises:
-            ValueError: if there are no rows.
+            ValueError: if there are no rows, or `chunk_size` is not positive.
         """
         rows = batch_size(inputs)
+        if chunk_size < 1:
+            raise ValueError(f"`chunk_size` must be at least 1; got {chunk_size}.")
         if rows == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
         views, _ = self.model.split(self.weights_SD)

@@ -43,6 +43,9 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             )
         posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
         known = header["statistics_known"]
+        saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). Restore it or fit again.") from error
+    if saved != model.network.dtype:
+        raise ValueError(f"{path} holds {saved} weights; the model's are {model.network.dtype}. Convert the network.")
     return dataclasses.replace(posterior, buffers_M=buffers or None, statistics_known=known, calibration=calibration)
