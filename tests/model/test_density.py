@@ -233,6 +233,27 @@ def test_arguments_are_left_alone_and_the_gradient_is_new():
     assert torch.equal(weights_MD.detach(), before)
     assert weights_MD.grad is None
     assert not first.log_density.requires_grad
+    assert not first.gradient.requires_grad
+
+
+@each_case
+def test_the_log_likelihood_comes_along_untempered_and_without_the_prior(make: Callable[[], Model], batch: Batch):
+    model = make()
+    weights_MD, density = 0.5 * normal(M, model.layout.size), LogDensity(model, N)
+    rows = [model.log_likelihood(weights_MD[m], own_rows(batch, m)).sum() for m in range(M)]
+    for value in (density(weights_MD, batch), density.loss(weights_MD, batch)):
+        assert_close(value.log_likelihood, N / B * torch.stack(rows))
+
+
+def test_gradients_are_taken_under_no_grad_too():
+    make, batch = CASES["mlp"]
+    model = make()
+    weights_MD = normal(M, model.layout.size)
+    expected = by_hand(model, weights_MD, [own_rows(batch, m) for m in range(M)])[1]
+    for way in ("loop", "vmap"):
+        with torch.no_grad():
+            value = LogDensity(model, N, plan=way)(weights_MD, batch)
+        assert_close(value.gradient, expected)
 
 
 def test_float32_networks_sum_their_chunks_in_float64():

@@ -349,6 +349,14 @@ def test_fresh_leaves_constants_alone_and_gives_each_member_its_buffers():
     assert buffers["head.0.num_batches_tracked"].shape == (2,)
 
 
+def test_fresh_leaves_the_network_itself_alone():
+    network, inputs = Network(mlp(), "*.weight"), normal(4, 3)  # the biases are constants
+    biases, outputs = network.constants["0.bias"].clone(), network(network.weights(), inputs)
+    network.fresh([1])
+    assert torch.equal(network.constants["0.bias"], biases)
+    assert torch.equal(network(network.weights(), inputs), outputs)
+
+
 def test_a_module_that_cannot_be_initialised_is_named():
     class Bare(nn.Module):
         def __init__(self) -> None:
