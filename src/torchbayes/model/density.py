@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import seeded
+from torchbayes.model.stacked import StackedLayers
 
 Way = Literal["loop", "vmap", "compiled"]
 WAYS: tuple[str, ...] = get_args(Way)
@@ -215,7 +216,8 @@ class LogDensity:
             self._compiled = self._compiled or torch.compile(stack)
             stack = self._compiled
         leaf = call.weights_MD.detach().requires_grad_()
-        total_M = stack(leaf, call.batch, call.buffers or {})
+        with StackedLayers() if way == "vmap" else nullcontext():
+            total_M = stack(leaf, call.batch, call.buffers or {})
         (gradient_MD,) = torch.autograd.grad(total_M.sum() * call.scale, leaf)
         return total_M.detach().double(), gradient_MD
 

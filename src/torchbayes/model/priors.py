@@ -69,7 +69,7 @@ class Normal:
     def total(self, weights: Tensor) -> Tensor:
         """Return Σ log p over the last axis, in one pass over the weights."""
         centred = weights - self.loc if self.loc else weights
-        squares = (centred.unsqueeze(-2) @ centred.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+        squares = torch.linalg.vector_norm(centred, dim=-1) ** 2
         constant = weights.shape[-1] * math.log(self.scale * math.sqrt(2 * math.pi))
         return squares * (-0.5 / self.scale**2) - constant
 
