@@ -18,7 +18,7 @@ TINY = module.Recipe(
     train_size=300,
     members=2,
     epochs=3,
-    start=0.4,
+    burn_in=0.4,
     rank=2,
     draws=2,
     test_rows=100,
@@ -156,7 +156,7 @@ def test_tables_hold_the_means():
 
 
 def test_end_to_end(tmp_path):
-    recipe = replace(TINY, epochs=2, start=0.0, corruptions=("contrast",), test_rows=20, corrupted_rows=10)
+    recipe = replace(TINY, epochs=2, burn_in=0.0, corruptions=("contrast",), test_rows=20, corrupted_rows=10)
     experiment: Experiment = replace(module.EXPERIMENT, recipes={"small": recipe})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     assert len(list(tmp_path.glob("figure_*.png"))) == 3

@@ -13,7 +13,7 @@ from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments import uci_table as module
 
-TINY = module.Recipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, start=0.4, rank=2, draws=2)
+TINY = module.Recipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)
 
 
 @pytest.fixture(autouse=True)
@@ -102,49 +102,52 @@ def test_worker_processes_change_no_number(tmp_path):
     assert torch.get_num_threads() == 2
 
 
-def made_up(*, shift=0.0, noise=0.05, splits=20):
-    """Scores of boston around the published means of the ensemble, `shift` published error bars above them."""
-    rng = np.random.default_rng(0)
+def made_up(*, shift=0.0, noise=0.05, seed=0):
+    """One seed's scores of boston, `shift` published error bars above the published means of the ensemble."""
+    rng = np.random.default_rng(seed)
     values = {}
     for method in module.METHODS:
-        values[method] = {"nll": np.zeros(splits).tolist()}
+        values[method] = {"nll": np.zeros(20).tolist()}
         for metric, (mean, bar) in module.PUBLISHED["boston"].items():
-            values[method][metric] = (mean + shift * bar + noise * rng.normal(size=splits)).tolist()
+            values[method][metric] = (mean + shift * bar + noise * rng.normal(size=20)).tolist()
     return {"boston": values}
 
 
 @pytest.mark.parametrize(
-    ("settings", "outcome"),
+    ("shift", "noise", "seeds", "outcome", "held"),
     [
-        ({"shift": 0.0}, "holds"),
-        ({"shift": 0.7}, "holds"),
-        ({"shift": 1.6}, "does not hold"),
-        ({"shift": 1.0}, "inconclusive"),
-        ({"shift": 0.5, "noise": 2.0}, "inconclusive"),
-        ({"shift": 0.0, "splits": 1}, "inconclusive"),
+        (0.0, 0.05, 3, "holds", 4),
+        (0.7, 0.05, 3, "holds", 4),
+        (1.6, 0.05, 3, "does not hold", 0),
+        (1.0, 1.0, 3, "inconclusive", 0),
+        (0.5, 20.0, 3, "inconclusive", 0),
+        (0.0, 0.05, 1, "inconclusive", 0),
     ],
 )
-def test_every_verdict_is_reached(settings, outcome):
-    found = module.summarise([made_up(**settings)])
-    assert found.verdict.outcome == outcome
-    assert len(found.verdict.parts) == 4
+def test_every_verdict_is_reached(shift, noise, seeds, outcome, held):
+    results = [made_up(shift=shift, noise=noise, seed=seed) for seed in range(seeds)]
+    verdict = module.summarise(results).verdict
+    assert verdict.outcome == outcome
+    assert sum(part.outcome == "holds" for part in verdict.parts) == held
+    values = [np.mean(result["boston"]["ensemble"]["rmse"]) for result in results]
+    assert verdict.parts[0].evidence.startswith(f"mean {np.mean(values):.4g},".replace("-", "−"))
 
 
 def test_replicates_are_averaged_before_the_spread_over_splits_is_taken():
-    low, high = made_up(splits=4), made_up(splits=4)
-    low["boston"]["ensemble"]["rmse"] = [1.0, 2.0, 3.0, 4.0]
-    high["boston"]["ensemble"]["rmse"] = [3.0, 4.0, 5.0, 6.0]
+    low, high = made_up(), made_up()
+    low["boston"]["ensemble"]["rmse"] = [1.0, 2.0, 3.0, 4.0] * 5
+    high["boston"]["ensemble"]["rmse"] = [3.0, 4.0, 5.0, 6.0] * 5
     table = module.summarise([low, high]).tables[2]
     assert table.columns[0] == "test RMSE"
     mean, error = table.rows[0][2]  # type: ignore[misc]
     assert mean == pytest.approx(3.5)
-    assert error == pytest.approx(np.std([2.0, 3.0, 4.0, 5.0], ddof=1) / 2)
+    assert error == pytest.approx(np.std([2.0, 3.0, 4.0, 5.0] * 5, ddof=1) / math.sqrt(20))
     assert table.rows[0][4] == (3.28, 1.0)
 
 
 def test_end_to_end(tmp_path):
     experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=1, directory=tmp_path)
+    path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "boston: RMSE of MultiSWAG no worse than 3.28 + 1" in page
     assert "| yacht |" in page

@@ -80,6 +80,13 @@ def test_parts_combine(parts, outcome):
     assert verdict.reason.startswith(start)
 
 
+def test_a_long_list_of_open_parts_is_cut():
+    reason = Verdict.of([part("holds")] + [part("inconclusive")] * 5).reason
+    assert reason.startswith("1 of 6 parts hold.")
+    assert reason.count("a statement (inconclusive)") == 3
+    assert reason.endswith("; and 2 more.")
+
+
 def test_no_part_no_verdict():
     with pytest.raises(ValueError, match="at least one part"):
         Verdict.of([])

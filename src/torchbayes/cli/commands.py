@@ -1,0 +1,288 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torchbayes as tb
+from torchbayes.cli.options import (
+    METHODS,
+    add_directory,
+    add_method,
+    add_problem,
+    new_parser,
+    parse,
+    peek,
+    problem_of,
+    usual_method,
+)
+from torchbayes.cli.terminal import (
+    Interrupted,
+    callbacks,
+    one_line,
+    print_names,
+    print_table,
+    resumable,
+    say,
+    suggest,
+    track,
+)
+
+DEBUG = "TORCHBAYES_DEBUG"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; those of the process if None.
+
+    Returns:
+        Exit code: 0, 2 after an error of the user, 130 after Ctrl-C.
+    """
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as finished:  # --help and --print_config
+        return int(finished.code or 0)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        print(f"\nStopped. {stopped}".rstrip(), file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError, RuntimeError, argparse.ArgumentError) as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        print(f"torchbayes: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(_usage())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"torchbayes {tb.__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise ValueError(f"there is no command {argv[0]!r}. {suggest(argv[0], COMMANDS)}")
+    COMMANDS[argv[0]](argv[1:])
+    return 0
+
+
+def _usage() -> str:
+    return "\n".join([
+        "usage: torchbayes COMMAND [options]      torchbayes COMMAND --help      torchbayes --version",
+        "",
+        *(f"  {name:<10} {_first_line(command)}" for name, command in COMMANDS.items()),
+        "",
+        "Start with: torchbayes compare --data digits",
+    ])
+
+
+def compare(argv: list[str]) -> None:
+    """Fit a single network, a deep ensemble, SWAG and MultiSWAG; print one table, write a report with pictures.
+
+    Args:
+        argv: options.
+    """
+    from torchbayes.experiments.compare import Comparison
+    from torchbayes.experiments.compare import compare as run
+    from torchbayes.experiments.compare_report import caption, table
+
+    seen = peek(argv)
+    usual = Comparison(seen.usual.problem, seen.usual.ensemble, seen.usual.multiswag)
+    parser = new_parser("compare", _first_line(compare), config=True)
+    add_problem(parser, seen.usual)
+    parser.add_class_arguments(Comparison, None, skip={"problem", "ensemble", "multiswag", *_LISTS})
+    for name, text in _LISTS.items():
+        parser.add_argument(f"--{name}", nargs="*", type=str, default=list(getattr(usual, name)), help=text)
+    add_method(parser, "ensemble", usual.ensemble, text="Deep ensemble; the single network is its first member")
+    add_method(parser, "multiswag", usual.multiswag, text="MultiSWAG; SWAG is its first member")
+    add_directory(parser, f"compare_{seen.data}")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier comparison in the directory")
+    chosen = parse(parser, seen.argv)
+    settings = {f.name: chosen[f.name] for f in fields(Comparison) if f.name != "problem"}
+    settings |= {name: tuple(chosen[name]) for name in _LISTS}
+    directory, resume, overwrite = (chosen[name] for name in ("directory", "resume", "overwrite"))
+    with resumable(f"torchbayes compare --directory {directory} --resume"):
+        comparison = Comparison(problem_of(chosen), **settings)
+        found = run(
+            comparison, directory, resume=resume, overwrite=overwrite, callbacks=callbacks(), say=say, track=track
+        )
+    said = caption(found.setup, found.outcomes)
+    parts = table(found.outcomes, kinds=["clean"]), table(found.outcomes, kinds=["shifted"], caption=said)
+    print_table(table(found.outcomes, caption=said), narrow=parts)
+    print(f"Report: {found.report}")
+
+
+_LISTS = {"methods": "methods, in the order of the table", "corruptions": "image corruptions, none to leave them out"}
+
+
+def fit(argv: list[str]) -> None:
+    """Fit one method and save the posterior in a run directory.
+
+    Args:
+        argv: options.
+    """
+    from torchbayes.config import fit_run
+
+    seen = peek(argv)
+    parser = new_parser("fit", _first_line(fit), config=True)
+    add_problem(parser, seen.usual)
+    default = usual_method(seen.method, seen.usual)
+    parser.add_argument("--method", type=tb.MAP | tb.SWA | tb.SWAG, default=default, help="how to infer")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
+    add_directory(parser, None)
+    chosen = parse(parser, seen.argv)
+    directory, method = Path(chosen["directory"]), chosen["method"]
+    with resumable(f"torchbayes fit --directory {directory} --resume"):
+        setup = problem_of(chosen).setup()
+        fit_run(setup, method, directory, seed=chosen["seed"], resume=chosen["resume"], callbacks=callbacks())
+    print(f"Posterior: {directory / 'posterior.safetensors'}")
+
+
+def evaluate(argv: list[str]) -> None:
+    """Evaluate a saved posterior on its test set or on foreign images, or published predictions in an npz file.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if it is not clear what to evaluate.
+    """
+    parser = new_parser("evaluate", _first_line(evaluate))
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
+    parser.add_argument("--predictions", default=None, help="npz file with arrays `probs` (rows, classes) and `labels`")
+    parser.add_argument("--data", default=None, help="a foreign set: how well it is told from the run's own test set")
+    parser.add_argument("--draws", type=int | None, default=None, help="functions to draw, a multiple of the members")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parse(parser, argv)
+    if (chosen["run"] is None) == (chosen["predictions"] is None):
+        raise ValueError("say what to evaluate: the directory of a fit, or --predictions FILE.npz (one of them).")
+    found = _saved(chosen) if chosen["predictions"] is None else _published(Path(chosen["predictions"]))
+    if chosen["json"]:
+        print(json.dumps(found, indent=1))
+        return
+    from torchbayes.report import Table
+
+    print_table(Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": ".4f"}))
+
+
+def _published(path: Path) -> dict[str, float]:
+    # metrics of published predictions
+    from zipfile import is_zipfile
+
+    import numpy as np
+    import torch
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    if not is_zipfile(path):
+        raise ValueError(f"{path} is not an npz file.")
+    with np.load(path, allow_pickle=False) as archive:
+        if not {"probs", "labels"} <= set(archive.files):
+            raise ValueError(f"{path} must hold arrays `probs` and `labels`; it holds {', '.join(archive.files)}.")
+        probs, labels = torch.from_numpy(archive["probs"]), torch.from_numpy(archive["labels"].astype(np.int64))
+    return tb.evaluate(tb.Predictive.from_probs(probs), labels).metrics
+
+
+def _saved(chosen: dict[str, Any]) -> dict[str, float]:
+    # metrics of a saved posterior on its test set, or of telling foreign images from it
+    from torchbayes.config import load_run
+
+    setup, posterior = load_run(Path(chosen["run"]))
+    data, name = setup.data, chosen["data"]
+    functions = posterior.functions(chosen["draws"], seed=chosen["seed"])
+    own = tb.evaluate(functions, tuple(data.test), target_scale=setup.target_scale)
+    if name in {None, data.name}:
+        return own.metrics
+    from torchbayes.data import out_of_distribution
+
+    foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
+    if own.scores is None:
+        raise ValueError(f"foreign sets are for classifiers; {chosen['run']} is a {data.task}.")
+    return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device)))
+
+
+def reproduce(argv: list[str]) -> None:
+    """Put a claim from a paper to the test, and write a page with figure, numbers and verdict.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if no experiment is named.
+    """
+    from torchbayes import experiments
+
+    parser = new_parser("reproduce", _first_line(reproduce))
+    parser.add_argument("name", nargs="?", default=None, help="experiment")
+    parser.add_argument("--list", action="store_true", help="list the experiments")
+    parser.add_argument("--scale", default="small", help="small (minutes on 2 cores) or paper (for a GPU)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--directory", default=None, help="where everything goes")
+    chosen = parse(parser, argv)
+    if chosen.pop("list"):
+        print_names(experiments.names())
+        return
+    name = chosen.pop("name")
+    if name is None:
+        raise ValueError(f"say which experiment: {', '.join(experiments.names())}.")
+    with resumable(" ".join(["torchbayes reproduce", *argv])):
+        print(f"Page: {experiments.reproduce(name, **chosen)}")
+
+
+def list_(argv: list[str]) -> None:
+    """List methods, data sets, networks, corruptions, foreign sets and experiments, one line each.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if there is no such kind of thing.
+    """
+    kinds: dict[str, Callable[[], dict[str, str]]] = {
+        "methods": lambda: {method.__name__: _first_line(method) for method in METHODS},
+        "data": lambda: _module("data").names(),
+        "networks": lambda: _module("networks").names(),
+        "corruptions": lambda: dict.fromkeys(_module("data").CORRUPTIONS, "of images, severities 1 to 5"),
+        "foreign": lambda: _module("data").ood_names(),
+        "experiments": lambda: _module("experiments").names(),
+    }
+    parser = new_parser("list", _first_line(list_))
+    parser.add_argument("kind", nargs="?", default=None, help=f"only one of: {', '.join(kinds)}")
+    kind = parse(parser, argv)["kind"]
+    if kind is not None and kind not in kinds:
+        raise ValueError(f"there is nothing called {kind!r} to list. {suggest(kind, kinds)}")
+    for name in kinds if kind is None else (kind,):
+        if kind is None:
+            print(f"{name}:")
+        print_names(kinds[name]())
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "compare": compare,
+    "fit": fit,
+    "evaluate": evaluate,
+    "reproduce": reproduce,
+    "list": list_,
+}
+
+
+def _module(name: str) -> Any:
+    return import_module(f"torchbayes.{name}")
+
+
+def _first_line(documented: Any) -> str:
+    return (documented.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,163 @@
+"""Options: parsers built from the dataclasses they fill, with defaults that depend on the data set."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import jsonargparse
+
+from torchbayes.cli.terminal import one_line
+from torchbayes.config import CONFIG, Defaults, Problem, defaults, read_config
+from torchbayes.inference import MAP, SWA, SWAG
+from torchbayes.inference.optimizers import Optimizer
+from torchbayes.inference.schedules import Schedule
+
+METHODS = (MAP, SWA, SWAG)
+Parser = jsonargparse.ArgumentParser
+
+
+class Peek(NamedTuple):
+    """The options that decide the defaults of the others, read before the parser is built.
+
+    Attributes:
+        argv: the arguments, with the configuration of a run that is resumed in front.
+        data: name of the data set.
+        usual: its settings.
+        method: name of the method.
+    """
+
+    argv: list[str]
+    data: str
+    usual: Defaults
+    method: str
+
+
+def peek(argv: list[str]) -> Peek:
+    """Read the options that decide the defaults of the others, from the arguments or the configuration file.
+
+    Args:
+        argv: arguments of a command.
+
+    Returns:
+        What was found.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--data", "--config", "--directory", "--method"):
+        parser.add_argument(name)
+    parser.add_argument("--resume", action="store_true")
+    seen, _ = parser.parse_known_args(argv)
+    if seen.resume and seen.config is None and seen.directory is not None:
+        path = Path(seen.directory) / CONFIG
+        if path.is_file():
+            argv, seen.config = ["--config", str(path), *argv], str(path)
+    file = read_config(Path(seen.config)) if seen.config is not None else {}
+    method = file.get("method")
+    named = method.get("class_path") if isinstance(method, Mapping) else method
+    data = str(seen.data or file.get("data") or Problem.data)
+    return Peek(argv, data, defaults(data), str(seen.method or named or "SWAG").rpartition(".")[2])
+
+
+def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
+    """Return an empty parser.
+
+    Args:
+        name: of the command.
+        description: one line.
+        config: whether options can come from a YAML file.
+
+    Returns:
+        The parser; it raises `argparse.ArgumentError`.
+    """
+    # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
+    jsonargparse.set_parsing_settings(subclasses_enabled=[*METHODS, *get_args(Optimizer), *get_args(Schedule)])
+    parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
+    if config:
+        parser.add_argument("--config", action="config", help="YAML file with any of these options")
+    return parser
+
+
+def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
+    """Return the options, dataclasses made.
+
+    Args:
+        parser: of the command.
+        argv: its arguments.
+
+    Returns:
+        name -> value.
+
+    Raises:
+        ValueError: if an option is unknown or its value does not fit.
+    """
+    try:
+        return parser.instantiate(parser.parse_args(argv)).as_dict()
+    except argparse.ArgumentError as error:
+        known = [text for action in parser._actions for text in action.option_strings]
+        raise ValueError(one_line(error, known)) from error
+
+
+def add_problem(parser: Parser, usual: Defaults) -> None:
+    """Add the fields of `Problem` with the defaults of a data set.
+
+    Args:
+        parser: where.
+        usual: the defaults.
+    """
+    parser.add_class_arguments(Problem, None, help="What is believed about which data")
+    parser.set_defaults({f.name: getattr(usual.problem, f.name) for f in fields(Problem)})
+
+
+def add_method(parser: Parser, name: str, method: MAP | SWAG, *, text: str) -> None:
+    """Add the settings of one method as `--NAME.SETTING`.
+
+    Args:
+        parser: where.
+        name: prefix of the options.
+        method: the defaults.
+        text: heading in the help.
+    """
+    parser.add_class_arguments(type(method), name, help=text)
+    parser.set_defaults({f"{name}.{f.name}": getattr(method, f.name) for f in fields(method)})
+
+
+def add_directory(parser: Parser, default: str | None) -> None:
+    """Add where a run goes, and whether it is continued.
+
+    Args:
+        parser: where.
+        default: directory; None makes the option required.
+    """
+    parser.add_argument("--directory", type=str, required=default is None, default=default, help="where it goes")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
+
+
+def usual_method(name: str, usual: Defaults) -> MAP | SWA | SWAG:
+    """Return the settings of one member of a method for a data set.
+
+    Args:
+        name: of the method; one that is not known gives SWAG, and the parser says what is wrong.
+        usual: settings of the data set.
+
+    Returns:
+        The settings.
+    """
+    swag = replace(usual.multiswag, members=1)
+    if name == "SWA":
+        return SWA(**{f.name: getattr(swag, f.name) for f in fields(SWA)})
+    return replace(usual.ensemble, members=1) if name == "MAP" else swag
+
+
+def problem_of(chosen: Mapping[str, Any]) -> Problem:
+    """Return the problem that the options describe.
+
+    Args:
+        chosen: name -> value.
+
+    Returns:
+        The problem.
+    """
+    return Problem(**{f.name: chosen[f.name] for f in fields(Problem)})

@@ -1,0 +1,157 @@
+"""What the command line says: progress, tables, errors in one line, how to go on after Ctrl-C."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchbayes.inference.progress import Callback, Event
+    from torchbayes.report import Table
+
+
+class Interrupted(Exception):
+    """Ctrl-C in a command that can be continued; the message says how."""
+
+
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """Say how to go on when Ctrl-C is pressed inside.
+
+    Args:
+        command: what continues the work.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        Interrupted: on Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"Continue with: {command}") from None
+
+
+def callbacks() -> tuple[Callback, ...] | None:
+    """Return None for the progress bar on a terminal, else a callback that prints plain lines, ten per fit.
+
+    Returns:
+        The `callbacks` of a fit.
+    """
+    return None if sys.stderr.isatty() else (_line,)
+
+
+def _line(event: Event) -> None:
+    if event.epoch * 10 // event.epochs > (event.epoch - 1) * 10 // event.epochs:
+        from torchbayes.inference.progress import summary
+
+        say(f"  epoch {event.epoch} of {event.epochs}: {summary(event)}")
+
+
+def say(text: str) -> None:
+    """Write a line of progress to standard error at once.
+
+    Args:
+        text: the line.
+    """
+    print(text, file=sys.stderr, flush=True)
+
+
+def track(items: list[Any], what: str) -> Iterable[Any]:
+    """Pass items through under a progress bar, or after one plain line where there is no terminal.
+
+    Args:
+        items: what is worked through.
+        what: what they are.
+
+    Returns:
+        The items.
+    """
+    from rich.console import Console
+    from rich.progress import track as bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        say(f"evaluating: {what}")
+    return bar(items, f"evaluating: {what}", console=console, disable=not console.is_terminal, transient=True)
+
+
+def print_table(*tables: Table, narrow: tuple[Table, ...] = ()) -> None:
+    """Print tables to standard output, as wide as they need to be where that is not a terminal.
+
+    Args:
+        *tables: what to print.
+        narrow: what to print instead on a terminal that is too narrow.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 140))
+    elif narrow and any(console.measure(table.rich()).minimum > console.width for table in tables):
+        tables = narrow
+    for table in tables:
+        console.print(table.rich())
+
+
+def print_names(lines: Mapping[str, str]) -> None:
+    """Print names with one line each.
+
+    Args:
+        lines: name -> line.
+    """
+    width = max((len(name) for name in lines), default=0)
+    for name, line in lines.items():
+        print(f"  {name:<{width}}  {line}")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the known names that are close to a wrong one, or all.
+
+    Args:
+        name: the wrong one.
+        known: the right ones.
+
+    Returns:
+        One sentence.
+    """
+    names = {right.lower(): right for right in known}
+    close = [names[right] for right in difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)]
+    return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names.values())}."
+
+
+def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
+    """Return an error as one readable line.
+
+    Args:
+        error: of this library, or of jsonargparse, whose messages about a choice of classes run over many lines.
+        options: the options there are, for those that are not.
+
+    Returns:
+        The line.
+    """
+    text = " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split())
+    if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", text):
+        close = difflib.get_close_matches(unknown[1], list(options), n=3, cutoff=0.5)
+        advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
+        return f"there is no option {unknown[1]}. {advice}"
+    if missing := re.search(r"arguments are required: (.*)", text):
+        return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
+    key = re.search(r'Parser key "([^"]+)": (.*)', text)
+    if key is None:
+        return text
+    name, rest = key.groups()
+    if option := re.search(r"'([\w.]+)': Option '(\w+)' is not accepted", rest):
+        return f"`--{name}` is {option[1].rpartition('.')[2]}, which has no setting {option[2]!r}."
+    given = re.search(r"Given value: (.*)$", rest)
+    if "Union subtypes" in rest and given:
+        choices = [path.rpartition(".")[2] for path in re.findall(r"<class '([\w.]+)'>", rest.partition("Errors")[0])]
+        return f"`--{name}` cannot be {given[1]!r}. {suggest(given[1], choices)}"
+    if wrong := re.match(r"Expected a <class '(\w+)'>\. Got value: (.*)", rest):
+        return f"`--{name}` must be of type {wrong[1]}; got {wrong[2]!r}."
+    return f"`--{name}`: {rest}"

@@ -1,0 +1,204 @@
+"""What a comparison leaves to read: the table, the lead in words, and one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torchbayes.config import Setup, defaults
+from torchbayes.experiments.compare_figures import pictures
+from torchbayes.experiments.compare_scores import LABELS, Comparison, Outcome
+from torchbayes.report import Table, savefig, write_report
+
+
+class Column(NamedTuple):
+    """One column of the table: its head, its number, its format and its better direction."""
+
+    head: str
+    number: Any
+    form: str
+    better: Literal["low", "high"] | None
+    kind: Literal["clean", "shifted"] = "clean"
+
+
+def _clean(metric: str) -> Any:
+    return lambda outcome: outcome.clean.metrics.get(metric)
+
+
+def _at(severity: int, metric: str) -> Any:
+    return lambda outcome: outcome.at(severity, metric)
+
+
+COLUMNS = (
+    Column("accuracy", _clean("accuracy"), ".1%", "high"),
+    Column("RMSE", _clean("rmse"), ".3f", "low"),
+    Column("NLL", _clean("nll"), ".3f", "low"),
+    Column("Brier", _clean("brier"), ".3f", "low"),
+    Column("ECE", _clean("ece"), ".3f", "low"),
+    Column("in 95 % interval", _clean("coverage"), ".1%", None),
+    Column("NLL at 3", _at(3, "nll"), ".3f", "low", "shifted"),
+    Column("NLL at 5", _at(5, "nll"), ".3f", "low", "shifted"),
+    Column("acc. at 3", _at(3, "accuracy"), ".1%", "high", "shifted"),
+    Column("acc. at 5", _at(5, "accuracy"), ".1%", "high", "shifted"),
+    Column("AUROC", lambda outcome: outcome.auroc(), ".3f", "high", "shifted"),
+)
+
+
+def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = ("clean", "shifted"), caption: str = "") -> Table:
+    """Return the table of methods and metrics.
+
+    Args:
+        outcomes: method -> what it gave.
+        kinds: which columns: on the test set, on shifted data, or both.
+        caption: what it shows.
+
+    Returns:
+        The table, with the columns that have numbers.
+    """
+    columns = [
+        column
+        for column in COLUMNS
+        if column.kind in kinds and any(column.number(outcome) is not None for outcome in outcomes.values())
+    ]
+    return Table(
+        ["method", *(column.head for column in columns)],
+        [[LABELS[name], *(column.number(outcome) for column in columns)] for name, outcome in outcomes.items()],
+        caption,
+        better={column.head: column.better for column in columns if column.better},
+        formats={column.head: column.form for column in columns},
+    )
+
+
+def caption(setup: Setup, outcomes: Mapping[str, Outcome]) -> str:
+    """Return how to read the table.
+
+    Args:
+        setup: data and model.
+        outcomes: method -> what it gave.
+
+    Returns:
+        Sentences.
+    """
+    data = setup.data
+    if data.task == "regression":
+        return (
+            f"{len(data.test.inputs)} test rows. RMSE and NLL (negative log density of the average, nats per row) are "
+            f"in the target's own units; the 95 % interval is the central one of the average, and should hold 95 %."
+        )
+    some = next(iter(outcomes.values()))
+    said = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
+    if some.corrupted:
+        said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
+    if some.foreign:
+        said += f" AUROC: foreign images told from test images by entropy, mean over {', '.join(some.foreign)}."
+    if len(alone := _alone(outcomes)) > 1:
+        mean = sum(alone) / len(alone)
+        said += (
+            f" NLL of the {len(alone)} ensemble members alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
+        )
+    return said
+
+
+def _alone(outcomes: Mapping[str, Outcome]) -> list[float]:
+    """Return the test NLL of each ensemble member alone."""
+    return [found["nll"] for found in outcomes["ensemble"].members] if "ensemble" in outcomes else []
+
+
+def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
+    """Return what was done and what came out, in words.
+
+    Args:
+        setup: data and model.
+        comparison: what was compared.
+        outcomes: method -> what it gave.
+
+    Returns:
+        Paragraphs, separated by empty lines.
+    """
+    problem, data = comparison.problem, setup.data
+    done = (
+        f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
+        f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
+        f"N(0, {problem.prior_scale:g}²). {_budget(comparison)} The single network is the first member of the "
+        f"ensemble, SWAG the first of MultiSWAG. SWAG and MultiSWAG average {comparison.draws} drawn functions, the "
+        f"ensemble its members."
+    )
+    best = defaults(problem.data)
+    usual = (best.problem, best.ensemble, best.multiswag) == (problem, comparison.ensemble, comparison.multiswag)
+    done += f" {best.note}" if usual else ""
+    found = [_winner(outcomes, "the test set", lambda outcome: outcome.clean.metrics["nll"])]
+    if next(iter(outcomes.values())).corrupted:
+        found.append(_winner(outcomes, "images corrupted at severity 5", lambda outcome: outcome.at(5, "nll")))
+    if len(outcomes) > 1:
+        found.append("One seed: differences of a few per cent are within what another seed would change.")
+    return f"{done}\n\n{' '.join(found)}"
+
+
+def _budget(comparison: Comparison) -> str:
+    pairs = {"deep ensemble": comparison.ensemble, "MultiSWAG": comparison.multiswag}
+    if len({(m.members, m.epochs, m.batch_size) for m in pairs.values()}) == 1:
+        m = comparison.ensemble
+        return f"Deep ensemble and MultiSWAG: {m.members} members each, {m.epochs} epochs, batches of {m.batch_size}."
+    said = (f"{name}: {m.members} members, {m.epochs} epochs, batches of {m.batch_size}." for name, m in pairs.items())
+    return " ".join(said)
+
+
+def _winner(outcomes: Mapping[str, Outcome], where: str, number: Any) -> str:
+    ranked = sorted(outcomes, key=lambda name: number(outcomes[name]))
+    said = ", ".join(f"{LABELS[name]} {number(outcomes[name]):.3f}" for name in ranked)
+    return f"Negative log likelihood on {where}, best first: {said}."
+
+
+def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
+    """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy, or None without such sets.
+
+    Args:
+        outcomes: method -> what it gave.
+
+    Returns:
+        The table.
+    """
+    found = {name: outcome.detected() for name, outcome in outcomes.items()}
+    sets = list(next(iter(found.values())))
+    if not sets:
+        return None
+    heads: dict[str, Literal["low", "high"]] = {"AUROC": "high", "AUPR": "high", "FPR95": "low"}
+    rows = [
+        [LABELS[name], other, *(found[name][other].get(f"{head.lower()}_entropy") for head in heads)]
+        for other in sets
+        for name in outcomes
+    ]
+    return Table(
+        ["method", "foreign set", *heads],
+        rows,
+        "Telling foreign images from the test set by the entropy of the average. AUPR counts the foreign as positive; "
+        "FPR95 is the share of test images flagged when 95 % of the foreign ones are.",
+    )
+
+
+def report(home: Path, setup: Setup, comparison: Comparison, *, outcomes: Mapping[str, Outcome], settings: str) -> Path:
+    """Write the pictures and the page.
+
+    Args:
+        home: directory.
+        setup: data and model.
+        comparison: what was compared.
+        outcomes: method -> what it gave.
+        settings: the resolved configuration, YAML.
+
+    Returns:
+        Path of `report.html`.
+    """
+    drawn = pictures(setup, comparison, outcomes)
+    for name, picture in drawn.items():
+        savefig(picture.image, home / f"{name}.png")  # type: ignore[arg-type]
+    more = foreign_table(outcomes)
+    return write_report(
+        home / "report.html",
+        title=f"{setup.data.name}: {', '.join(LABELS[name] for name in outcomes)}",
+        lead=lead(setup, comparison, outcomes),
+        tables=[table(outcomes, caption=caption(setup, outcomes)), *([more] if more else [])],
+        figures=drawn.values(),
+        settings=settings,
+    )

@@ -1,0 +1,134 @@
+"""Experiment: a claim from a paper, a recipe that tests it, and what came out, computed from several seeds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchbayes.experiments.verdicts import Verdict
+from torchbayes.inference.run import describe
+from torchbayes.report import Picture, Table
+from torchbayes.report.files import write_whole
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What several seeds of an experiment amount to.
+
+    Attributes:
+        verdict: what they say about the claim.
+        tables: the numbers.
+        figures: the pictures; the first stands for the experiment.
+    """
+
+    verdict: Verdict
+    tables: tuple[Table, ...]
+    figures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A claim and how to test it.
+
+    Attributes:
+        name: what `reproduce` calls it.
+        claim: one sentence.
+        source: the paper that makes it.
+        expected: the result to expect, with its source.
+        differences: in what the recipes differ from the paper.
+        recipes: scale (`small`, `paper`) -> frozen dataclass of settings.
+        cost: scale -> cost of one seed, in words.
+        run: (recipe, seed, directory) -> numbers of one seed, JSON-serialisable; called again on the directory of a run
+            that was interrupted it continues there.
+        summarise: numbers of several seeds -> findings.
+    """
+
+    name: str
+    claim: str
+    source: str
+    expected: str
+    differences: str
+    recipes: Mapping[str, Any]
+    cost: Mapping[str, str]
+    run: Callable[[Any, int, Path], dict[str, Any]]
+    summarise: Callable[[Sequence[dict[str, Any]]], Findings]
+
+    def recipe(self, scale: str) -> Any:
+        """Return the recipe of a scale.
+
+        Args:
+            scale: a key of `recipes`.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            ValueError: if there is none of that scale.
+        """
+        if scale not in self.recipes:
+            raise ValueError(f"`scale` of {self.name} must be one of {', '.join(self.recipes)}; got {scale!r}.")
+        return self.recipes[scale]
+
+
+def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[str, Any]:
+    """Make a directory the home of one experiment at one scale, or check that it is.
+
+    Args:
+        experiment: what is run.
+        scale: its scale.
+        directory: made if needed.
+
+    Returns:
+        Name, scale and recipe as they stand in `recipe.json`.
+
+    Raises:
+        ValueError: if the directory holds results of other settings.
+    """
+    path = directory / "recipe.json"
+    settings = {"experiment": experiment.name, "scale": scale, "recipe": describe(experiment.recipe(scale))}
+    about: dict[str, Any] = json.loads(json.dumps(settings))
+    if path.exists():
+        found = json.loads(path.read_text("utf-8"))
+        if found != about:
+            old, new = ({**a, **a["recipe"]} for a in (found, about))
+            said = [f"{k} {old.get(k)!r}, now {new.get(k)!r}" for k in new if k != "recipe" and old.get(k) != new[k]]
+            raise ValueError(
+                f"{directory} holds results of other settings ({'; '.join(said) or 'some were removed'}). "
+                f"Choose another directory, or remove it."
+            )
+    else:
+        write_whole(path, as_json(about))
+    return about
+
+
+def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Path) -> dict[str, Any]:
+    """Run one seed, or read its results if it has been run.
+
+    Args:
+        experiment: what to run.
+        scale: at which scale.
+        seed: the seed.
+        directory: of the whole experiment; the seed's own is `seed_SEED` in it.
+
+    Returns:
+        `seed`, `seconds` (of the sitting that finished it) and `results`.
+    """
+    home = directory / f"seed_{seed}"
+    path = home / "results.json"
+    if path.exists():
+        return json.loads(path.read_text("utf-8"))
+    home.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    results = experiment.run(experiment.recipe(scale), seed, home)
+    record = {"seed": seed, "seconds": round(time.monotonic() - began, 1), "results": results}
+    write_whole(path, as_json(record))
+    return json.loads(as_json(record))
+
+
+def as_json(record: Mapping[str, Any]) -> bytes:
+    """Return a record as the text of a JSON file."""
+    return (json.dumps(record, indent=1) + "\n").encode()
