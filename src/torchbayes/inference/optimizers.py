@@ -6,6 +6,7 @@ take one call. `update` changes weights and slots in place; who must keep them c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -85,22 +86,7 @@ class Adam:
             slots: the optimiser's memory, changed.
             lr: learning rate of this step.
         """
-        adam(
-            [weights_MD],
-            [gradient_MD],
-            [slots["first_MD"]],
-            [slots["second_MD"]],
-            [],
-            [slots["count"]],
-            amsgrad=False,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=lr,
-            weight_decay=0.0,
-            eps=self.eps,
-            maximize=False,
-            fused=True,
-        )
+        _adam_update(adam, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=0.0)
 
 
 @dataclass(frozen=True)
@@ -134,22 +120,7 @@ class AdamW:
             slots: the optimiser's memory, changed.
             lr: learning rate of this step.
         """
-        adamw(
-            [weights_MD],
-            [gradient_MD],
-            [slots["first_MD"]],
-            [slots["second_MD"]],
-            [],
-            [slots["count"]],
-            amsgrad=False,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=lr,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            maximize=False,
-            fused=True,
-        )
+        _adam_update(adamw, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=self.weight_decay)
 
 
 def _adam_slots(weights_MD: Tensor) -> Slots:
@@ -159,6 +130,35 @@ def _adam_slots(weights_MD: Tensor) -> Slots:
         "second_MD": zeros(weights_MD),
         "count": torch.zeros((), dtype=torch.float32, device=weights_MD.device),
     }
+
+
+def _adam_update(
+    rule: Callable[..., None],
+    settings: Adam | AdamW,
+    weights_MD: Tensor,
+    gradient_MD: Tensor,
+    slots: Slots,
+    *,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """Call PyTorch's Adam or AdamW on the stacked vector."""
+    rule(
+        [weights_MD],
+        [gradient_MD],
+        [slots["first_MD"]],
+        [slots["second_MD"]],
+        [],
+        [slots["count"]],
+        amsgrad=False,
+        beta1=settings.betas[0],
+        beta2=settings.betas[1],
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=settings.eps,
+        maximize=False,
+        fused=True,
+    )
 
 
 Optimizer = SGD | Adam | AdamW

@@ -1,8 +1,59 @@
-"""When SWA and SWAG take a snapshot of the weights."""
+"""The averaging phase that SWA and SWAG share: its learning rate, and when a snapshot of the weights is taken."""
 
 from __future__ import annotations
 
-from torchbayes.inference.descent import Trajectory
+from typing import Protocol
+
+from torchbayes.inference.descent import Info, Trajectory, descend
+from torchbayes.inference.optimizers import Optimizer
+from torchbayes.inference.schedules import PiecewiseLinear
+from torchbayes.model.density import LogDensity
+from torchbayes.model.model import Batch
+
+
+class Averaging(Protocol):
+    """Settings of a method that averages snapshots."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Update rule and learning rate before averaging."""
+        ...
+
+    @property
+    def averaging_lr(self) -> float:
+        """Constant learning rate of the averaging phase."""
+        ...
+
+    @property
+    def burn_in(self) -> float:
+        """Share of the epochs before averaging starts."""
+        ...
+
+    @property
+    def per_epoch(self) -> int:
+        """Snapshots per epoch."""
+        ...
+
+
+def averaging_step(
+    settings: Averaging, density: LogDensity, trajectory: Trajectory, *, batch: Batch, donate: bool
+) -> tuple[Trajectory, Info, bool]:
+    """Take one optimiser step on the SWAG paper's schedule, and say whether the weights are then collected.
+
+    Args:
+        settings: of the method.
+        density: the hot function.
+        trajectory: where the members are.
+        batch: one minibatch per member, (M, B, ...).
+        donate: give the trajectory's tensors up.
+
+    Returns:
+        The new trajectory, what was seen, and whether a snapshot is due.
+    """
+    schedule = PiecewiseLinear(settings.averaging_lr / settings.optimizer.lr, settings.burn_in)
+    lr = settings.optimizer.lr * schedule.factor(trajectory.done)
+    now, info = descend(density, trajectory, batch, optimizer=settings.optimizer, lr=lr, donate=donate)
+    return now, info, is_snapshot(now, settings.burn_in, settings.per_epoch)
 
 
 def first_averaging_epoch(trajectory: Trajectory, burn_in: float) -> int:

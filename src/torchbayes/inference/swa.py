@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from torchbayes.inference.descent import Info, Trajectory, descend, start
+from torchbayes.inference.descent import Info, Trajectory, start
 from torchbayes.inference.optimizers import SGD, Optimizer
-from torchbayes.inference.schedules import PiecewiseLinear
 from torchbayes.inference.settings import check_counts, check_positive, check_share
-from torchbayes.inference.snapshots import is_snapshot
+from torchbayes.inference.snapshots import averaging_step
 from torchbayes.model.density import LogDensity, Way
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -108,10 +107,8 @@ class SWA:
         Returns:
             The new state, and what was seen.
         """
-        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.burn_in)
-        lr = self.optimizer.lr * schedule.factor(state.trajectory.done)
-        trajectory, info = descend(density, state.trajectory, batch, optimizer=self.optimizer, lr=lr, donate=donate)
-        if not is_snapshot(trajectory, self.burn_in, self.per_epoch):
+        trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
+        if not due:
             return replace(state, trajectory=trajectory), info
         mean_MD = state.mean_MD.lerp(trajectory.weights_MD, 1 / (state.snapshots + 1))
         return State(trajectory, mean_MD, state.snapshots + 1), info

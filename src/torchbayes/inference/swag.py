@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from torchbayes.inference.descent import Info, Trajectory, descend, start
+from torchbayes.inference.descent import Info, Trajectory, start
 from torchbayes.inference.optimizers import SGD, Optimizer
-from torchbayes.inference.schedules import PiecewiseLinear
 from torchbayes.inference.settings import check_counts, check_positive, check_share
-from torchbayes.inference.snapshots import is_snapshot, planned_snapshots
+from torchbayes.inference.snapshots import averaging_step, planned_snapshots
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.model.density import LogDensity, Way
 from torchbayes.model.model import Batch
@@ -207,10 +206,8 @@ class SWAG:
         Returns:
             The new state, and what was seen.
         """
-        schedule = PiecewiseLinear(self.averaging_lr / self.optimizer.lr, self.burn_in)
-        lr = self.optimizer.lr * schedule.factor(state.trajectory.done)
-        trajectory, info = descend(density, state.trajectory, batch, optimizer=self.optimizer, lr=lr, donate=donate)
-        if not is_snapshot(trajectory, self.burn_in, self.per_epoch):
+        trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
+        if not due:
             return replace(state, trajectory=trajectory), info
         return State(trajectory, state.moments.collect(trajectory.weights_MD, donate=donate)), info
 
