@@ -36,7 +36,7 @@ lint: $(VENV)/.check
 
 types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 types: $(VENV)/.test $(VENV)/.check
-	$(BIN)/pyright src tests tools
+	$(BIN)/pyright
 
 layers: $(VENV)/.check
 	$(BIN)/lint-imports

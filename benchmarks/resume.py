@@ -14,20 +14,19 @@ import time
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 
 import torchbayes as tb
+from torchbayes.data import load
 from torchbayes.networks import build
 from torchbayes.posteriors.files import read_tensors
 
 
 def run(directory: str) -> None:
     """Fit MultiSWAG on the digits in a run directory, resuming whatever is there."""
-    digits = load_digits()
-    rows = torch.tensor(digits.data / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(digits.target)
+    data = load("digits")
     model = tb.Model(lambda: build("preresnet20", (1, 8, 8), 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.3))
     method = tb.SWAG(members=2, epochs=8, batch_size=256, plan="loop")
-    tb.fit(model, rows, method, directory=directory, resume=Path(directory, "config.json").exists(), callbacks=())
+    tb.fit(model, data.train, method, directory=directory, resume=Path(directory, "config.json").exists(), callbacks=())
 
 
 def start(directory: Path) -> subprocess.Popen[bytes]:

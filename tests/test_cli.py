@@ -282,3 +282,19 @@ def test_help_loads_nothing_heavy():
 def test_the_package_is_a_command():
     done = subprocess.run([sys.executable, "-m", "torchbayes", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"torchbayes {tb.__version__}\n"
+
+
+@pytest.mark.parametrize(("width", "headers"), [(140, 1), (60, 2)])
+def test_a_narrow_terminal_gets_the_table_in_parts(capsys, monkeypatch, width, headers):
+    from torchbayes.cli.terminal import print_table
+    from torchbayes.report import Table
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the output for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    numbers = [f"column {i}" for i in range(8)]
+    parts = [Table(["method", *half], [["a", *range(4)]]) for half in (numbers[:4], numbers[4:])]
+    print_table(Table(["method", *numbers], [["a", *range(8)]]), narrow=parts)
+    said = capsys.readouterr().out
+    assert said.count("method") == headers
+    assert all(number in said for number in numbers)

@@ -85,7 +85,7 @@ def test_both_fits_have_the_same_budget():
         assert swag.averaging_lr == recipe.averaging_lr
     paper = module.PAPER
     assert paper.prior_scale**-2 / 50_000 == pytest.approx(3e-4)
-    assert round(paper.start * paper.epochs) == 161
+    assert round(paper.burn_in * paper.epochs) == 161
 
 
 def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):

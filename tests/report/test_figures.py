@@ -59,6 +59,13 @@ def test_reliability_diagram_of_real_bins():
     np.testing.assert_allclose(tops, bins.count[bins.count > 0] / 400)
 
 
+@pytest.mark.parametrize("counts", [[50, 80], [3, 4]])
+def test_reliability_diagram_of_bins_of_one_kind(counts: list[int]):
+    panel = drawn(figures.reliability_diagram({"MAP": Bins([0.3, 0.9], [0.4, 0.8], counts)}))[0]
+    assert len(panel.lines) == 2  # the diagonal, and full or hollow markers
+    np.testing.assert_allclose(line(panel, 1), [[0.3, 0.9], [0.4, 0.8]])
+
+
 def test_reliability_diagram_shows_hollow_bins_and_refuses_empty_ones():
     bins = Bins(confidence=[0.3, 0.0, 0.9], accuracy=[1.0, 0.0, 0.8], count=[2, 0, 50])
     (diagram, _) = drawn(figures.reliability_diagram({"MAP": bins}))

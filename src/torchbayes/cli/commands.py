@@ -97,7 +97,7 @@ def compare(argv: list[str]) -> None:
     """
     from torchbayes.experiments.compare import Comparison
     from torchbayes.experiments.compare import compare as run
-    from torchbayes.experiments.compare_report import caption, table
+    from torchbayes.experiments.compare_report import caption, table, tables
 
     seen = peek(argv)
     usual = Comparison(seen.usual.problem, seen.usual.ensemble, seen.usual.multiswag)
@@ -119,9 +119,8 @@ def compare(argv: list[str]) -> None:
         found = run(
             comparison, directory, resume=resume, overwrite=overwrite, callbacks=callbacks(), say=say, track=track
         )
-    said = caption(found.setup, found.outcomes)
-    parts = table(found.outcomes, kinds=["clean"]), table(found.outcomes, kinds=["shifted"], caption=said)
-    print_table(table(found.outcomes, caption=said), narrow=parts)
+    whole = table(found.outcomes, caption=caption(found.setup, found.outcomes))
+    print_table(whole, narrow=tables(found.setup, found.outcomes))
     print(f"Report: {found.report}")
 
 
@@ -203,8 +202,9 @@ def _saved(chosen: dict[str, Any]) -> dict[str, float]:
 
     setup, posterior = load_run(Path(chosen["run"]))
     data, name = setup.data, chosen["data"]
-    functions = posterior.functions(chosen["draws"], seed=chosen["seed"])
-    own = tb.evaluate(functions, tuple(data.test), target_scale=setup.target_scale)
+    with setup.problem.threading():
+        functions = posterior.functions(chosen["draws"], seed=chosen["seed"])
+        own = tb.evaluate(functions, tuple(data.test), target_scale=setup.target_scale)
     if name in {None, data.name}:
         return own.metrics
     from torchbayes.data import out_of_distribution

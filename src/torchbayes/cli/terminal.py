@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -81,22 +81,23 @@ def track(items: list[Any], what: str) -> Iterable[Any]:
     return bar(items, f"evaluating: {what}", console=console, disable=not console.is_terminal, transient=True)
 
 
-def print_table(*tables: Table, narrow: tuple[Table, ...] = ()) -> None:
-    """Print tables to standard output, as wide as they need to be where that is not a terminal.
+def print_table(table: Table, *, narrow: Sequence[Table] = ()) -> None:
+    """Print a table to standard output, as wide as it needs to be where that is not a terminal.
 
     Args:
-        *tables: what to print.
-        narrow: what to print instead on a terminal that is too narrow.
+        table: what to print.
+        narrow: its parts, printed instead on a terminal that is too narrow for it.
     """
     from rich.console import Console
 
     console = Console()
+    parts = [table]
     if not console.is_terminal:
         console = Console(width=max(console.width, 140))
-    elif narrow and any(console.measure(table.rich()).minimum > console.width for table in tables):
-        tables = narrow
-    for table in tables:
-        console.print(table.rich())
+    elif narrow and Console(width=1000).measure(table.rich()).maximum > console.width:
+        parts = narrow
+    for part in parts:
+        console.print(part.rich())
 
 
 def print_names(lines: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -70,6 +71,21 @@ def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = ("clean", "
     )
 
 
+def tables(setup: Setup, outcomes: Mapping[str, Outcome]) -> list[Table]:
+    """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
+
+    Args:
+        setup: data and model.
+        outcomes: method -> what it gave.
+
+    Returns:
+        One or two tables, the caption under the last.
+    """
+    parts = [table(outcomes, kinds=["clean"]), table(outcomes, kinds=["shifted"])]
+    parts = [part for part in parts if len(part.columns) > 1]
+    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes))]
+
+
 def caption(setup: Setup, outcomes: Mapping[str, Outcome]) -> str:
     """Return how to read the table.
 
@@ -131,7 +147,7 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     if next(iter(outcomes.values())).corrupted:
         found.append(_winner(outcomes, "images corrupted at severity 5", lambda outcome: outcome.at(5, "nll")))
     if len(outcomes) > 1:
-        found.append("One seed: differences of a few per cent are within what another seed would change.")
+        found.append("This is one seed; small differences may turn with another.")
     return f"{done}\n\n{' '.join(found)}"
 
 
@@ -198,7 +214,7 @@ def report(home: Path, setup: Setup, comparison: Comparison, *, outcomes: Mappin
         home / "report.html",
         title=f"{setup.data.name}: {', '.join(LABELS[name] for name in outcomes)}",
         lead=lead(setup, comparison, outcomes),
-        tables=[table(outcomes, caption=caption(setup, outcomes)), *([more] if more else [])],
+        tables=[*tables(setup, outcomes), *([more] if more else [])],
         figures=drawn.values(),
         settings=settings,
     )

@@ -125,10 +125,11 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
     sure = count >= FEW
     diagram.fill_between(confidence[sure], confidence[sure], accuracy[sure], color=look.colour, alpha=0.16, linewidth=0)
     for chosen, face, line in ((sure, look.colour, "-"), (~sure, "white", "none")):
-        diagram.plot(
-            confidence[chosen], accuracy[chosen], color=look.colour, markerfacecolor=face, linestyle=line,
-            marker=look.marker, markersize=4.2, linewidth=1.4, clip_on=False, zorder=3,
-        )  # fmt: skip
+        if chosen.any():  # an empty line that is not clipped breaks matplotlib's layout
+            diagram.plot(
+                confidence[chosen], accuracy[chosen], color=look.colour, markerfacecolor=face, linestyle=line,
+                marker=look.marker, markersize=4.2, linewidth=1.4, clip_on=False, zorder=3,
+            )  # fmt: skip
     ticks = np.linspace(0, 1, 6)
     labels = ["0", ".2", ".4", ".6", ".8", "1"]
     diagram.set(xlim=(0, 1), ylim=(0, 1), xticks=ticks, yticks=ticks, xticklabels=labels, yticklabels=labels)
