@@ -212,3 +212,16 @@ def test_augmentation_in_workers_is_seeded() -> None:
     other = torch.cat([b.inputs for b in source.epoch([3], 1)], dim=1)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "batches"])
+@pytest.mark.parametrize(("column", "value", "said"), [(0, float("nan"), "must be finite"), (1, 7, r"lie in 0..2.*7")])
+def test_a_bad_row_in_a_later_batch_is_named(kind: str, column: int, value: float, said: str) -> None:
+    rows = [torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3]
+    rows[column][-1] = value
+    pairs = [(rows[0][i : i + 4], rows[1][i : i + 4]) for i in range(0, 12, 4)]
+    data = pairs if kind == "batches" else [(x, y) for xs, ys in pairs for x, y in zip(xs, ys, strict=True)]
+    model = tb.Model(torch.nn.Linear(4, 3), tb.likelihoods.Categorical())
+    source = DataLoader(data, batch_size=4) if kind == "dataset" else data  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=said):
+        tb.fit(model, source, tb.MAP(epochs=1), callbacks=())

@@ -99,12 +99,7 @@ class Table:
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        self._model.check(self._rows.map(lambda t: t[:8]))
-        check_finite(self._rows.inputs)
-        with torch.no_grad():
-            one = self._model.network(self._model.network.weights(), self._rows.map(lambda t: t[:8]).inputs)
-        everywhere = one[:1].expand(self.num_data, *one.shape[1:])
-        self._model.likelihood.check(everywhere, self._rows.targets)
+        First(self._model, self._rows.map(lambda t: t[:8])).check(self._rows)
 
 
 class Loader:
@@ -118,6 +113,7 @@ class Loader:
             TypeError: if the loader chooses rows with a sampler of its own.
         """
         self._model, self._loader = model, loader
+        self._first: First | None = None
         self._size = len(loader.dataset)  # type: ignore[arg-type]
         if not self._size:
             raise ValueError("the data are empty: the dataset has no rows. Check the filter before it.")
@@ -158,7 +154,7 @@ class Loader:
         ]
         batches = iter(self._read(wanted, *seeds[:1], epoch))
         for _ in range(self.steps_per_epoch - skip):
-            yield stack([self._model.unpack(next(batches)) for _ in seeds])
+            yield stack([_checked(self._model, self._first, next(batches)) for _ in seeds])
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
@@ -171,7 +167,8 @@ class Loader:
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        self._model.check(self._model.unpack(next(iter(self._read([list(range(self._bounds[1]))])))))
+        batch = next(iter(self._read([list(range(self._bounds[1]))])))
+        self._first = First(self._model, self._model.unpack(batch))
 
     def _read(self, index_lists: list[list[int]], *integers: int) -> DataLoader:
         like = self._loader
@@ -207,6 +204,7 @@ class Stream:
         if not sum(sizes):
             raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
         self._model, self._batches, self._sizes = model, batches, sizes
+        self._first: First | None = None
 
     @property
     def num_data(self) -> int:
@@ -223,7 +221,8 @@ class Stream:
         del epoch
         for number, batch in enumerate(self._batches):
             if number >= skip:
-                yield self._model.unpack(batch).map(lambda t: t.expand(len(seeds), *t.shape))
+                rows = _checked(self._model, self._first, batch)
+                yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in the order of the stream."""
@@ -236,7 +235,39 @@ class Stream:
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        self._model.check(self._model.unpack(next(iter(self._batches))))
+        self._first = First(self._model, self._model.unpack(next(iter(self._batches))))
+
+
+class First:
+    """The first batch of some data, checked against the model, so that later ones need no pass through the network."""
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        """Check the batch.
+
+        Raises:
+            ValueError: if something does not fit; the message says what.
+        """
+        self._model, self._outputs = model, model.check(batch)[:1]
+        self._shape = batch.targets.shape[1:]
+
+    def check(self, batch: Batch) -> Batch:
+        """Return a later batch if its values are as good.
+
+        Targets of another shape, as in texts padded batch by batch, are left to the likelihood.
+
+        Raises:
+            ValueError: if inputs or targets are not finite or out of range.
+        """
+        check_finite(batch.inputs)
+        if batch.targets.shape[1:] == self._shape:
+            everywhere = self._outputs.expand(len(batch.targets), *self._outputs.shape[1:])
+            self._model.likelihood.check(everywhere, batch.targets)
+        return batch
+
+
+def _checked(model: Model, first: First | None, batch: Any) -> Batch:
+    rows = model.unpack(batch)
+    return first.check(rows) if first else rows
 
 
 def stack(batches: Sequence[Batch]) -> Batch:

@@ -192,11 +192,14 @@ class Model:
         extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in self._learned.values()]
         return torch.cat([weights_MD, *extra], dim=1)
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: Batch) -> Tensor:
         """Check one batch against network and likelihood, and say in one sentence what does not fit.
 
         Args:
             batch: rows as `unpack` gives them.
+
+        Returns:
+            Outputs of the network for the rows, (B, ...): later batches can be checked against their shape.
 
         Raises:
             ValueError: if there are no rows, inputs are not finite, rows and targets differ in number, the network
@@ -218,6 +221,7 @@ class Model:
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
             )
         self.likelihood.check(outputs, batch.targets)
+        return outputs
 
 
 def _with_learned_priors(prior: PriorRules, learned: Mapping[str, Learned]) -> PriorRules:
