@@ -23,9 +23,9 @@ from torchbayes.posteriors.files import read_tensors
 
 def run(directory: str) -> None:
     """Fit MultiSWAG on the digits in a run directory, resuming whatever is there."""
-    data = load("digits")
+    data = load("digits", train_size=400)
     model = tb.Model(lambda: build("preresnet20", (1, 8, 8), 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.3))
-    method = tb.SWAG(members=2, epochs=8, batch_size=256, plan="loop")
+    method = tb.SWAG(members=2, epochs=10, batch_size=100, plan="loop")
     tb.fit(model, data.train, method, directory=directory, resume=Path(directory, "config.json").exists(), callbacks=())
 
 

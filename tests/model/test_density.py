@@ -1,4 +1,6 @@
 import copy
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,12 @@ from torchbayes.model import Batch, FunctionDensity, LogDensity, Model, Plan, Va
 from torchbayes.model.density import Way
 
 M, B, N = 3, 6, 50
-COMPILED = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # the compiler's own
+COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
+COMPILED = [
+    pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler, and none is installed"),
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the compiler's own
+]
 WAYS: list[Any] = ["loop", "vmap", pytest.param("compiled", marks=COMPILED)]
 
 
