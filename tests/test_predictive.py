@@ -389,3 +389,18 @@ def test_nothing_to_predict_is_refused() -> None:
         tb.predict(posterior, INPUTS[:0])
     with pytest.raises(ValueError, match="the loader yields no rows"):
         tb.predict(posterior, DataLoader(TensorDataset(INPUTS[:0], TARGETS[:0])))
+
+
+def test_learned_noise_of_each_draw_reaches_every_position() -> None:
+    """Outputs (S, B, T, K) with B = S, where a parameter in the wrong place would broadcast without a word."""
+    model = tb.Model(torch.nn.Linear(4, 2).double(), tb.likelihoods.Gaussian("learned", outputs=2))
+    weights_SD = torch.randn(3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    predictive = tb.predict(tb.Functions(model, weights_SD), inputs)
+    expected = (2 * weights_SD[:, 10:]).exp().mean(0).expand(3, 5, 2)
+    torch.testing.assert_close(predictive.aleatoric, expected, rtol=1e-12, atol=0)
+    each = torch.stack([
+        model.log_likelihood(w, tb.Batch(inputs, torch.zeros(3, 5, 2, dtype=torch.float64))) for w in weights_SD
+    ])
+    expected = each.logsumexp(0) - torch.tensor(3.0).log()
+    torch.testing.assert_close(predictive.log_prob(torch.zeros(3, 5, 2, dtype=torch.float64)), expected)

@@ -30,7 +30,7 @@ class Predictive:
     Attributes:
         outputs_SBK: outputs of the drawn functions, before the likelihood.
         likelihood: what turns outputs into a distribution of targets.
-        parameters: learned likelihood parameters of each draw, (S, 1, ...).
+        parameters: learned likelihood parameters of each draw, broadcasting against the outputs.
     """
 
     outputs_SBK: Tensor
@@ -188,6 +188,13 @@ def _entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(-1)
 
 
+def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
+    """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
+    extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
+    parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
+    return Predictive(outputs_SBK, functions.model.likelihood, parameters)
+
+
 def predict(
     posterior: Posterior | Functions, inputs: Any, *, draws: int | None = None, seed: int = 0, chunk_size: int = 1024
 ) -> Predictive:
@@ -217,7 +224,7 @@ def predict(
         placed = functions.model.place(inputs)
         check_finite(placed)
         outputs_SBK = functions(placed, chunk_size=chunk_size)
-    return Predictive(outputs_SBK, functions.model.likelihood, functions.parameters)
+    return _predictive(functions, outputs_SBK)
 
 
 def stream(
@@ -245,7 +252,7 @@ def stream(
         batch = item if isinstance(item, Batch) else functions.model.unpack(item)
         check_finite(batch.inputs)
         outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)
-        yield Predictive(outputs_SBK, functions.model.likelihood, functions.parameters), batch.targets
+        yield _predictive(functions, outputs_SBK), batch.targets
 
 
 def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:

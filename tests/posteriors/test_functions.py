@@ -73,7 +73,7 @@ def test_learned_parameters_come_with_each_draw() -> None:
     model = tb.Model(module, tb.likelihoods.Gaussian("learned", outputs=2))
     weights_SD = normal(3, 12)
     parameters = tb.Functions(model, weights_SD).parameters
-    torch.testing.assert_close(parameters["log_scale"], weights_SD[:, None, 10:], rtol=0, atol=0)
+    torch.testing.assert_close(parameters["log_scale"], weights_SD[:, 10:], rtol=0, atol=0)
 
 
 def test_each_draw_has_its_own_members_buffers() -> None:

@@ -38,9 +38,8 @@ class Functions:
 
     @property
     def parameters(self) -> Parameters:
-        """Learned likelihood parameters of each draw, shaped (S, 1, ...) to broadcast against outputs (S, B, K)."""
-        _, learned = self.model.split(self.weights_SD)
-        return {n: p.unsqueeze(1) for n, p in learned.items()}
+        """Learned likelihood parameters of each draw by name, each (S, ...)."""
+        return self.model.split(self.weights_SD)[1]
 
     @torch.no_grad()
     def __call__(self, inputs: Any, *, chunk_size: int = 1024) -> Tensor:
