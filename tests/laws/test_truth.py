@@ -58,7 +58,7 @@ def test_map_does_not_depend_on_the_way_down(optimizer: Optimizer, schedule: Any
 @pytest.mark.slow
 def test_averages_at_a_vanishing_rate_are_the_mode() -> None:
     """The prior and the likelihood of SWA and SWAG are those of MAP: full batches lead to the same point."""
-    settings = {"epochs": 1600, "averaging_lr": 0.05, "optimizer": tb.SGD(lr=0.05), "start": 0.9}
+    settings = {"epochs": 1600, "averaging_lr": 0.05, "optimizer": tb.SGD(lr=0.05), "burn_in": 0.9}
     for method in (tb.SWA(**settings), tb.SWAG(**settings, rank=2)):
         posterior = tb.fit(linear(tb.priors.Normal(SCALE)), (INPUTS, TARGETS), method, callbacks=())
         torch.testing.assert_close(posterior.functions(1).weights_SD[0], ridge(), rtol=1e-9, atol=1e-9)

@@ -115,10 +115,10 @@ class Run:
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
         if path is not None and due and all_finite(state):
             extra = {"plan": density.plan.way if density.plan else None, "sums": sums_2M.tolist()}
-            began = time.monotonic()
+            began = time.perf_counter()
             save_checkpoint(path, state, {**self.about, **extra})
             self._saved = time.monotonic()
-            self._wrote = self._saved - began
+            self._wrote = time.perf_counter() - began
 
     def save(self, write: Callable[[Path], Any]) -> None:
         """Let the posterior write itself."""
