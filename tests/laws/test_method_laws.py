@@ -54,7 +54,7 @@ def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None
 def keep_every(monkeypatch: pytest.MonkeyPatch, seconds_per_look: float) -> None:
     """Let the clock of checkpoints advance at every look: 10 makes one a step, 2 one in a few."""
     ticks = itertools.count(step=seconds_per_look)
-    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0))
 
 
 @methods
