@@ -435,3 +435,14 @@ def test_function_density_on_a_skewed_target():
         atol=1e-7,
     )
     assert not value.log_density.requires_grad
+
+
+def test_the_loss_writes_its_gradient_where_it_is_told() -> None:
+    model = Model(mlp(), likelihoods.Categorical())
+    weights_MD = normal(M, model.layout.size)
+    batch = Batch(normal(M, B, 3), classes(M * B, 2).view(M, B))
+    density = LogDensity(model, N)
+    out = torch.full_like(weights_MD, torch.nan)
+    value = density.loss(weights_MD, batch, out=out)
+    assert value.gradient is out
+    assert_close(out, density.loss(weights_MD, batch).gradient)

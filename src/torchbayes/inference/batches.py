@@ -260,7 +260,7 @@ class First:
         """
         check_finite(batch.inputs)
         if batch.targets.shape[1:] == self._shape:
-            everywhere = self._outputs.expand(len(batch.targets), *self._outputs.shape[1:])
+            everywhere = self._outputs.expand(batch.size, *self._outputs.shape[1:])
             self._model.likelihood.check(everywhere, batch.targets)
         return batch
 

@@ -31,7 +31,7 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
     if isinstance(state, int | float | str) or (isinstance(state, tuple) and all(isinstance(s, int) for s in state)):
         return {}, {prefix: state}
     if dataclasses.is_dataclass(state):
-        entries = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+        entries = {f.name: getattr(state, f.name) for f in _kept(state)}
     elif isinstance(state, Mapping):
         entries = dict(state)
     else:
@@ -43,6 +43,11 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
         tensors.update(more[0])
         numbers.update(more[1])
     return tensors, numbers
+
+
+def _kept(state: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a state that mean something between steps."""
+    return [f for f in dataclasses.fields(state) if not f.metadata.get("workspace")]
 
 
 def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, prefix: str = "") -> Any:
@@ -67,8 +72,7 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
         return tensors[prefix].to(like.device)
     if dataclasses.is_dataclass(like):
         parts = {
-            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{f.name}")
-            for f in dataclasses.fields(like)
+            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{f.name}") for f in _kept(like)
         }
         return dataclasses.replace(like, **parts)  # type: ignore[type-var]
     if isinstance(like, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import mix
 
+# marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
+WORKSPACE = {"workspace": True}
 _DROPOUT = 2  # purpose number of this stream of random numbers
 
 
@@ -29,6 +31,7 @@ class Trajectory:
         weights_MD: weights.
         slots: the optimiser's memory.
         buffers: the network's buffers of each member, (M, ...).
+        gradient_MD: memory for the gradient, used again at every step; what it holds means nothing between steps.
         seeds: one seed per member.
         step: steps taken.
         steps_per_epoch: length of an epoch.
@@ -38,6 +41,7 @@ class Trajectory:
     weights_MD: Tensor
     slots: Slots
     buffers: Buffers
+    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)
     seeds: tuple[int, ...]
     step: int
     steps_per_epoch: int
@@ -55,6 +59,7 @@ class Trajectory:
             weights_MD=self.weights_MD.clone(),
             slots=clone(self.slots),
             buffers=clone(self.buffers),
+            gradient_MD=torch.empty_like(self.gradient_MD),
         )
 
 
@@ -92,6 +97,7 @@ def start(
         weights_MD.clone(),
         optimizer.slots(weights_MD),
         clone(buffers),
+        torch.empty_like(weights_MD),
         tuple(seeds),
         0,
         steps_per_epoch,
@@ -121,7 +127,9 @@ def descend(
     # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
     now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
     seeds = [mix(seed, _DROPOUT, now.step) for seed in now.seeds]
-    loss_M, gradient_MD, log_likelihood_M = density.loss(now.weights_MD, batch, buffers=now.buffers, seeds=seeds)
+    loss_M, gradient_MD, log_likelihood_M = density.loss(
+        now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
+    )
     # one pass over the gradient: a sum of squares is finite exactly when its terms are, short of overflow
     finite_M = torch.isfinite(loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
     if not finite_M.all():

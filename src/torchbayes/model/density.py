@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import seeded
@@ -130,7 +131,7 @@ class LogDensity:
         Raises:
             ValueError: if there is neither a batch nor data.
         """
-        return self._scaled(1.0, weights_MD, batch, buffers, seeds)
+        return self._scaled(1.0, weights_MD, batch, buffers, seeds, torch.empty_like(weights_MD))
 
     def loss(
         self,
@@ -139,6 +140,7 @@ class LogDensity:
         *,
         buffers: Buffers | None = None,
         seeds: Sequence[int] | None = None,
+        out: Tensor | None = None,
     ) -> Value:
         """Return the objective of optimisers: the negative log joint density per observation, T removed.
 
@@ -150,12 +152,14 @@ class LogDensity:
             batch: as in a call.
             buffers: as in a call.
             seeds: as in a call.
+            out: tensor (M, D) that receives the gradient, so that its memory is used again; a new one if None.
 
         Returns:
             `Value(loss_M, gradient_MD, log_likelihood_M)`, the first two per observation.
         """
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
-        return self._scaled(-temperature / self.num_data, weights_MD, batch, buffers, seeds)
+        out = torch.empty_like(weights_MD) if out is None else out
+        return self._scaled(-temperature / self.num_data, weights_MD, batch, buffers, seeds, out)
 
     def _scaled(
         self,
@@ -164,8 +168,9 @@ class LogDensity:
         batch: Batch | None,
         buffers: Buffers | None,
         seeds: Sequence[int] | None,
+        gradient_MD: Tensor,
     ) -> Value:
-        """Return `factor` times the log density and its gradient.
+        """Return `factor` times the log density and its gradient, which is written into `gradient_MD`.
 
         The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
 
@@ -180,15 +185,12 @@ class LogDensity:
         rows = self.num_data if batch is None else batch.targets.shape[1]
         scale = self.model.scales(self.num_data, rows)
         value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
-        gradient_MD: Tensor | None = None
-        for part in self._parts(batch):
-            call = _Call(weights_MD, part, batch is None, buffers, seeds, factor * scale.likelihood)
+        for number, part in enumerate(self._parts(batch)):
+            into = _Gradient(gradient_MD, number > 0)
+            call = _Call(weights_MD, part, batch is None, buffers, seeds, factor * scale.likelihood, into)
             if self.plan is None:
                 self.plan = _choose(lambda way, own, call=call: self._run(way, call._replace(buffers=own)), call, self)
-            total_M, part_MD = self._run(self.plan.way, call)
-            value_M += total_M
-            gradient_MD = part_MD if gradient_MD is None else gradient_MD.add_(part_MD)
-        assert gradient_MD is not None  # num_data is at least 1, so there was a part
+            value_M += self._run(self.plan.way, call)
         self.model.prior.add_gradient_(gradient_MD, weights_MD, factor * scale.prior)
         with torch.no_grad():
             log_prior_M = self.model.log_prior(weights_MD).double()
@@ -204,35 +206,48 @@ class LogDensity:
             where = slice(start, start + self.chunk_size)
             yield self.data.map(lambda t, where=where: t[where])  # type: ignore[union-attr]
 
-    def _run(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
-        """Return Σ_b log p(y_b|f_b) of each member (M,), and `scale` times its gradient (M, D)."""
+    def _run(self, way: str, call: _Call) -> Tensor:
+        """Return Σ_b log p(y_b|f_b) of each member (M,), and write `scale` times its gradient."""
         with torch.enable_grad(), self.model.network.training() if self.training else nullcontext():
-            return self._loop(call) if way == "loop" else self._stacked(way, call)
+            return (self._loop(call) if way == "loop" else self._stacked(way, call)).double()
 
-    def _stacked(self, way: str, call: _Call) -> tuple[Tensor, Tensor]:
+    def _stacked(self, way: str, call: _Call) -> Tensor:
         stack = _stack(self.model, call.shared)
         if way == "compiled":
             # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
             self._compiled = self._compiled or torch.compile(stack)
             stack = self._compiled
-        leaf = call.weights_MD.detach().requires_grad_()
+        leaves = _leaves(self.model.layout, call.weights_MD)
         with StackedLayers() if way == "vmap" else nullcontext():
-            total_M = stack(leaf, call.batch, call.buffers or {})
-        (gradient_MD,) = torch.autograd.grad(total_M.sum() * call.scale, leaf)
-        return total_M.detach().double(), gradient_MD
+            total_M = stack(leaves, call.batch, call.buffers or {})
+        call.into.write(self.model.layout, slice(None), total_M.sum() * call.scale, leaves)
+        return total_M.detach()
 
-    def _loop(self, call: _Call) -> tuple[Tensor, Tensor]:
-        totals, gradients = [], []
+    def _loop(self, call: _Call) -> Tensor:
+        totals = []
         for m, weights_D in enumerate(call.weights_MD):
-            leaf = weights_D.detach().requires_grad_()
+            leaves = _leaves(self.model.layout, weights_D)
             rows = call.batch if call.shared else call.batch.map(lambda t, m=m: t[m])
             rows = rows._replace(inputs=self.model.network.arrange(rows.inputs))
             own = {n: b[m] for n, b in call.buffers.items()} if call.buffers else None
-            with seeded(call.seeds[m], leaf.device) if call.seeds else nullcontext():
-                total = self.model.log_likelihood(leaf, rows, own).sum()
-            gradients.append(torch.autograd.grad(total * call.scale, leaf)[0])
-            totals.append(total.detach().double())
-        return torch.stack(totals), gradients[0].unsqueeze(0) if len(gradients) == 1 else torch.stack(gradients)
+            with seeded(call.seeds[m], weights_D.device) if call.seeds else nullcontext():
+                total = self.model.log_likelihood(leaves, rows, own).sum()
+            call.into.write(self.model.layout, m, total * call.scale, leaves)
+            totals.append(total.detach())
+        return torch.stack(totals)
+
+
+class _Gradient(NamedTuple):
+    """Where a gradient goes: written over what is there, or added to it."""
+
+    gradient_MD: Tensor
+    add: bool
+
+    def write(self, layout: Layout, members: int | slice, total: Tensor, leaves: dict[str, Tensor]) -> None:
+        """Differentiate `total` into the rows of `members`: each part goes to its place, without a joined copy."""
+        parts = torch.autograd.grad(total, tuple(leaves.values()), materialize_grads=True)
+        for view, part in zip(layout.split(self.gradient_MD[members]).values(), parts, strict=True):
+            view.add_(part) if self.add else view.copy_(part)
 
 
 class _Call(NamedTuple):
@@ -244,6 +259,12 @@ class _Call(NamedTuple):
     buffers: Buffers | None
     seeds: Sequence[int] | None
     scale: float
+    into: _Gradient
+
+
+def _leaves(layout: Layout, weights: Tensor) -> dict[str, Tensor]:
+    """Return named views of `weights` (..., D) to differentiate with respect to."""
+    return {name: view.detach().requires_grad_() for name, view in layout.split(weights).items()}
 
 
 def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: LogDensity) -> Plan:
@@ -293,13 +314,13 @@ def _stochastic(model: Model, call: _Call) -> bool:
     return not torch.equal(*values)
 
 
-def _stack(model: Model, shared: bool) -> Callable[[Tensor, Batch, Buffers], Tensor]:
-    """Return a function (weights_MD, batch, buffers) -> Σ_b log p(y_b|f_b), shape (M,), vectorised over members."""
+def _stack(model: Model, shared: bool) -> Callable[[dict[str, Tensor], Batch, Buffers], Tensor]:
+    """Return a function (named weights, batch, buffers) -> Σ_b log p(y_b|f_b), shape (M,), vectorised over members."""
 
-    def one(weights_D: Tensor, inputs: Any, targets: Tensor, buffers: Buffers) -> Tensor:
+    def one(weights_D: dict[str, Tensor], inputs: Any, targets: Tensor, buffers: Buffers) -> Tensor:
         return model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None).sum()
 
-    def run(weights_MD: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+    def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
         axes = pytree.tree_map(lambda _: axis, batch.inputs)
         return vmap(one, in_dims=(0, axes, axis, 0))(weights_MD, batch.inputs, batch.targets, buffers)

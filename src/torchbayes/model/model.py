@@ -44,6 +44,8 @@ class Batch(NamedTuple):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with `function` applied to every tensor."""
+        if isinstance(self.inputs, Tensor):  # most batches; walking a tree costs more than a small kernel
+            return Batch(function(self.inputs), function(self.targets))
         return Batch(pytree.tree_map(function, self.inputs), function(self.targets))
 
 
@@ -141,17 +143,19 @@ class Model:
             num_data / rows / self.temperature, 1.0 if self.tempering == "likelihood" else 1 / self.temperature
         )
 
-    def split(self, weights: Tensor) -> tuple[dict[str, Tensor], Parameters]:
-        """Return the network's named views of `weights` (..., D) and the likelihood's parameters."""
-        views = self.layout.split(weights)
+    def split(self, weights: Tensor | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Parameters]:
+        """Return the network's named views of `weights` (..., D), or of views already named, and the likelihood's."""
+        views = self.layout.split(weights) if isinstance(weights, Tensor) else dict(weights)
         learned = {n: views.pop(PREFIX + n) for n in self._learned}
         return views, learned
 
-    def log_likelihood(self, weights: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
+    def log_likelihood(
+        self, weights: Tensor | Mapping[str, Tensor], batch: Batch, buffers: Buffers | None = None
+    ) -> Tensor:
         """Return log p(y_b | f_w(x_b)) of each row.
 
         Args:
-            weights: one flat vector (D,).
+            weights: one flat vector (D,) or its named views.
             batch: B rows.
             buffers: buffers of the network; its own if None.
 

@@ -71,13 +71,14 @@ class Network:
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
-        self._live = _live_modules(self._module, self.layout)
-        self.buffers = {n: b.clone() for n, b in self._module.named_buffers() if n.rpartition(".")[0] in self._live}
+        live = _live_modules(self._module, self.layout)
+        self._live_parts = tuple(m for n, m in self._module.named_modules() if n in live)
+        self.buffers = {n: b.clone() for n, b in self._module.named_buffers() if n.rpartition(".")[0] in live}
         self.batch_norms = tuple(
             n
             for n, m in self._module.named_modules()
             if isinstance(m, _NormBase) and m.running_mean is not None
-            if n in self._live
+            if n in live
         )
         self._module.eval().requires_grad_(False)  # constants build no graph
 
@@ -141,13 +142,13 @@ class Network:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Run the live modules in training mode inside the `with`; the frozen part stays in evaluation."""
-        modules = [m for n, m in self._module.named_modules() if n in self._live]
         try:
-            for m in modules:
-                m.training = True
+            for part in self._live_parts:
+                part.training = True
             yield
         finally:
-            self._module.eval()
+            for part in self._live_parts:
+                part.training = False
 
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
