@@ -101,6 +101,7 @@ def _loop(
 
     Raises:
         DivergedError: as the method raised it, once the last finite state is written.
+        ValueError: as the source raised it for a bad batch, likewise.
     """
     seeds = member_seeds(run.about["seed"], method.members)
     first, skip = divmod(state.step, source.steps_per_epoch)
@@ -118,7 +119,7 @@ def _loop(
                     if state.step % source.steps_per_epoch:  # the end of an epoch is kept below, once it is logged
                         # at once after the first step, so that no kill loses the plan
                         run.checkpoint(state, density, sums_2M, force=state.step == 1)
-            except DivergedError as error:
+            except (DivergedError, ValueError) as error:  # raised before anything is updated
                 run.checkpoint(state, density, sums_2M, force=True)
                 if run.directory is not None:
                     error.add_note(f"The state after step {state.step}, the last finite one, is in {run.directory}.")
