@@ -143,12 +143,10 @@ class Network:
     def training(self) -> Iterator[None]:
         """Run the live modules in training mode inside the `with`; the frozen part stays in evaluation."""
         try:
-            for part in self._live_parts:
-                part.training = True
+            _set_training(self._live_parts, True)
             yield
         finally:
-            for part in self._live_parts:
-                part.training = False
+            _set_training(self._live_parts, False)
 
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
@@ -223,6 +221,12 @@ class Network:
         if not seen:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
+
+
+def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
+    for part in parts:
+        # a Module's own __setattr__ looks for parameters first, which adds up over a step
+        object.__setattr__(part, "training", training)
 
 
 def _channels_last(tensor: Any) -> Any:
