@@ -101,7 +101,7 @@ class Network:
         """Return inputs in the memory layout the network runs fastest on: channels last where it convolves images.
 
         PyTorch's pooling and convolution kernels follow the layout of their input; with channels last a training step
-        of the networks in `torchbayes.networks` is 1.05 to 2.5 times faster on a CPU (benchmarks/layout.py).
+        of the networks in `torchbayes.networks` is 1.05 to 1.7 times faster on a CPU (benchmarks/layout.py).
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such.
