@@ -209,6 +209,11 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
         ("compare --network lenet", "Use `small_cnn`"),
         ("fit", "`--directory` must be given"),
         ("fit --directory a --method SWAGG", "Did you mean SWAG"),
+        (
+            "fit --directory a --method SWAG --method.rank 1",
+            "torchbayes: `rank` must be 0 (diagonal alone) or at least 2",
+        ),
+        ("fit --directory a --method SWAG --method.members two", "`--method.members` cannot be 'two'."),
         ("evaluate", "say what to evaluate"),
         ("evaluate nothing", "there is no file nothing/config.yaml"),
         ("evaluate --predictions nothing.npz", "there is no file nothing.npz"),

@@ -143,6 +143,12 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         return f"there is no option {unknown[1]}. {advice}"
     if missing := re.search(r"arguments are required: (.*)", text):
         return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
+    # jsonargparse lists what every class of a union said; the sentence of ours among them is what is wrong
+    if own := re.search(r"- (`\w+` must [^;]*; got [^-]*?\.)(?: -| Given)", text):
+        return own[1]
+    if nested := re.search(r"NestedArg\(key='([\w.]+)', val='([^']*)'\)", text):
+        key = re.search(r'Parser key "([^"]+)"', text)
+        return f"`--{key[1] if key else ''}.{nested[1]}` cannot be {nested[2]!r}."
     key = re.search(r'Parser key "([^"]+)": (.*)', text)
     if key is None:
         return text
