@@ -146,9 +146,6 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     # jsonargparse lists what every class of a union said; the sentence of ours among them is what is wrong
     if own := re.search(r"- (`\w+` must [^;]*; got [^-]*?\.)(?: -| Given)", text):
         return own[1]
-    if nested := re.search(r"NestedArg\(key='([\w.]+)', val='([^']*)'\)", text):
-        key = re.search(r'Parser key "([^"]+)"', text)
-        return f"`--{key[1] if key else ''}.{nested[1]}` cannot be {nested[2]!r}."
     key = re.search(r'Parser key "([^"]+)": (.*)', text)
     if key is None:
         return text
@@ -156,6 +153,8 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     if option := re.search(r"'([\w.]+)': Option '(\w+)' is not accepted", rest):
         return f"`--{name}` is {option[1].rpartition('.')[2]}, which has no setting {option[2]!r}."
     given = re.search(r"Given value: (.*)$", rest)
+    if nested := given and re.search(r"NestedArg\(key='([\w.]+)', val='([^']*)'\)", given[1]):
+        return f"`--{name}.{nested[1]}` cannot be {nested[2]!r}."
     if "Union subtypes" in rest and given:
         choices = [path.rpartition(".")[2] for path in re.findall(r"<class '([\w.]+)'>", rest.partition("Errors")[0])]
         return f"`--{name}` cannot be {given[1]!r}. {suggest(given[1], choices)}"
