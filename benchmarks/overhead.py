@@ -79,7 +79,7 @@ def main() -> None:
         print(peak_memory())
         return
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(10):
+    for number in range(7):
         for way in list(ways)[:: 1 if number % 2 else -1]:
             marks = [time.perf_counter()]
             for epochs in (SHORT, LONG):
