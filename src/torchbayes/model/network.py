@@ -77,8 +77,7 @@ class Network:
         self.batch_norms = tuple(
             n
             for n, m in self._module.named_modules()
-            if isinstance(m, _NormBase) and m.running_mean is not None
-            if n in live
+            if n in live and isinstance(m, _NormBase) and m.running_mean is not None
         )
         self._module.eval().requires_grad_(False)  # constants build no graph
         self._own: dict[str, Tensor] = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
