@@ -19,9 +19,9 @@ from torchbayes.inference import MAP, SGD, SWAG, Adam, fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
-from torchbayes.inference.run import replace_text
 from torchbayes.model import Model, likelihoods, priors
 from torchbayes.posteriors import Posterior, load
+from torchbayes.posteriors.files import write_whole
 
 if TYPE_CHECKING:
     from torchbayes.data import Data
@@ -256,7 +256,7 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> str:
 
     directory.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    replace_text(directory / CONFIG, text)
+    write_whole(directory / CONFIG, text.encode())
     return text
 
 

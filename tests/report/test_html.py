@@ -7,8 +7,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from torchbayes.posteriors.files import write_whole
 from torchbayes.report import Picture, Table, figures, png, savefig, versions, write_report
-from torchbayes.report.files import write_whole
 
 NASTY = "<script>alert('x')</script> & <M>"
 

@@ -17,8 +17,8 @@ from torchbayes.config import CONFIG, Setup, entries, fit_run, write_config
 from torchbayes.experiments.compare_report import report
 from torchbayes.experiments.compare_scores import LABELS, Comparison, Outcome, Track, member, score
 from torchbayes.inference.progress import Callback
-from torchbayes.inference.run import replace_text
 from torchbayes.posteriors import Posterior
+from torchbayes.posteriors.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def compare(
     with setup.problem.threading():
         outcomes = score(setup, posteriors, comparison, track=track)
     numbers = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
-    replace_text(home / "results.json", json.dumps(numbers, indent=1) + "\n")
+    write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
     return Compared(setup, outcomes, report(home, setup, comparison, outcomes=outcomes, settings=text))
 
 

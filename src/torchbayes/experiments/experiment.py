@@ -11,8 +11,8 @@ from typing import Any
 
 from torchbayes.experiments.verdicts import Verdict
 from torchbayes.inference.run import describe
+from torchbayes.posteriors.files import write_whole
 from torchbayes.report import Picture, Table
-from torchbayes.report.files import write_whole
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
 from torchbayes.experiments.verdicts import Verdict
+from torchbayes.posteriors.files import write_whole
 from torchbayes.report import Picture, Table, png, versions, write_report
-from torchbayes.report.files import write_whole
 
 
 def write_page(

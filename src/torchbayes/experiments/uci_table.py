@@ -30,9 +30,9 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.posteriors import Functions
+from torchbayes.posteriors.files import write_whole
 from torchbayes.predictive import Predictive, predict
 from torchbayes.report import Picture, Table, figures
-from torchbayes.report.files import write_whole
 
 METHODS = ("single", "ensemble", "MultiSWAG")
 METRICS = {"nll_gaussian": "NLL", "nll": "NLL of the mixture", "rmse": "RMSE"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from torchbayes.inference.checkpoint import all_finite, check_same_run, load_che
 from torchbayes.model.density import LogDensity
 from torchbayes.model.likelihoods import Custom
 from torchbayes.model.model import Model
+from torchbayes.posteriors.files import write_whole
 
 # Seconds between checkpoints, and how many times the last write they are at least: so writing costs at most 2 %.
 _EVERY = 5.0
@@ -80,7 +80,7 @@ class Run:
         if found:
             check_same_run(self.directory, json.loads((self.directory / "config.json").read_text()), self.about)
         else:
-            replace_text(self.directory / "config.json", json.dumps(self.about, indent=2) + "\n")
+            write_whole(self.directory / "config.json", (json.dumps(self.about, indent=2) + "\n").encode())
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.
@@ -142,11 +142,4 @@ class Run:
             if record["step"] > step:
                 break
             kept.append(line + "\n")
-        replace_text(path, "".join(kept))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+        write_whole(path, "".join(kept).encode())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,53 @@ FORMAT = 1
 _KEY = "torchbayes"
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Write tensors and a JSON header to one file, atomically.
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """Write a file whole or not at all.
 
-    The file is written under a temporary name in the same folder, flushed to disk and renamed, so a reader sees the
-    old file or the new one, and an interruption leaves nothing half written under `path`.
+    What is written to the temporary name that this yields is flushed to disk and renamed when the `with` ends, so a
+    reader sees the old file or the new one; an error inside leaves nothing behind.
+
+    Args:
+        path: where the file goes; its folder is made if needed.
+
+    Yields:
+        A temporary name in the same folder.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        yield Path(name)
+        with open(name, "rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private; a result is an ordinary file
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: str | Path, content: bytes) -> Path:
+    """Write bytes to a file, whole or not at all.
+
+    Args:
+        path: where the file goes; its folder is made if needed.
+        content: the bytes of the file.
+
+    Returns:
+        The path.
+    """
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+    """Write tensors and a JSON header to one file, whole or not at all.
 
     Args:
         path: where to write; folders are made.
@@ -32,21 +75,10 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
     Returns:
         The path.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT, **header})
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
+    with whole_file(path) as temporary:
         save_file({n: t.detach().contiguous().cpu() for n, t in tensors.items()}, temporary, metadata={_KEY: text})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files private; a result is an ordinary file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    return Path(path)
 
 
 def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -10,7 +10,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbayes.report.files import write_whole
+from torchbayes.posteriors.files import write_whole
 from torchbayes.report.style import DPI, png
 from torchbayes.report.tables import Table
 

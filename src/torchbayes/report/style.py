@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from torchbayes.report.files import write_whole
+from torchbayes.posteriors.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
