@@ -37,7 +37,7 @@ def data() -> tuple[Tensor, Tensor]:
 def hand_written(inputs: Tensor, targets: Tensor, epochs: int, *, weight_decay: float = 0.0) -> list[float]:
     """Train as one would without a library."""
     net = network()
-    optimizer = torch.optim.Adam(net.parameters(), fused=True, weight_decay=weight_decay)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-6, fused=True, weight_decay=weight_decay)
     losses = []
     for _ in range(epochs):
         total = torch.zeros(())
@@ -54,7 +54,7 @@ def hand_written(inputs: Tensor, targets: Tensor, epochs: int, *, weight_decay: 
 def library(inputs: Tensor, targets: Tensor, epochs: int, *, prior: tb.priors.Flat | tb.priors.Normal) -> tb.Point:
     """Train with `fit`."""
     model = tb.Model(network, tb.likelihoods.Categorical(), prior)
-    method = tb.MAP(epochs=epochs, batch_size=BATCH, optimizer=tb.Adam(), schedule=tb.Constant())
+    method = tb.MAP(epochs=epochs, batch_size=BATCH, optimizer=tb.Adam(lr=1e-6), schedule=tb.Constant())
     return tb.fit(model, (inputs, targets), method, callbacks=())  # type: ignore[return-value]
 
 

@@ -20,6 +20,8 @@ from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
 from torchbayes.model import Model, likelihoods, priors
+from torchbayes.model.density import Way
+from torchbayes.native.build import available
 from torchbayes.posteriors import Posterior, load
 from torchbayes.posteriors.files import write_whole
 
@@ -98,6 +100,11 @@ class Problem:
         finally:
             torch.set_num_threads(before)
 
+    @property
+    def place(self) -> str:
+        """The device, with "auto" resolved."""
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
     def setup(self) -> Setup:
         """Load the data and build the model.
 
@@ -131,14 +138,13 @@ class Problem:
         outputs = data.num_classes or int(data.train.targets[0].numel()) * (
             2 if self.likelihood == "heteroscedastic" else 1
         )
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         likelihood = {
             "categorical": likelihoods.Categorical(),
             "gaussian": likelihoods.Gaussian("learned"),
             "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
         }[self.likelihood]
         return Model(
-            lambda: build(self.network, data.input_shape, outputs, **self.network_settings).to(device),
+            lambda: build(self.network, data.input_shape, outputs, **self.network_settings).to(self.place),
             likelihood,
             priors.Normal(self.prior_scale),
             temperature=self.temperature,
@@ -162,11 +168,17 @@ class Defaults:
     note: str = ""
 
 
+def _plan(problem: Problem) -> Way:
+    """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again."""
+    if problem.network != "mlp":
+        return "loop"
+    return "native" if problem.place == "cpu" and available() else "vmap"
+
+
 def _settings(
     problem: Problem, epochs: int, batch_size: int, *, optimizer: SGD | Adam, averaging_lr: float, **swag: Any
 ) -> Defaults:
-    # the plan is set, not measured: another plan rounds differently, and a run must give the same numbers again
-    plan = "vmap" if problem.network == "mlp" else "loop"
+    plan = _plan(problem)
     ensemble = MAP(5, epochs, batch_size, optimizer, plan=plan)
     return Defaults(problem, ensemble, SWAG(5, epochs, batch_size, optimizer, averaging_lr, plan=plan, **swag))
 

@@ -267,7 +267,7 @@ def test_float32_networks_sum_their_chunks_in_float64():
     model = Model(nn.Linear(1, 1, bias=False), likelihoods.Gaussian(1.0), priors.Flat())
     rows = 1000
     data = Batch(torch.ones(rows, 1), torch.full((rows,), 0.1))
-    density = LogDensity(model, rows, data, chunk_size=1)
+    density = LogDensity(model, rows, data, chunk_size=1, plan="loop")
     value = density(torch.zeros(1, 1))
     one = float(model.log_likelihood(torch.zeros(1), data.map(lambda t: t[:1])))
     assert value.log_density.dtype == torch.float64
@@ -333,7 +333,7 @@ def test_dropout_is_the_modules_own_under_the_members_seed_and_off_outside_train
 
 
 def test_one_member_is_looped():
-    make, batch = CASES["mlp"]
+    make, batch = CASES["student t"]
     density = LogDensity(make(), N)
     assert density.plan is None
     density(normal(1, density.model.layout.size), batch.map(lambda t: t[:1]))
@@ -341,7 +341,7 @@ def test_one_member_is_looped():
 
 
 def test_auto_measures_loop_and_vmap_and_takes_the_faster():
-    make, batch = CASES["mlp"]
+    make, batch = CASES["student t"]
     density = LogDensity(make(), N)
     value = density(normal(M, density.model.layout.size), batch)
     plan = density.plan
@@ -351,7 +351,7 @@ def test_auto_measures_loop_and_vmap_and_takes_the_faster():
     faster = plan.seconds["loop"] / plan.seconds["vmap"]
     assert plan.way == ("vmap" if faster > 1.15 else "loop")
     assert f"{faster:.2f} times faster than a loop" in plan.reason
-    assert_close(value.log_density, LogDensity(density.model, N, plan=plan)(normal(M, 32), batch).log_density)
+    assert_close(value.log_density, LogDensity(density.model, N, plan=plan)(normal(M, 4), batch).log_density)
 
 
 def test_measuring_moves_neither_buffers_nor_the_global_generator(untouched_rng: None):
@@ -399,7 +399,7 @@ def test_a_plan_can_be_set():
 def test_messages():
     make, batch = CASES["mlp"]
     model = make()
-    with pytest.raises(ValueError, match="`plan` must be one of auto, loop, vmap, compiled; got 'fast'"):
+    with pytest.raises(ValueError, match="`plan` must be one of auto, native, loop, vmap, compiled; got 'fast'"):
         LogDensity(model, N, plan="fast")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be at least 1; got 0 and 1024"):
         LogDensity(model, 0)

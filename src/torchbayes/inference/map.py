@@ -34,7 +34,7 @@ class MAP:
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
-        plan: how the stack of members is run: auto, loop, vmap or compiled.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
     members: int = 1

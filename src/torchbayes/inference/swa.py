@@ -57,7 +57,7 @@ class SWA:
         averaging_lr: constant learning rate of the averaging phase.
         burn_in: share of the epochs before averaging starts.
         per_epoch: snapshots per epoch.
-        plan: how the stack of members is run: auto, loop, vmap or compiled.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
     members: int = 1

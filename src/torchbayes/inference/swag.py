@@ -141,7 +141,7 @@ class SWAG:
         per_epoch: snapshots per epoch.
         rank: K, snapshots kept for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
-        plan: how the stack of members is run: auto, loop, vmap or compiled.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
     members: int = 1

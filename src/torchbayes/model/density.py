@@ -1,8 +1,9 @@
 """LogDensity: the hot function `weights_MD -> (log_density_M, gradient_MD)`.
 
 Everything that moves weights calls it and does vector algebra around it. It alone decides how a stack of M members
-is run: one after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). The choice is a `Plan`,
-made by measuring on the first batch unless it is set, and can be read from `density.plan`.
+is run: by the library's own kernel ("native": fully connected networks on a CPU), one after the other ("loop"),
+together ("vmap"), or together and compiled ("compiled"). The choice is a `Plan`, made on the first batch unless it is
+set: the kernel where it can run, which is the fastest there, else loop or vmap by measuring. `density.plan` says which.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import seeded
 from torchbayes.model.stacked import StackedLayers
+from torchbayes.native.build import UnavailableError
 
-Way = Literal["loop", "vmap", "compiled"]
+Way = Literal["native", "loop", "vmap", "compiled"]
 WAYS: tuple[str, ...] = get_args(Way)
 # vmap must beat the loop by this much to replace it, so that noise in the timing seldom changes the choice
 _MARGIN = 1.15
@@ -49,7 +51,7 @@ class Plan:
     """How a stack of members is run, and why.
 
     Attributes:
-        way: "loop", "vmap" or "compiled".
+        way: "native", "loop", "vmap" or "compiled".
         reason: one sentence.
         seconds: way -> measured seconds of one evaluation, for the ways that were tried.
     """
@@ -87,7 +89,7 @@ class LogDensity:
             model: the model.
             num_data: N, at least 1.
             data: all N rows, for calls without a batch.
-            plan: how to run a stack of members; "auto" measures loop and vmap on the first batch.
+            plan: how to run a stack of members; "auto" takes the kernel, or measures loop and vmap on the first batch.
             chunk_size: rows per evaluation in the full-data form.
             training: whether the network runs in training mode.
 
@@ -100,7 +102,8 @@ class LogDensity:
             raise ValueError(f"`plan` must be one of auto, {', '.join(WAYS)}; got {plan!r}.")
         if data is not None and data.size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
-        self.model, self.num_data, self.data = model, num_data, data
+        self.model, self.num_data = model, num_data
+        self.data = data and data.map(Tensor.contiguous)
         self.training, self.chunk_size = training, chunk_size
         if isinstance(plan, Plan):
             self.plan: Plan | None = plan
@@ -175,7 +178,7 @@ class LogDensity:
         The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
 
         Raises:
-            ValueError: if there is neither a batch nor data.
+            ValueError: if there is neither a batch nor data, or a batch has no rows.
         """
         if batch is None and self.data is None:
             raise ValueError("a batch is needed: this density was made without `data`.")
@@ -183,19 +186,31 @@ class LogDensity:
         if buffers is None and self.training:  # else the network's own would move
             buffers = self.model.network.stacked_buffers(len(weights_MD))
         rows = self.num_data if batch is None else batch.targets.shape[1]
+        if rows == 0:
+            raise ValueError("the batch has no rows.")
         scale = self.model.scales(self.num_data, rows)
-        value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
-        for number, part in enumerate(self._parts(batch)):
-            into = _Gradient(gradient_MD, number > 0)
-            call = _Call(weights_MD, part, batch is None, buffers, seeds, factor * scale.likelihood, into)
-            if self.plan is None:
-                self.plan = _choose(lambda way, own, call=call: self._run(way, call._replace(buffers=own)), call, self)
-            value_M += self._run(self.plan.way, call)
-        self.model.prior.add_gradient_(gradient_MD, weights_MD, factor * scale.prior)
-        with torch.no_grad():
-            log_prior_M = self.model.log_prior(weights_MD).double()
-        log_density_M = factor * (scale.likelihood * value_M + scale.prior * log_prior_M)
-        return Value(log_density_M, gradient_MD, value_M * (self.num_data / rows))
+        scales = (factor * scale.likelihood, factor * scale.prior)
+        call = _Call(
+            weights_MD,
+            batch or self.data,  # type: ignore[arg-type]
+            batch is None,
+            buffers,
+            seeds,
+            scales[0],
+            _Gradient(gradient_MD, False),
+        )
+        if self.plan is None:
+            self.plan = _plan(self, call._replace(batch=next(self._parts(batch))))
+        if self.plan.way == "native":
+            value_M, log_prior_M = _native(self, call, scales)
+        else:
+            value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
+            for number, part in enumerate(self._parts(batch)):
+                value_M += self.run(self.plan.way, call._replace(batch=part, into=_Gradient(gradient_MD, number > 0)))
+            self.model.prior.add_gradient_(gradient_MD, weights_MD, scales[1])
+            with torch.no_grad():
+                log_prior_M = self.model.log_prior(weights_MD).double()
+        return Value(scales[0] * value_M + scales[1] * log_prior_M, gradient_MD, value_M * (self.num_data / rows))
 
     def _parts(self, batch: Batch | None) -> Iterator[Batch]:
         """Yield the minibatch, or the full data in chunks."""
@@ -206,7 +221,7 @@ class LogDensity:
             where = slice(start, start + self.chunk_size)
             yield self.data.map(lambda t, where=where: t[where])  # type: ignore[union-attr]
 
-    def _run(self, way: str, call: _Call) -> Tensor:
+    def run(self, way: str, call: _Call) -> Tensor:
         """Return Σ_b log p(y_b|f_b) of each member (M,), and write `scale` times its gradient."""
         with torch.enable_grad(), self.model.network.training() if self.training else nullcontext():
             return (self._loop(call) if way == "loop" else self._stacked(way, call)).double()
@@ -267,8 +282,33 @@ def _leaves(layout: Layout, weights: Tensor) -> dict[str, Tensor]:
     return {name: view.detach().requires_grad_() for name, view in layout.split(weights).items()}
 
 
-def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: LogDensity) -> Plan:
-    """Return a plan after measuring loop and vmap on this batch; the loop is kept unless vmap is clearly faster."""
+def _native(density: LogDensity, call: _Call, scales: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Return log likelihood and log prior of each member, (M,), and write the gradient of both.
+
+    Raises:
+        ValueError: if the kernel cannot run this model.
+    """
+    kernel = density.model.kernel
+    if isinstance(kernel, UnavailableError):
+        raise ValueError(f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'.")
+    return kernel.evaluate(
+        call.weights_MD,
+        *call.batch,
+        shared=call.shared,
+        scales=scales,
+        gradient_MD=call.into.gradient_MD,
+        chunk_size=density.chunk_size,
+    )
+
+
+def _plan(density: LogDensity, call: _Call) -> Plan:
+    """Return a plan: the kernel if it can run this, else loop or vmap, measured on these rows.
+
+    The loop is kept unless vmap is clearly faster.
+    """
+    kernel = density.model.kernel
+    if not isinstance(kernel, UnavailableError) and kernel.takes(call.weights_MD, *call.batch, shared=call.shared):
+        return Plan("native", "the network is fully connected and on a CPU, where the library has its own kernel")
     if len(call.weights_MD) == 1:
         return Plan("loop", "there is one member")
     if density.training and _stochastic(density.model, call):
@@ -280,7 +320,7 @@ def _choose(run: Callable[[str, Buffers | None], object], call: _Call, density: 
             own = {n: b.clone() for n, b in call.buffers.items()} if call.buffers else None
             _wait(call.weights_MD.device)
             start = time.perf_counter()
-            run(way, own)
+            density.run(way, call._replace(buffers=own))
             _wait(call.weights_MD.device)
             times.append(time.perf_counter() - start)
         return min(times[1:])

@@ -10,6 +10,7 @@ With `tempering="likelihood"` only the likelihood is divided by T (Wenzel et al.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.dense import DenseModel, dense_model
 from torchbayes.model.layout import Globs, Layout
 from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
 from torchbayes.model.network import Buffers, Network, batch_size
 from torchbayes.model.priors import BoundPrior, Normal, PriorRules
+from torchbayes.native.build import UnavailableError
 
 PREFIX = "likelihood."
 Hook = Callable[[Any], tuple[Any, Any]]
@@ -110,6 +113,14 @@ class Model:
         self.tempering = tempering
         self._hook = batch or default_batch
 
+    @cached_property
+    def kernel(self) -> DenseModel | UnavailableError:
+        """The kernel that runs this model, or why there is none: fully connected networks on a CPU have one."""
+        try:
+            return dense_model(self.network.module, self.layout, likelihood=self.likelihood, prior=self.prior)
+        except UnavailableError as error:
+            return error
+
     def unpack(self, batch: Any) -> Batch:
         """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
 
@@ -186,15 +197,11 @@ class Model:
     def starting_weights(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised weights (M, D) and buffers (M, ...), one member per seed."""
         weights, buffers = self.network.fresh(seeds)
-        return self._with_learned(weights), buffers
+        return _with_learned(weights, self._learned), buffers
 
     def given_weights(self) -> Tensor:
         """Return the weights the given network holds, (D,), learned likelihood parameters at their start."""
-        return self._with_learned(self.network.weights().unsqueeze(0))[0]
-
-    def _with_learned(self, weights_MD: Tensor) -> Tensor:
-        extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in self._learned.values()]
-        return torch.cat([weights_MD, *extra], dim=1)
+        return _with_learned(self.network.weights().unsqueeze(0), self._learned)[0]
 
     def check(self, batch: Batch) -> Tensor:
         """Check one batch against network and likelihood, and say in one sentence what does not fit.
@@ -226,6 +233,12 @@ class Model:
             )
         self.likelihood.check(outputs, batch.targets)
         return outputs
+
+
+def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
+    """Return weights with the likelihood's learned parameters behind, at their start."""
+    extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in learned.values()]
+    return torch.cat([weights_MD, *extra], dim=1)
 
 
 def _with_learned_priors(prior: PriorRules, learned: Mapping[str, Learned]) -> PriorRules:

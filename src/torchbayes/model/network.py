@@ -30,6 +30,7 @@ class Network:
     """A network as a function (weights, inputs, buffers) -> outputs.
 
     Attributes:
+        module: a copy of the given module, to look at only.
         layout: names and shapes of the random weights.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them.
@@ -52,8 +53,8 @@ class Network:
         if not isinstance(made, nn.Module):
             raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {type(made).__name__}.")
         self._factory = None if isinstance(module, nn.Module) else module
-        self._module = copy.deepcopy(made)
-        named = dict(self._module.named_parameters())
+        self.module = copy.deepcopy(made)
+        named = dict(self.module.named_parameters())
         _check_parameters(named)
         chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and matches(n, random)}
         if not chosen:
@@ -62,26 +63,21 @@ class Network:
                 f"no parameter is random: `random={random!r}` matches none of the {len(trainable)} trainable parameters"
                 f" ({', '.join(trainable[:6])}{', …' if len(trainable) > 6 else ''}). Widen the glob or unfreeze some."
             )
-        dtypes = {p.dtype for p in chosen.values()}
-        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-            raise TypeError(
-                f"random weights must share one floating-point dtype; got {sorted(map(str, dtypes))}. "
-                f"Convert the network with .float() or .double()."
-            )
+        _check_dtypes({p.dtype for p in chosen.values()})
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
-        live = _live_modules(self._module, self.layout)
-        self._live_parts = tuple(m for n, m in self._module.named_modules() if n in live)
-        self.buffers = {n: b.clone() for n, b in self._module.named_buffers() if n.rpartition(".")[0] in live}
+        live = _live_modules(self.module, self.layout)
+        self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
+        self.buffers = {n: b.clone() for n, b in self.module.named_buffers() if n.rpartition(".")[0] in live}
         self.batch_norms = tuple(
             n
-            for n, m in self._module.named_modules()
+            for n, m in self.module.named_modules()
             if n in live and isinstance(m, _NormBase) and m.running_mean is not None
         )
-        self._module.eval().requires_grad_(False)  # constants build no graph
-        self._own: dict[str, Tensor] = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        self._places = _places(self._module, self._own)
+        self.module.eval().requires_grad_(False)  # constants build no graph
+        self._own: dict[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        self._places = _places(self.module, self._own)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,13 +92,13 @@ class Network:
     @cached_property
     def convolutional(self) -> bool:
         """Whether the network convolves images."""
-        return any(isinstance(m, nn.Conv2d) for m in self._module.modules())
+        return any(isinstance(m, nn.Conv2d) for m in self.module.modules())
 
     def arrange(self, inputs: Any) -> Any:
         """Return inputs in the memory layout the network runs fastest on: channels last where it convolves images.
 
-        PyTorch's pooling and convolution kernels follow the layout of their input; with channels last a training step
-        of the networks in `torchbayes.networks` is 1.05 to 1.7 times faster on a CPU (benchmarks/layout.py).
+        PyTorch's kernels follow the layout of their input; with channels last a training step of the networks in
+        `torchbayes.networks` is 1.05 to 1.7 times faster on a CPU (benchmarks/layout.py).
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such.
@@ -134,10 +130,10 @@ class Network:
         state = {**views, **(self.buffers if buffers is None else buffers)}
         args, kwargs = _arguments(inputs)
         if torch.compiler.is_compiling():
-            outputs = functional_call(self._module, state, args, kwargs)
+            outputs = functional_call(self.module, state, args, kwargs)
         else:
             with _held(state, self._places, self._own):
-                outputs = self._module(*args, **kwargs)
+                outputs = self.module(*args, **kwargs)
         if not isinstance(outputs, Tensor):
             outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
             if not isinstance(outputs, Tensor):
@@ -172,7 +168,7 @@ class Network:
         weights, buffers = [], []
         for seed in seeds:
             with seeded(seed, self.device):
-                module = self._factory() if self._factory else _reinitialised(self._module, self.layout)
+                module = self._factory() if self._factory else _reinitialised(self.module, self.layout)
             named = dict(module.named_parameters())
             if any(n not in named for n in self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
@@ -206,7 +202,7 @@ class Network:
             ValueError: if there is no batch.
         """
         buffers = {n: b.clone() for n, b in (buffers or self.buffers).items()}
-        layers: list[Any] = [self._module.get_submodule(n) for n in self.batch_norms]
+        layers: list[Any] = [self.module.get_submodule(n) for n in self.batch_norms]
         momenta = [layer.momentum for layer in layers]
         views, seen = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
         try:
@@ -222,7 +218,7 @@ class Network:
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
-            self._module.eval()
+            self.module.eval()
         if not seen:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
@@ -247,6 +243,14 @@ def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
         raise ValueError(f"`{lazy[0]}` is not initialised yet. Run one batch through the network first.")
     if not named:
         raise ValueError("the network has no parameters, so there is nothing to infer.")
+
+
+def _check_dtypes(dtypes: set[torch.dtype]) -> None:
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        raise TypeError(
+            f"random weights must share one floating-point dtype; got {sorted(map(str, dtypes))}. "
+            f"Convert the network with .float() or .double()."
+        )
 
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]

@@ -62,16 +62,20 @@ class Normal:
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
 
+    @property
+    def log_constant(self) -> float:
+        """log(scale √2π)."""
+        return math.log(self.scale * math.sqrt(2 * math.pi))
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return −½((w − loc)/scale)² − log(scale √2π), elementwise."""
-        return -0.5 * ((weights - self.loc) / self.scale) ** 2 - math.log(self.scale * math.sqrt(2 * math.pi))
+        return -0.5 * ((weights - self.loc) / self.scale) ** 2 - self.log_constant
 
     def total(self, weights: Tensor) -> Tensor:
         """Return Σ log p over the last axis, in one pass over the weights."""
         centred = weights - self.loc if self.loc else weights
         squares = torch.linalg.vector_norm(centred, dim=-1) ** 2
-        constant = weights.shape[-1] * math.log(self.scale * math.sqrt(2 * math.pi))
-        return squares * (-0.5 / self.scale**2) - constant
+        return squares * (-0.5 / self.scale**2) - weights.shape[-1] * self.log_constant
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale (w − loc)/scale_prior² to `gradient` in place, in one pass."""
@@ -240,6 +244,17 @@ class _Segment:
     prior: Prior
     where: slice
 
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
+        part, into = weights[..., self.where], gradient[..., self.where]
+        if isinstance(self.prior, Normal | Flat):
+            self.prior.add_gradient_(into, part, scale)
+            return
+        with torch.enable_grad():
+            leaf = part.detach().requires_grad_()
+            (own,) = torch.autograd.grad(self.prior.log_prob(leaf).sum(), leaf)
+        into.add_(own, alpha=scale)
+
 
 class BoundPrior:
     """Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
@@ -295,14 +310,27 @@ class BoundPrior:
             scale: factor on the prior's gradient.
         """
         for segment in self.segments:
-            part, into = weights[..., segment.where], gradient[..., segment.where]
-            if isinstance(segment.prior, Normal | Flat):
-                segment.prior.add_gradient_(into, part, scale)
-            else:
-                with torch.enable_grad():
-                    leaf = part.detach().requires_grad_()
-                    (own,) = torch.autograd.grad(segment.prior.log_prob(leaf).sum(), leaf)
-                into.add_(own, alpha=scale)
+            segment.add_gradient_(gradient, weights, scale)
+
+    def add_rest_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
+        """Do what is left to do once −½ ((w − loc)/scale)² of the normal segments is done elsewhere.
+
+        Args:
+            gradient: tensor (..., D); receives the gradient of the segments that are not normal.
+            weights: tensor (..., D).
+            scale: factor on the prior's gradient.
+
+        Returns:
+            Float64 tensor (...): log p(w) without those squares.
+        """
+        total = torch.zeros(weights.shape[:-1], dtype=torch.float64, device=weights.device)
+        for segment in self.segments:
+            if isinstance(segment.prior, Normal):
+                total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
+            elif not isinstance(segment.prior, Flat):
+                segment.add_gradient_(gradient, weights, scale)
+                total += _total(segment.prior, weights[..., segment.where])
+        return total
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.dense import DenseModel
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, batch_size
@@ -60,6 +61,9 @@ class Functions:
             raise ValueError(f"`chunk_size` must be at least 1; got {chunk_size}.")
         if rows == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
+        kernel = self.model.kernel
+        if isinstance(kernel, DenseModel) and kernel.takes(self.weights_SD, inputs, shared=True):
+            return kernel.kernel.predict(self.weights_SD, inputs, chunk_size=chunk_size)
         views, _ = self.model.split(self.weights_SD)
         inputs = self.model.network.arrange(inputs)
         results = []

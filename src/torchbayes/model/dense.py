@@ -1,0 +1,234 @@
+"""Which models the kernel of fully connected networks can run, and the kernel made for one.
+
+A model qualifies when its network is an nn.Sequential of Linear layers, activations and Flatten in front, all of whose
+parameters are random and untied, on a CPU, under a categorical, Gaussian or heteroscedastic likelihood. Any prior
+will do: the normal part of it is the kernel's, the rest is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.model.layout import Layout
+from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from torchbayes.model.priors import BoundPrior, Normal
+from torchbayes.native.build import UnavailableError
+from torchbayes.native.dense import Activation, DenseKernel, Family, Layer, Noise, Segment
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.Identity: Activation.IDENTITY,
+    nn.ReLU: Activation.RELU,
+    nn.Tanh: Activation.TANH,
+    nn.Sigmoid: Activation.SIGMOID,
+    nn.SiLU: Activation.SILU,
+}
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """A model that the kernel runs.
+
+    Attributes:
+        kernel: the kernel.
+        prior: the whole prior.
+        width: features of one row.
+        flatten: whether the network flattens its inputs itself.
+        targets: values in the targets of one row.
+        dtype: dtype of weights and inputs.
+        classes: whether targets are class labels.
+    """
+
+    kernel: DenseKernel
+    prior: BoundPrior
+    width: int
+    flatten: bool
+    targets: int
+    dtype: torch.dtype
+    classes: bool
+
+    def takes(self, weights_MD: Tensor, inputs: object, targets: Tensor | None = None, *, shared: bool) -> bool:
+        """Return whether weights and rows have the shapes and dtypes of this network, which the kernel relies on.
+
+        Args:
+            weights_MD: weights.
+            inputs: rows (M, B, ...) of each member, or (B, ...) when shared.
+            targets: their targets; None if there are none.
+            shared: whether all members see the same rows.
+        """
+        if not isinstance(inputs, Tensor):
+            return False
+        lead = 1 if shared else 2
+        rows = inputs.shape[:lead].numel()
+        fine = weights_MD.shape[-1] == self.kernel.size and (shared or len(inputs) == len(weights_MD))
+        fine &= all(t.dtype == self.dtype and t.device.type == "cpu" for t in (weights_MD, inputs))
+        fine &= rows > 0 and inputs.numel() == rows * self.width and (self.flatten or inputs.ndim == lead + 1)
+        if targets is None:
+            return fine
+        fine &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
+        return fine and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
+
+    def evaluate(
+        self,
+        weights_MD: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        shared: bool,
+        scales: tuple[float, float],
+        gradient_MD: Tensor,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
+
+        Args:
+            weights_MD: weights.
+            inputs: rows of each member (M, B, ...), or (B, ...) when shared.
+            targets: their targets.
+            shared: whether all members see the same rows.
+            scales: factors on the gradients of log likelihood and log prior.
+            gradient_MD: receives the gradient.
+            chunk_size: rows that go through a network at once.
+
+        Raises:
+            ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
+        """
+        if not self.takes(weights_MD, inputs, targets, shared=shared):
+            raise ValueError(
+                f"the network takes rows of {self.width} features in {self.dtype}, with targets to match; got "
+                f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
+                f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
+            )
+        into = gradient_MD if gradient_MD.is_contiguous() else torch.empty_like(gradient_MD).contiguous()
+        log_likelihood_M, log_prior_M = self.kernel.evaluate(
+            weights_MD,
+            inputs,
+            targets,
+            shared=shared,
+            scale=scales[0],
+            prior_scale=scales[1],
+            gradient_MD=into,
+            chunk_size=chunk_size,
+        )
+        log_prior_M += self.prior.add_rest_(into, weights_MD, scales[1])
+        if into is not gradient_MD:
+            gradient_MD.copy_(into)
+        return log_likelihood_M, log_prior_M
+
+
+def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, prior: BoundPrior) -> DenseModel:
+    """Return the kernel for a model.
+
+    Args:
+        module: the network.
+        layout: names and shapes of all random weights.
+        likelihood: p(y | f).
+        prior: p(w), bound to the layout.
+
+    Returns:
+        The kernel and what it takes.
+
+    Raises:
+        UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
+    """
+    parts = list(_parts(module))
+    layers, dtype = _layers(module, parts, layout), next(module.parameters()).dtype
+    noise, targets = _noise(likelihood, layout, layers[-1].fan_out)
+    segments = [
+        Segment(s.where.start, s.where.stop, s.prior.loc, 1 / s.prior.scale**2)
+        if isinstance(s.prior, Normal)
+        else Segment(s.where.start, s.where.stop, 0.0, 0.0)
+        for s in prior.segments
+    ]
+    kernel = DenseKernel(layout.size, layers, noise=noise, segments=segments)
+    flatten, classes = isinstance(parts[0], nn.Flatten), noise.family == Family.CATEGORICAL
+    return DenseModel(kernel, prior, layers[0].fan_in, flatten, targets, dtype, classes)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the leaves of nested nn.Sequential modules in the order they run.
+
+    Exact types only, without hooks: a subclass or a hook may do anything.
+
+    Yields:
+        Modules that are not nn.Sequential.
+
+    Raises:
+        UnavailableError: if a module has hooks.
+    """
+    if vars(module).get("forward") or any(
+        getattr(module, table, None) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    ):
+        raise UnavailableError("a module of the network has hooks")
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from _parts(child)
+    else:
+        yield module
+
+
+def _layers(module: nn.Module, parts: list[nn.Module], layout: Layout) -> list[Layer]:
+    """Return the layers in order.
+
+    Raises:
+        UnavailableError: if the parts are not linear layers with activations between them.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    layers: list[Layer] = []
+    for place, part in enumerate(parts):
+        if type(part) is nn.Linear:
+            at = [_offset(names, layout, p) for p in (part.weight, part.bias)]
+            layers.append(Layer(at[0], at[1], part.in_features, part.out_features))
+        elif type(part) is nn.Flatten and place == 0 and (part.start_dim, part.end_dim) == (1, -1):
+            continue
+        elif type(part) in _ACTIVATIONS and layers and layers[-1].activation == Activation.IDENTITY:
+            last = layers.pop()
+            layers.append(Layer(last.weight_at, last.bias_at, last.fan_in, last.fan_out, _ACTIVATIONS[type(part)]))
+        else:
+            raise UnavailableError(f"the network has a {type(part).__name__} where the kernel knows none")
+    if not layers or len({layer.weight_at for layer in layers}) < len(layers):
+        raise UnavailableError("the network is not a plain stack of linear layers")
+    if layers[-1].activation != Activation.IDENTITY:
+        raise UnavailableError("the network ends in an activation")
+    if any(p.device.type != "cpu" or p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
+        raise UnavailableError("the kernel runs float32 and float64 on a CPU")
+    return layers
+
+
+def _offset(names: dict[int, str], layout: Layout, parameter: Tensor | None) -> int:
+    """Return where a parameter starts in the flat vector, -1 if there is none.
+
+    Raises:
+        UnavailableError: if it is not random.
+    """
+    if parameter is None:
+        return -1
+    name = names[id(parameter)]
+    if name not in layout.slices:
+        raise UnavailableError(f"`{name}` is not random")
+    return layout.slices[name].start
+
+
+def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:
+    """Return the likelihood in the kernel's terms, and the number of target values per row.
+
+    Raises:
+        UnavailableError: if the kernel does not know it.
+    """
+    if type(likelihood) is Categorical:
+        return Noise(Family.CATEGORICAL), 1
+    if type(likelihood) is HeteroscedasticGaussian and outputs % 2 == 0:
+        return Noise(Family.HETEROSCEDASTIC, floor=likelihood.floor), outputs // 2
+    if type(likelihood) is Gaussian:
+        if likelihood.scale == "learned":
+            where = layout.slices["likelihood.log_scale"]
+            noise = Noise(Family.GAUSSIAN, (), where.start, where.stop - where.start)
+        else:
+            scales = likelihood.scale if isinstance(likelihood.scale, tuple) else (float(likelihood.scale),)
+            noise = Noise(Family.GAUSSIAN, scales, -1, len(scales))
+        if noise.num_scales in {1, outputs}:
+            return noise, outputs
+    raise UnavailableError(f"the kernel does not know {type(likelihood).__name__} for these outputs")

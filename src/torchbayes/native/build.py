@@ -1,0 +1,117 @@
+"""Compile a C++ source of this folder once, and load it.
+
+The shared library is kept in the user's cache folder under a name that depends on the source, the flags, the compiler
+and the processor, so that a stale or foreign one is never loaded. Matrix products come from the BLAS inside PyTorch's
+own library, whose entry points are handed over as pointers: there is nothing to link and no second thread pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+ENVIRONMENT = "TORCHBAYES_NATIVE"
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+
+
+class UnavailableError(RuntimeError):
+    """Kernels cannot be built or run here; the message says why."""
+
+
+@cache
+def load(name: str) -> ctypes.CDLL:
+    """Return the compiled library of `NAME.cpp`, with BLAS handed over.
+
+    Args:
+        name: name of a source in this folder.
+
+    Returns:
+        The library.
+
+    Raises:
+        UnavailableError: if kernels are switched off, there is no compiler or no BLAS, or the compiler fails.
+    """
+    if os.environ.get(ENVIRONMENT) == "0":
+        raise UnavailableError(f"kernels are switched off by {ENVIRONMENT}=0")
+    single, double = _blas()
+    library = ctypes.CDLL(str(_compiled(Path(__file__).with_name(f"{name}.cpp"))))
+    library.use_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.use_blas(single, double)
+    return library
+
+
+def available() -> bool:
+    """Return whether kernels can be built and run here."""
+    try:
+        load("dense")
+    except UnavailableError:
+        return False
+    return True
+
+
+def _blas() -> tuple[int | None, int | None]:
+    """Return the addresses of `sgemm_` and `dgemm_` in PyTorch's own library.
+
+    Raises:
+        UnavailableError: if it has none.
+    """
+    found = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not torch.backends.mkl.is_available() or not found.exists():
+        raise UnavailableError("this build of PyTorch has no MKL")
+    torch_library = ctypes.CDLL(str(found))
+    try:
+        routines = torch_library.sgemm_, torch_library.dgemm_
+    except AttributeError as error:
+        raise UnavailableError("this build of PyTorch does not export its matrix products") from error
+    single, double = (ctypes.cast(routine, ctypes.c_void_p).value for routine in routines)
+    return single, double
+
+
+def _compiled(source: Path) -> Path:
+    """Return the path of the shared library, compiling it if it is not there yet.
+
+    Raises:
+        UnavailableError: if there is no compiler, it fails, or there is nowhere to write.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise UnavailableError("there is no C++ compiler; install g++ or clang++")
+    key = hashlib.sha256("\n".join([source.read_text(), *_FLAGS, compiler, _processor()]).encode()).hexdigest()[:16]
+    library = _cache() / f"{source.stem}-{key}.so"
+    if library.exists():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = Path(folder) / library.name
+            run = subprocess.run(
+                [*compiler.split(), *_FLAGS, str(source), "-o", str(made)], capture_output=True, text=True, check=False
+            )
+            if run.returncode:
+                raise UnavailableError(f"{compiler} could not compile {source.name}: {run.stderr.strip()[:500]}")
+            made.replace(library)  # atomic: another process may be doing the same
+    except OSError as error:
+        raise UnavailableError(f"{library.parent} cannot be written to: {error}") from error
+    return library
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchbayes" / "native"
+
+
+def _processor() -> str:
+    """Return what tells processors apart: code made for one may not run on another that shares the folder."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor() + platform.machine()

@@ -1,0 +1,559 @@
+// Value and gradient of the log likelihood of fully connected networks, for M members at once.
+//
+// Activations are kept feature by feature (each feature's rows are contiguous), so that biases, activations and the
+// softmax run over contiguous rows whatever the number of outputs, and every matrix product is a plain GEMM.
+// In the column-major terms of BLAS an activation is a (rows, width) matrix, a weight matrix W of PyTorch is
+// (fan_in, fan_out), and with A the input of a layer, Z its output and G = dL/dZ:
+//
+//     Z = A W + b,   dL/dW = A^T G,   dL/db = column sums of G,   dL/dA = G W^T.
+//
+// Threads take whole members, each with single-threaded products and without waiting for one another; members that are
+// left over share the threads, by halves of the rows where there are many, else inside the products.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <omp.h>
+
+namespace {
+
+using Gemm32 = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
+                        const int*, const float*, const int*, const float*, float*, const int*);
+using Gemm64 = void (*)(const char*, const char*, const int*, const int*, const int*, const double*, const double*,
+                        const int*, const double*, const int*, const double*, double*, const int*);
+Gemm32 gemm32 = nullptr;
+Gemm64 gemm64 = nullptr;
+
+enum Activation : int64_t { kIdentity, kRelu, kTanh, kSigmoid, kSilu };
+enum Likelihood : int64_t { kNone, kCategorical, kGaussian, kHeteroscedastic };
+
+constexpr double kLogRootTwoPi = 0.91893853320467274178;
+// rows per thread from which splitting the rows of one member beats threads inside each product
+constexpr int64_t kRowsPerThread = 192;
+// rows whose activations stay in a core's own cache while the next layer reads them
+constexpr int64_t kRowsAtOnce = 512;
+
+}  // namespace
+
+extern "C" {
+
+// The fields of torchbayes.native.dense, in order.
+struct Network {
+  int64_t size;               // D
+  int64_t layers;             // L
+  const int64_t* widths;      // L + 1
+  const int64_t* weights_at;  // L offsets in the flat vector
+  const int64_t* biases_at;   // L offsets, -1 where a layer has none
+  const int64_t* activations; // L
+  int64_t likelihood;
+  const double* scales;       // K noise scales of a Gaussian; null when they are learned
+  int64_t scales_at;          // offset of learned log scales
+  int64_t num_scales;         // 1 or K of them
+  double floor;               // smallest variance of a heteroscedastic Gaussian
+};
+
+struct Rows {
+  const void* inputs;     // (rows, width) of each member
+  const void* targets;    // int64 (rows) for classes, else (rows, outputs)
+  int64_t count;          // rows
+  int64_t input_stride;   // elements from one member's inputs to the next; 0 when shared
+  int64_t target_stride;
+  int64_t chunk;          // most rows that go through the network at once
+};
+
+struct Prior {  // normal, segment by segment; precision 0 where it is flat or somebody else's
+  int64_t segments;
+  const int64_t* starts;  // segments + 1
+  const double* locations;
+  const double* precisions;
+};
+
+}  // extern "C"
+
+namespace {
+
+inline void gemm(const char* ta, const char* tb, int m, int n, int k, const float* a, int lda, const float* b, int ldb,
+                 float beta, float* c, int ldc) {
+  const float one = 1.0f;
+  gemm32(ta, tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
+}
+
+inline void gemm(const char* ta, const char* tb, int m, int n, int k, const double* a, int lda, const double* b,
+                 int ldb, double beta, double* c, int ldc) {
+  const double one = 1.0;
+  gemm64(ta, tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
+}
+
+// exp without branches or calls, so that loops over it are vectorised: 2^n times a Taylor polynomial of degree 7 on
+// |r| <= log(2)/2, relative error below 2e-7. NaN stays NaN.
+inline float exponential(float x) {
+  const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer in the low bits
+  const float n = shifted - 12582912.0f;
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.98412698e-4f;
+  p = p * r + 1.38888889e-3f;
+  p = p * r + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  const float value = p * power;
+  const float low = x < -87.0f ? 0.0f : value;
+  return x > 88.0f ? std::numeric_limits<float>::infinity() : low;
+}
+inline double exponential(double x) { return std::exp(x); }
+
+template <typename T>
+inline T sigmoid(T z) {
+  return T(1) / (T(1) + exponential(-z));
+}
+
+// tanh |z| = (1 - e) / (1 + e), e = exp(-2 |z|); near 0, where 1 - e would cancel, the odd Taylor polynomial
+inline float hyperbolic(float z) {
+  const float size = std::fabs(z);
+  const float e = exponential(-2.0f * size);
+  const float far = (1.0f - e) / (1.0f + e);
+  const float s = z * z;
+  const float near = size * (1.0f + s * (-3.33333333e-1f + s * (1.33333333e-1f + s * (-5.39682540e-2f + s * 2.18694885e-2f))));
+  return std::copysign(size < 0.25f ? near : far, z);
+}
+inline double hyperbolic(double z) { return std::tanh(z); }
+
+// z <- z + bias; h <- activation(z). `kept` receives z where the derivative needs it.
+template <typename T>
+void activate(Activation kind, int64_t rows, int64_t width, const T* bias, T* z, T* kept) {
+  for (int64_t j = 0; j < width; ++j) {
+    T* row = z + j * rows;
+    const T b = bias ? bias[j] : T(0);
+    switch (kind) {
+      case kIdentity:
+        if (bias)
+#pragma omp simd
+          for (int64_t i = 0; i < rows; ++i) row[i] += b;
+        break;
+      case kRelu:
+#pragma omp simd
+        for (int64_t i = 0; i < rows; ++i) {
+          const T v = row[i] + b;
+          row[i] = v < T(0) ? T(0) : v;  // NaN stays NaN
+        }
+        break;
+      case kTanh:
+#pragma omp simd
+        for (int64_t i = 0; i < rows; ++i) row[i] = hyperbolic(row[i] + b);
+        break;
+      case kSigmoid:
+#pragma omp simd
+        for (int64_t i = 0; i < rows; ++i) row[i] = sigmoid(row[i] + b);
+        break;
+      case kSilu: {
+        T* keep = kept + j * rows;
+#pragma omp simd
+        for (int64_t i = 0; i < rows; ++i) {
+          const T v = row[i] + b;
+          keep[i] = v;
+          row[i] = v * sigmoid(v);
+        }
+        break;
+      }
+    }
+  }
+}
+
+// g <- g * activation'(z), from the activation h, or from z where it was kept.
+template <typename T>
+void differentiate(Activation kind, int64_t count, const T* h, const T* kept, T* g) {
+  switch (kind) {
+    case kIdentity:
+      break;
+    case kRelu:
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) g[i] = h[i] <= T(0) ? T(0) : g[i];
+      break;
+    case kTanh:
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) g[i] *= T(1) - h[i] * h[i];
+      break;
+    case kSigmoid:
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) g[i] *= h[i] * (T(1) - h[i]);
+      break;
+    case kSilu:
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) {
+        const T s = sigmoid(kept[i]);
+        g[i] *= s * (T(1) + kept[i] * (T(1) - s));
+      }
+      break;
+  }
+}
+
+template <typename T>
+struct Workspace {
+  std::vector<T> memory;
+  std::vector<T*> activations;  // of each layer's output
+  std::vector<T*> kept;         // z of each layer, null where not needed
+  T* delta[2];
+  T* scratch;
+
+  void prepare(const Network& net, int64_t rows) {
+    int64_t total = 3 * rows, widest = 0;
+    for (int64_t l = 0; l < net.layers; ++l) {
+      total += rows * net.widths[l + 1] * (net.activations[l] == kSilu ? 2 : 1);
+      widest = std::max(widest, net.widths[l + 1]);
+    }
+    total += 2 * rows * widest;
+    if (static_cast<int64_t>(memory.size()) < total) memory.resize(total);
+    activations.resize(net.layers);
+    kept.resize(net.layers);
+    T* at = memory.data();
+    for (int64_t l = 0; l < net.layers; ++l) {
+      activations[l] = at;
+      at += rows * net.widths[l + 1];
+      kept[l] = nullptr;
+      if (net.activations[l] == kSilu) {
+        kept[l] = at;
+        at += rows * net.widths[l + 1];
+      }
+    }
+    delta[0] = at;
+    delta[1] = at + rows * widest;
+    scratch = at + 2 * rows * widest;
+  }
+};
+
+template <typename T>
+Workspace<T>& workspace() {
+  static thread_local Workspace<T> own;
+  return own;
+}
+
+template <typename T>
+void forward(const Network& net, const T* weights, const T* inputs, int64_t rows, Workspace<T>& work) {
+  for (int64_t l = 0; l < net.layers; ++l) {
+    const int64_t in = net.widths[l], out = net.widths[l + 1];
+    const T* matrix = weights + net.weights_at[l];
+    if (l == 0)
+      gemm("T", "N", rows, out, in, inputs, in, matrix, in, T(0), work.activations[l], rows);
+    else
+      gemm("N", "N", rows, out, in, work.activations[l - 1], rows, matrix, in, T(0), work.activations[l], rows);
+    const T* bias = net.biases_at[l] < 0 ? nullptr : weights + net.biases_at[l];
+    activate(static_cast<Activation>(net.activations[l]), rows, out, bias, work.activations[l], work.kept[l]);
+  }
+}
+
+// Return sum_i log softmax(f_i)[y_i]; f <- scale * its derivative.
+template <typename T>
+double categorical(int64_t rows, int64_t outputs, const int64_t* targets, T scale, T* f, T* scratch) {
+  T *top = scratch, *sum = scratch + rows, *chosen = scratch + 2 * rows;
+  for (int64_t i = 0; i < rows; ++i) {
+    top[i] = f[i];
+    sum[i] = T(0);
+    chosen[i] = f[targets[i] * rows + i];
+  }
+  for (int64_t k = 1; k < outputs; ++k)
+#pragma omp simd
+    for (int64_t i = 0; i < rows; ++i) top[i] = top[i] < f[k * rows + i] ? f[k * rows + i] : top[i];
+  for (int64_t k = 0; k < outputs; ++k)
+#pragma omp simd
+    for (int64_t i = 0; i < rows; ++i) {
+      const T e = exponential(f[k * rows + i] - top[i]);
+      f[k * rows + i] = e;
+      sum[i] += e;
+    }
+  double total = 0.0;
+  for (int64_t i = 0; i < rows; ++i) {
+    total += static_cast<double>(chosen[i] - top[i]) - std::log(static_cast<double>(sum[i]));
+    sum[i] = -scale / sum[i];
+  }
+  for (int64_t k = 0; k < outputs; ++k)
+#pragma omp simd
+    for (int64_t i = 0; i < rows; ++i) f[k * rows + i] *= sum[i];
+  for (int64_t i = 0; i < rows; ++i) f[targets[i] * rows + i] += scale;
+  return total;
+}
+
+// Return sum_i log N(y_i; f_i, s^2); f <- scale * its derivative; learned log scales get theirs.
+template <typename T>
+double gaussian(const Network& net, int64_t rows, int64_t outputs, const T* targets, const T* weights, T scale, T* f,
+                T* gradient) {
+  double total = 0.0;
+  for (int64_t k = 0; k < outputs; ++k) {
+    const int64_t own = net.num_scales == 1 ? 0 : k;
+    const double noise = net.scales ? net.scales[own] : std::exp(static_cast<double>(weights[net.scales_at + own]));
+    const T inverse = static_cast<T>(1.0 / noise);
+    double squares = 0.0;
+    T* row = f + k * rows;
+    for (int64_t i = 0; i < rows; ++i) {
+      const T z = (targets[i * outputs + k] - row[i]) * inverse;
+      squares += static_cast<double>(z) * static_cast<double>(z);
+      row[i] = scale * z * inverse;
+    }
+    total += -0.5 * squares - rows * (std::log(noise) + kLogRootTwoPi);
+    if (gradient && !net.scales) gradient[net.scales_at + own] += static_cast<T>(scale * (squares - rows));
+  }
+  return total;
+}
+
+// Return sum_i log N(y_i; m_i, softplus(r_i) + floor), f = [m, r]; f <- scale * its derivative.
+template <typename T>
+double heteroscedastic(const Network& net, int64_t rows, int64_t outputs, const T* targets, T scale, T* f) {
+  const int64_t half = outputs / 2;
+  double total = 0.0;
+  for (int64_t k = 0; k < half; ++k) {
+    T *mean = f + k * rows, *raw = f + (half + k) * rows;
+    for (int64_t i = 0; i < rows; ++i) {
+      const double r = raw[i];
+      const double variance = std::max(r, 0.0) + std::log1p(std::exp(-std::fabs(r))) + net.floor;
+      const double error = static_cast<double>(targets[i * half + k]) - static_cast<double>(mean[i]);
+      total += -0.5 * error * error / variance - 0.5 * std::log(variance) - kLogRootTwoPi;
+      mean[i] = static_cast<T>(scale * error / variance);
+      raw[i] = static_cast<T>(scale * 0.5 * (error * error / variance - 1.0) / variance / (1.0 + std::exp(-r)));
+    }
+  }
+  return total;
+}
+
+// Add the rows' part to the gradient (or write it, when `first`) and return their log likelihood.
+template <typename T>
+double pass(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t rows, T scale,
+            T* gradient, bool first) {
+  Workspace<T>& work = workspace<T>();
+  work.prepare(net, rows);
+  forward(net, weights, inputs, rows, work);
+  const int64_t last = net.layers - 1, outputs = net.widths[net.layers];
+  T* f = work.activations[last];
+  double total = 0.0;
+  if (gradient && first && net.likelihood == kGaussian && !net.scales)
+    std::fill_n(gradient + net.scales_at, net.num_scales, T(0));
+  switch (static_cast<Likelihood>(net.likelihood)) {
+    case kCategorical:
+      total = categorical(rows, outputs, static_cast<const int64_t*>(targets), scale, f, work.scratch);
+      break;
+    case kGaussian:
+      total = gaussian(net, rows, outputs, static_cast<const T*>(targets), weights, scale, f, gradient);
+      break;
+    case kHeteroscedastic:
+      total = heteroscedastic(net, rows, outputs, static_cast<const T*>(targets), scale, f);
+      break;
+    case kNone:
+      break;
+  }
+  if (!gradient) return total;
+  const T beta = first ? T(0) : T(1);
+  T* g = f;
+  for (int64_t l = last; l >= 0; --l) {
+    const int64_t in = net.widths[l], out = net.widths[l + 1];
+    T* into = gradient + net.weights_at[l];
+    if (l == 0)
+      gemm("N", "N", in, out, rows, inputs, in, g, rows, beta, into, in);
+    else
+      gemm("T", "N", in, out, rows, work.activations[l - 1], rows, g, rows, beta, into, in);
+    if (net.biases_at[l] >= 0) {
+      T* bias = gradient + net.biases_at[l];
+      for (int64_t j = 0; j < out; ++j) {
+        T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < rows; ++i) sum += g[j * rows + i];
+        bias[j] = first ? sum : bias[j] + sum;
+      }
+    }
+    if (l == 0) break;
+    T* below = work.delta[l % 2];
+    gemm("N", "T", rows, in, out, g, rows, weights + net.weights_at[l], in, T(0), below, rows);
+    differentiate(static_cast<Activation>(net.activations[l - 1]), rows * in, work.activations[l - 1],
+                  work.kept[l - 1], below);
+    g = below;
+  }
+  return total;
+}
+
+template <typename T>
+const void* shifted(const Network& net, const void* targets, int64_t rows) {
+  if (net.likelihood == kCategorical) return static_cast<const int64_t*>(targets) + rows;
+  const int64_t outputs = net.widths[net.layers] / (net.likelihood == kHeteroscedastic ? 2 : 1);
+  return static_cast<const T*>(targets) + rows * outputs;
+}
+
+// Size of the fewest chunks of equal size that `count` rows fall into.
+int64_t evenly(int64_t count, int64_t chunk) {
+  chunk = std::min(chunk, kRowsAtOnce);
+  const int64_t chunks = (count + chunk - 1) / chunk;
+  return (count + chunks - 1) / chunks;
+}
+
+// `count` rows in chunks.
+template <typename T>
+double passes(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t count, int64_t limit,
+              T scale, T* gradient) {
+  const int64_t chunk = evenly(count, limit);
+  double total = 0.0;
+  for (int64_t at = 0; at < count; at += chunk)
+    total += pass(net, weights, inputs + at * net.widths[0], shifted<T>(net, targets, at),
+                  std::min(chunk, count - at), scale, gradient, at == 0);
+  return total;
+}
+
+// One member with all threads.
+template <typename T>
+double shared(const Network& net, const T* weights, const T* inputs, const void* targets, const Rows& rows, T scale,
+              T* gradient, int threads) {
+  if (threads == 1 || rows.count < threads * kRowsPerThread)
+    return passes(net, weights, inputs, targets, rows.count, rows.chunk, scale, gradient);
+  std::vector<double> totals(threads, 0.0);
+  std::vector<T> others(gradient ? (threads - 1) * net.size : 0);
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t t = omp_get_thread_num();
+    const int64_t from = rows.count * t / threads, to = rows.count * (t + 1) / threads;
+    T* into = !gradient ? nullptr : t == 0 ? gradient : others.data() + (t - 1) * net.size;
+    totals[t] = passes(net, weights, inputs + from * net.widths[0], shifted<T>(net, targets, from), to - from,
+                       rows.chunk, scale, into);
+#pragma omp barrier
+    if (gradient) {
+#pragma omp for simd
+      for (int64_t d = 0; d < net.size; ++d)
+        for (int64_t o = 0; o < threads - 1; ++o) gradient[d] += others[o * net.size + d];
+    }
+  }
+  double total = 0.0;
+  for (double part : totals) total += part;
+  return total;
+}
+
+// gradient += scale * d log p / dw; return -1/2 sum precision (w - location)^2.
+template <typename T>
+double add_prior(const Prior& prior, const T* weights, T scale, T* gradient, int threads) {
+  double total = 0.0;
+  for (int64_t s = 0; s < prior.segments; ++s) {
+    const T location = static_cast<T>(prior.locations[s]), precision = static_cast<T>(prior.precisions[s]);
+    if (precision == T(0)) continue;
+    const T factor = -scale * precision;
+    const int64_t start = prior.starts[s], size = prior.starts[s + 1] - start, block = 2048;
+    double squares = 0.0;
+    // blocks are summed in T and added up in double
+#pragma omp parallel for num_threads(threads) reduction(+ : squares) if (threads > 1 && size > 32768)
+    for (int64_t b = 0; b < (size + block - 1) / block; ++b) {
+      const int64_t from = start + b * block, to = std::min(from + block, start + size);
+      T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+      for (int64_t d = from; d < to; ++d) {
+        const T centred = weights[d] - location;
+        sum += centred * centred;
+        if (gradient) gradient[d] += factor * centred;
+      }
+      squares += static_cast<double>(sum);
+    }
+    total -= 0.5 * prior.precisions[s] * squares;
+  }
+  return total;
+}
+
+// Whether every label is a class: they are used as indices.
+bool labelled(const Network& net, const Rows& rows, int64_t members) {
+  if (net.likelihood != kCategorical) return true;
+  const int64_t outputs = net.widths[net.layers], count = rows.count * (rows.target_stride ? members : 1);
+  const int64_t* labels = static_cast<const int64_t*>(rows.targets);
+  return std::all_of(labels, labels + count, [=](int64_t label) { return label >= 0 && label < outputs; });
+}
+
+// Return false, with nothing done, if a label is not a class.
+template <typename T>
+bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t members, const T* weights,
+              double scale, double prior_scale, T* gradient, double* values, double* priors, int threads) {
+  if (!labelled(net, rows, members)) return false;
+  const int64_t alone = threads > 1 ? members / threads * threads : members;
+  const auto one = [&](int64_t m, int count) {
+    const T* w = weights + m * net.size;
+    const T* x = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
+    const void* y = net.likelihood == kCategorical
+                        ? static_cast<const void*>(static_cast<const int64_t*>(rows.targets) + m * rows.target_stride)
+                        : static_cast<const void*>(static_cast<const T*>(rows.targets) + m * rows.target_stride);
+    T* g = gradient ? gradient + m * net.size : nullptr;
+    const T factor = static_cast<T>(scale);
+    values[m] = count == 1 ? passes(net, w, x, y, rows.count, rows.chunk, factor, g)
+                           : shared(net, w, x, y, rows, factor, g, count);
+    priors[m] = add_prior(prior, w, static_cast<T>(prior_scale), g, count);
+  };
+  if (threads > 1 && alone)
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int64_t m = 0; m < alone; ++m) one(m, 1);
+  else
+    for (int64_t m = 0; m < alone; ++m) one(m, 1);
+  for (int64_t m = alone; m < members; ++m) one(m, threads);
+  return true;
+}
+
+template <typename T>
+void predict(const Network& net, const Rows& rows, int64_t members, const T* weights, T* outputs, int threads) {
+  const int64_t width = net.widths[net.layers];
+  const auto one = [&](int64_t m, int64_t from, int64_t to) {
+    Workspace<T>& work = workspace<T>();
+    const T* inputs = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
+    const int64_t chunk = evenly(to - from, rows.chunk);
+    for (int64_t at = from; at < to; at += chunk) {
+      const int64_t count = std::min(chunk, to - at);
+      work.prepare(net, count);
+      forward(net, weights + m * net.size, inputs + at * net.widths[0], count, work);
+      const T* f = work.activations[net.layers - 1];
+      T* into = outputs + (m * rows.count + at) * width;
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t k = 0; k < width; ++k) into[i * width + k] = f[k * count + i];
+    }
+  };
+  const int64_t alone = members / threads * threads;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+  for (int64_t m = 0; m < alone; ++m) one(m, 0, rows.count);
+  for (int64_t m = alone; m < members; ++m) {
+    if (rows.count < threads * kRowsPerThread) {
+      one(m, 0, rows.count);
+      continue;
+    }
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+    for (int64_t t = 0; t < threads; ++t) one(m, rows.count * t / threads, rows.count * (t + 1) / threads);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void use_blas(void* single, void* doubled) {
+  gemm32 = reinterpret_cast<Gemm32>(single);
+  gemm64 = reinterpret_cast<Gemm64>(doubled);
+}
+
+bool evaluate_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, const float* weights,
+                      double scale, double prior_scale, float* gradient, double* values, double* priors,
+                      int64_t threads) {
+  return evaluate(*net, *rows, *prior, members, weights, scale, prior_scale, gradient, values, priors,
+                  static_cast<int>(threads));
+}
+
+bool evaluate_float64(const Network* net, const Rows* rows, const Prior* prior, int64_t members, const double* weights,
+                      double scale, double prior_scale, double* gradient, double* values, double* priors,
+                      int64_t threads) {
+  return evaluate(*net, *rows, *prior, members, weights, scale, prior_scale, gradient, values, priors,
+                  static_cast<int>(threads));
+}
+
+void predict_float32(const Network* net, const Rows* rows, int64_t members, const float* weights, float* outputs,
+                     int64_t threads) {
+  predict(*net, *rows, members, weights, outputs, static_cast<int>(threads));
+}
+
+void predict_float64(const Network* net, const Rows* rows, int64_t members, const double* weights, double* outputs,
+                     int64_t threads) {
+  predict(*net, *rows, members, weights, outputs, static_cast<int>(threads));
+}
+
+}  // extern "C"
