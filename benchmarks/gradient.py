@@ -1,4 +1,4 @@
-"""Value and gradient of the log density on all the data, for small perceptrons: the kernel against a loop of autograd."""
+"""Value and gradient of the log density on all the data, for small perceptrons: the kernel against autograd."""
 
 from __future__ import annotations
 
