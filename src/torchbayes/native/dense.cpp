@@ -13,8 +13,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include <omp.h>
@@ -197,37 +199,65 @@ void differentiate(Activation kind, int64_t count, const T* h, const T* kept, T*
   }
 }
 
+// Memory that starts on a cache line: products then round alike in every process, whatever the allocator does.
+constexpr int64_t kLine = 64;
+
+template <typename T>
+class Aligned {
+ public:
+  T* at_least(int64_t count) {
+    if (count > size_) {
+      std::free(data_);
+      data_ = static_cast<T*>(std::aligned_alloc(kLine, padded(count) * sizeof(T)));
+      if (!data_) throw std::bad_alloc();
+      size_ = count;
+    }
+    return data_;
+  }
+  Aligned() = default;
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  ~Aligned() { std::free(data_); }
+
+  static int64_t padded(int64_t count) {
+    const int64_t per_line = kLine / static_cast<int64_t>(sizeof(T));
+    return (count + per_line - 1) / per_line * per_line;
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
 template <typename T>
 struct Workspace {
-  std::vector<T> memory;
+  Aligned<T> memory;
   std::vector<T*> activations;  // of each layer's output
   std::vector<T*> kept;         // z of each layer, null where not needed
   T* delta[2];
   T* scratch;
 
   void prepare(const Network& net, int64_t rows) {
-    int64_t total = 3 * rows, widest = 0;
+    int64_t total = Aligned<T>::padded(3 * rows), widest = 0;
     for (int64_t l = 0; l < net.layers; ++l) {
-      total += rows * net.widths[l + 1] * (net.activations[l] == kSilu ? 2 : 1);
+      total += Aligned<T>::padded(rows * net.widths[l + 1]) * (net.activations[l] == kSilu ? 2 : 1);
       widest = std::max(widest, net.widths[l + 1]);
     }
-    total += 2 * rows * widest;
-    if (static_cast<int64_t>(memory.size()) < total) memory.resize(total);
+    total += 2 * Aligned<T>::padded(rows * widest);
+    T* at = memory.at_least(total);
+    const auto take = [&](int64_t count) {
+      T* piece = at;
+      at += Aligned<T>::padded(count);
+      return piece;
+    };
     activations.resize(net.layers);
     kept.resize(net.layers);
-    T* at = memory.data();
     for (int64_t l = 0; l < net.layers; ++l) {
-      activations[l] = at;
-      at += rows * net.widths[l + 1];
-      kept[l] = nullptr;
-      if (net.activations[l] == kSilu) {
-        kept[l] = at;
-        at += rows * net.widths[l + 1];
-      }
+      activations[l] = take(rows * net.widths[l + 1]);
+      kept[l] = net.activations[l] == kSilu ? take(rows * net.widths[l + 1]) : nullptr;
     }
-    delta[0] = at;
-    delta[1] = at + rows * widest;
-    scratch = at + 2 * rows * widest;
+    for (T*& piece : delta) piece = take(rows * widest);
+    scratch = take(3 * rows);
   }
 };
 
@@ -410,19 +440,21 @@ double shared(const Network& net, const T* weights, const T* inputs, const void*
   if (threads == 1 || rows.count < threads * kRowsPerThread)
     return passes(net, weights, inputs, targets, rows.count, rows.chunk, scale, gradient);
   std::vector<double> totals(threads, 0.0);
-  std::vector<T> others(gradient ? (threads - 1) * net.size : 0);
+  const int64_t stride = Aligned<T>::padded(net.size);
+  static thread_local Aligned<T> memory;
+  T* others = gradient ? memory.at_least((threads - 1) * stride) : nullptr;
 #pragma omp parallel num_threads(threads)
   {
     const int64_t t = omp_get_thread_num();
     const int64_t from = rows.count * t / threads, to = rows.count * (t + 1) / threads;
-    T* into = !gradient ? nullptr : t == 0 ? gradient : others.data() + (t - 1) * net.size;
+    T* into = !gradient ? nullptr : t == 0 ? gradient : others + (t - 1) * stride;
     totals[t] = passes(net, weights, inputs + from * net.widths[0], shifted<T>(net, targets, from), to - from,
                        rows.chunk, scale, into);
 #pragma omp barrier
     if (gradient) {
 #pragma omp for simd
       for (int64_t d = 0; d < net.size; ++d)
-        for (int64_t o = 0; o < threads - 1; ++o) gradient[d] += others[o * net.size + d];
+        for (int64_t o = 0; o < threads - 1; ++o) gradient[d] += others[o * stride + d];
     }
   }
   double total = 0.0;
