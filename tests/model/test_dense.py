@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,6 +270,19 @@ def test_without_kernels_the_other_ways_run(monkeypatch: pytest.MonkeyPatch):
         assert_close(density(weights_MD, batch).gradient, expected.gradient)
         assert density.plan
         assert density.plan.way in {"loop", "vmap"}
+    finally:
+        load.cache_clear()
+
+
+def test_a_damaged_library_is_removed_and_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load.cache_clear()
+    try:
+        path = build._compiled(Path(build.__file__).with_name("dense.cpp"))
+        path.write_bytes(b"not a library")
+        with pytest.raises(UnavailableError, match="could not be loaded and was removed"):
+            load("dense")
+        assert load("dense") is load("dense")
     finally:
         load.cache_clear()
 

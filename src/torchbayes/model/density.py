@@ -209,7 +209,7 @@ class LogDensity:
                 value_M += self.run(self.plan.way, call._replace(batch=part, into=_Gradient(gradient_MD, number > 0)))
             self.model.prior.add_gradient_(gradient_MD, weights_MD, scales[1])
             with torch.no_grad():
-                log_prior_M = self.model.log_prior(weights_MD).double()
+                log_prior_M = self.model.log_prior(weights_MD)
         return Value(scales[0] * value_M + scales[1] * log_prior_M, gradient_MD, value_M * (self.num_data / rows))
 
     def _parts(self, batch: Batch | None) -> Iterator[Batch]:
@@ -224,7 +224,7 @@ class LogDensity:
     def run(self, way: str, call: _Call) -> Tensor:
         """Return Σ_b log p(y_b|f_b) of each member (M,), and write `scale` times its gradient."""
         with torch.enable_grad(), self.model.network.training() if self.training else nullcontext():
-            return (self._loop(call) if way == "loop" else self._stacked(way, call)).double()
+            return self._loop(call) if way == "loop" else self._stacked(way, call)
 
     def _stacked(self, way: str, call: _Call) -> Tensor:
         stack = _stack(self.model, call.shared)
@@ -246,7 +246,7 @@ class LogDensity:
             rows = rows._replace(inputs=self.model.network.arrange(rows.inputs))
             own = {n: b[m] for n, b in call.buffers.items()} if call.buffers else None
             with seeded(call.seeds[m], weights_D.device) if call.seeds else nullcontext():
-                total = self.model.log_likelihood(leaves, rows, own).sum()
+                total = self.model.log_likelihood(leaves, rows, own).sum(dtype=torch.float64)
             call.into.write(self.model.layout, m, total * call.scale, leaves)
             totals.append(total.detach())
         return torch.stack(totals)
@@ -358,7 +358,8 @@ def _stack(model: Model, shared: bool) -> Callable[[dict[str, Tensor], Batch, Bu
     """Return a function (named weights, batch, buffers) -> Σ_b log p(y_b|f_b), shape (M,), vectorised over members."""
 
     def one(weights_D: dict[str, Tensor], inputs: Any, targets: Tensor, buffers: Buffers) -> Tensor:
-        return model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None).sum()
+        rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
+        return rows.sum(dtype=torch.float64)  # samplers need differences that are small beside the sum
 
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0

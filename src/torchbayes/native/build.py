@@ -43,7 +43,12 @@ def load(name: str) -> ctypes.CDLL:
     if os.environ.get(ENVIRONMENT) == "0":
         raise UnavailableError(f"kernels are switched off by {ENVIRONMENT}=0")
     single, double = _blas()
-    library = ctypes.CDLL(str(_compiled(Path(__file__).with_name(f"{name}.cpp"))))
+    path = _compiled(Path(__file__).with_name(f"{name}.cpp"))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # a damaged file; the next process compiles it anew
+        path.unlink(missing_ok=True)
+        raise UnavailableError(f"{path} could not be loaded and was removed: {error}") from error
     library.use_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.use_blas(single, double)
     return library

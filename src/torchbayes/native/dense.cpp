@@ -472,18 +472,18 @@ double add_prior(const Prior& prior, const T* weights, T scale, T* gradient, int
     const T factor = -scale * precision;
     const int64_t start = prior.starts[s], size = prior.starts[s + 1] - start, block = 2048;
     double squares = 0.0;
-    // blocks are summed in T and added up in double
 #pragma omp parallel for num_threads(threads) reduction(+ : squares) if (threads > 1 && size > 32768)
     for (int64_t b = 0; b < (size + block - 1) / block; ++b) {
       const int64_t from = start + b * block, to = std::min(from + block, start + size);
-      T sum = T(0);
+      double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t d = from; d < to; ++d) {
         const T centred = weights[d] - location;
-        sum += centred * centred;
+        const double exact = static_cast<double>(centred);
+        sum += exact * exact;
         if (gradient) gradient[d] += factor * centred;
       }
-      squares += static_cast<double>(sum);
+      squares += sum;
     }
     total -= 0.5 * prior.precisions[s] * squares;
   }
