@@ -1,6 +1,6 @@
 """Run every benchmark: `python -m benchmarks`."""
 
-from benchmarks import collection, gradient, layout, members, overhead, prediction
+from benchmarks import collection, gradient, layout, members, noise, overhead, prediction
 
-for case in (members, gradient, overhead, prediction, collection, layout):
+for case in (members, gradient, noise, overhead, prediction, collection, layout):
     case.main()

@@ -20,7 +20,7 @@ from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
 from torchbayes.model import Model, likelihoods, priors
-from torchbayes.model.density import Way
+from torchbayes.model.ways import Way
 from torchbayes.native.build import available
 from torchbayes.posteriors import Posterior, load
 from torchbayes.posteriors.files import write_whole

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.model.helpers import ConvNorm, Tied, Tokens, mlp, tokens
 from tests.oracles import LinearGaussian, assert_close, classes, finite_differences, mlp_log_joint, normal
 from torchbayes.model import Batch, FunctionDensity, LogDensity, Model, Plan, Value, likelihoods, priors
-from torchbayes.model.density import Way
+from torchbayes.model.ways import Way
 
 M, B, N = 3, 6, 50
 COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))

@@ -227,7 +227,7 @@ def load_digits(split: int) -> Raw:
     from sklearn.datasets import load_digits as embedded
     from sklearn.model_selection import train_test_split
 
-    images, labels = embedded(return_X_y=True)
+    images, labels = (np.asarray(part) for part in embedded(return_X_y=True))
     pixels = images.astype(np.uint8).reshape(-1, 1, 8, 8)
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=split)
     source = "Optical recognition of handwritten digits, UCI test part (Alpaydin and Kaynak 1998), from scikit-learn"

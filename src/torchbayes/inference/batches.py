@@ -41,6 +41,10 @@ class Source(Protocol):
         """Yield the inputs of one pass in a fixed order, for batch-norm statistics."""
         ...
 
+    def rows(self) -> Batch:
+        """Return all rows, in a fixed order."""
+        ...
+
     def check(self) -> None:
         """Raise ValueError or TypeError when the data do not fit the model."""
         ...
@@ -65,9 +69,8 @@ class Table:
         self._model, self._rows = model, rows
         self._bounds = even_bounds(rows.size, batch_size) if rows.size else [0]
 
-    @property
     def rows(self) -> Batch:
-        """All rows."""
+        """Return all rows."""
         return self._rows
 
     @property
@@ -161,6 +164,12 @@ class Loader:
         for batch in self._read([list(range(a, b)) for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)]):
             yield self._model.unpack(batch).inputs
 
+    def rows(self) -> Batch:
+        """Return all rows, read and checked in a fixed order."""
+        return concatenate([
+            _checked(self._model, self._first, batch) for batch in self._read([list(range(self._size))])
+        ])
+
     def check(self) -> None:
         """Check the first batch.
 
@@ -229,6 +238,10 @@ class Stream:
         for batch in self._batches:
             yield self._model.unpack(batch).inputs
 
+    def rows(self) -> Batch:
+        """Return all rows, checked, in the order of the stream."""
+        return concatenate([_checked(self._model, self._first, batch) for batch in self._batches])
+
     def check(self) -> None:
         """Check the first batch.
 
@@ -236,6 +249,42 @@ class Stream:
             ValueError: if something does not fit; the message says what.
         """
         self._first = First(self._model, self._model.unpack(next(iter(self._batches))))
+
+
+class Whole:
+    """All rows at every step: an epoch is one step, whose batch is None because the density has the rows."""
+
+    def __init__(self, source: Source) -> None:
+        """Read everything."""
+        self._source, self._rows = source, source.rows()
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self._rows.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """One."""
+        return 1
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Any]:
+        """Yield None once, unless it is skipped."""
+        del seeds, epoch
+        if not skip:
+            yield None
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs in the order of the source."""
+        yield from self._source.inputs()
+
+    def check(self) -> None:
+        """Check the source."""
+        self._source.check()
+
+    def rows(self) -> Batch:
+        """Return all rows."""
+        return self._rows
 
 
 class First:
@@ -275,6 +324,13 @@ def stack(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0].map(lambda t: t.unsqueeze(0))
     return pytree.tree_map(lambda *tensors: torch.stack(tensors), *batches)
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of all batches behind one another."""
+    if len(batches) == 1:
+        return batches[0]
+    return pytree.tree_map(lambda *tensors: torch.cat(tensors), *batches)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:

@@ -77,6 +77,14 @@ class Info:
     nll_M: Tensor
     lr: float
 
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.loss_M, "nll": self.nll_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr}
+
 
 def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of named tensors."""

@@ -9,20 +9,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from torchbayes.inference.batches import Source, as_source
+from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
 from torchbayes.inference.descent import DivergedError
+from torchbayes.inference.kept import Kept
+from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback, Event, progress_bar
 from torchbayes.inference.run import Run, describe, describe_model
-from torchbayes.model.density import LogDensity, Plan
+from torchbayes.inference.sampler import Sampler
+from torchbayes.model.density import LogDensity
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.seeds import member_seeds
+from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
@@ -36,6 +39,7 @@ def fit(
     seed: int = 0,
     directory: str | Path | None = None,
     resume: bool = False,
+    steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
 ) -> Posterior:
     """Infer the posterior over a model's weights.
@@ -53,18 +57,24 @@ def fit(
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
+        steps: length of the run in the place of the method's, for samplers: resumed with more steps, a finished run
+            goes on as if it had been so long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal; an empty tuple shows nothing.
 
     Returns:
-        The posterior. With batch norm it can recalibrate its draws on the training data.
+        The posterior. With batch norm it can recalibrate its draws on the training data. The draws of a sampler with a
+        directory stay on disk, in `draws.bin`, and are read as they are used.
 
     Raises:
         ValueError: if the data, the start or the directory do not fit; nothing has been changed then.
         DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint.
     """
+    method = _of_length(method, steps)
     source = as_source(model, data, method.batch_size)
     source.check()
+    if isinstance(method, Sampler) and method.full_batch:
+        source = Whole(source)
     seeds = member_seeds(seed, method.members)
     weights_MD, buffers = _start(model, start, seeds)
     about = {
@@ -75,72 +85,103 @@ def fit(
         "model": describe_model(model),
         "layout": {n: list(s) for n, s in model.layout.shapes.items()},
     }
+    if isinstance(method, Sampler):
+        about["method"].pop("steps")  # a chain is the same chain however long it gets
     run = Run(directory, about, resume=resume)
-    density = LogDensity(model, source.num_data, plan=method.plan, training=True)
+    density = _density(model, source, method)
     fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
     state, found = run.restore(fresh)
     if found.get("plan"):
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
-    state = _loop(density, source, method, state, run, found, callbacks)
+    kept = Kept(model, method, state, directory=run.directory) if isinstance(method, Sampler) else None
+    state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks, kept=kept)
+    if kept:
+        run.save(kept.save)
+        return kept.posterior()
     posterior = dataclasses.replace(method.posterior(density, state), calibration=source.inputs)
     run.save(posterior.save)
     return posterior
+
+
+def _of_length(method: Method, steps: int | None) -> Method:
+    """Return the method with the length that was asked for.
+
+    Raises:
+        ValueError: if its length is not free.
+    """
+    if steps is None:
+        return method
+    if not isinstance(method, Sampler):
+        raise ValueError(
+            f"`steps` is for samplers, whose chains can go on; the schedule of {type(method).__name__} belongs to its "
+            f"epochs. Set those, or start a new run at its weights with `start=`."
+        )
+    return dataclasses.replace(method, steps=steps)
+
+
+def _density(model: Model, source: Source, method: Method) -> LogDensity:
+    """Return the density a method moves on: samplers see the network in evaluation mode, optimisers in training."""
+    if not isinstance(method, Sampler):
+        return LogDensity(model, source.num_data, plan=method.plan, training=True)
+    rows = source.rows() if method.full_batch else None
+    return LogDensity(model, source.num_data, rows, plan=method.plan, chunk_size=method.chunk_size)  # type: ignore[arg-type]
 
 
 def _loop(
     density: LogDensity,
     source: Source,
     method: Method,
+    *,
     state: Any,
     run: Run,
     found: dict[str, Any],
     callbacks: Sequence[Callback] | None,
+    kept: Kept | None,
 ) -> Any:
-    """Return the state after the epochs are over or a callback says stop.
+    """Return the state after the run is over or a callback says stop.
 
     Raises:
         DivergedError: as the method raised it, once the last finite state is written.
         ValueError: as the source raised it for a bad batch, likewise.
+        OSError: as the disk raised it when a draw could not be written, likewise.
     """
-    seeds = member_seeds(run.about["seed"], method.members)
-    first, skip = divmod(state.step, source.steps_per_epoch)
-    # sums over the epoch so far of loss and negative log likelihood
-    sums_2M = torch.tensor(found.get("sums", [[0.0] * method.members] * 2), dtype=torch.float64)
+    seeds, per_epoch = member_seeds(run.about["seed"], method.members), source.steps_per_epoch
+    steps = method.steps if isinstance(method, Sampler) else method.epochs * per_epoch
+    first, skip = divmod(state.step, per_epoch)
+    means = Means.restored(found.get("sums"))
     with ExitStack() as stack:
         if callbacks is None:
-            callbacks = (stack.enter_context(progress_bar(method, first)),)
-        for epoch in range(first, method.epochs):
+            callbacks = (stack.enter_context(progress_bar(method, first, -(-steps // per_epoch))),)
+        for epoch in range(first, -(-steps // per_epoch)):
             began, info = time.monotonic(), None
             try:
                 for batch in source.epoch(seeds, epoch, skip):
+                    if state.step >= steps:
+                        break
                     state, info = method.step(density, state, batch, donate=True)
-                    sums_2M = sums_2M + torch.stack([info.loss_M, info.nll_M]).cpu()
-                    if state.step % source.steps_per_epoch:  # the end of an epoch is kept below, once it is logged
+                    means.add(info)
+                    if kept:
+                        kept.add(state)
+                    if state.step % per_epoch:  # the end of an epoch is kept below, once it is logged
                         # at once after the first step, so that no kill loses the plan
-                        run.checkpoint(state, density, sums_2M, force=state.step == 1)
-            except (DivergedError, ValueError) as error:  # raised before anything is updated
-                run.checkpoint(state, density, sums_2M, force=True)
+                        run.checkpoint(state, density, means.sums, force=state.step == 1)
+            except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
+                run.checkpoint(state, density, means.sums, force=True)
                 if run.directory is not None:
                     error.add_note(f"The state after step {state.step}, the last finite one, is in {run.directory}.")
                 raise
             if not all_finite(state):
                 raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
-            record = {
-                "epoch": epoch + 1,
-                "step": state.step,
-                "loss": (sums_2M[0] / source.steps_per_epoch).tolist(),
-                "nll": (sums_2M[1] / source.steps_per_epoch).tolist(),
-                "lr": info.lr if info else None,
-                "seconds": round(time.monotonic() - began, 3),
-            }
+            seen = {**means.values(), **(info.now() if info else {})}
+            record = {"epoch": epoch + 1, "step": state.step, **seen, "seconds": round(time.monotonic() - began, 3)}
             run.log(record)
-            skip, sums_2M = 0, torch.zeros_like(sums_2M)
-            event = Event(epoch + 1, method.epochs, state.step, state, info, record)
+            skip, means = 0, Means.restored(None)
+            event = Event(epoch + 1, -(-steps // per_epoch), state.step, state, info, record)
             if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
                 break
-            run.checkpoint(state, density, sums_2M)
-    run.checkpoint(state, density, sums_2M, force=True)
+            run.checkpoint(state, density, means.sums)
+    run.checkpoint(state, density, means.sums, force=True)
     return state
 
 

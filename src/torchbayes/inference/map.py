@@ -16,9 +16,10 @@ from torchbayes.inference.descent import Info, Trajectory, descend, start
 from torchbayes.inference.optimizers import Adam, Optimizer
 from torchbayes.inference.schedules import Cosine, Schedule
 from torchbayes.inference.settings import check_counts
-from torchbayes.model.density import LogDensity, Way
+from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
+from torchbayes.model.ways import Way
 from torchbayes.posteriors.point import Point
 
 State = Trajectory

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from torchbayes.inference.checkpoint import all_finite, check_same_run, load_checkpoint, save_checkpoint
 from torchbayes.model.density import LogDensity
 from torchbayes.model.likelihoods import Custom
@@ -102,19 +100,19 @@ class Run:
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 
-    def checkpoint(self, state: Any, density: LogDensity, sums_2M: Tensor, *, force: bool = False) -> None:
+    def checkpoint(self, state: Any, density: LogDensity, sums: Mapping[str, Any], *, force: bool = False) -> None:
         """Write a checkpoint if the last one is old enough, or at once; a state that is not finite never replaces one.
 
         Args:
             state: the method's state.
             density: its plan is kept: another plan rounds differently.
-            sums_2M: sums over the epoch so far of loss and negative log likelihood, for its line of the log.
+            sums: sums over the epoch so far, for its line of the log.
             force: write at once.
         """
         path = self._path("checkpoint.safetensors")
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
         if path is not None and due and all_finite(state):
-            extra = {"plan": density.plan.way if density.plan else None, "sums": sums_2M.tolist()}
+            extra = {"plan": density.plan.way if density.plan else None, "sums": dict(sums)}
             began = time.perf_counter()
             save_checkpoint(path, state, {**self.about, **extra})
             self._saved = time.monotonic()

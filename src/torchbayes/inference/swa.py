@@ -19,9 +19,10 @@ from torchbayes.inference.descent import Info, Trajectory, start
 from torchbayes.inference.optimizers import SGD, Optimizer
 from torchbayes.inference.settings import check_counts, check_positive, check_share
 from torchbayes.inference.snapshots import averaging_step
-from torchbayes.model.density import LogDensity, Way
+from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
+from torchbayes.model.ways import Way
 from torchbayes.posteriors.point import Point
 
 

@@ -23,9 +23,10 @@ from torchbayes.inference.optimizers import SGD, Optimizer
 from torchbayes.inference.settings import check_counts, check_positive, check_share
 from torchbayes.inference.snapshots import averaging_step, planned_snapshots
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
-from torchbayes.model.density import LogDensity, Way
+from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
+from torchbayes.model.ways import Way
 from torchbayes.posteriors.gaussian import Gaussian
 
 # Smallest variance kept, so that densities exist; far below anything that moves a float32 weight.

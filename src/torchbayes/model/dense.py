@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from torchbayes.model.priors import BoundPrior, Normal
+from torchbayes.model.priors import Flat, Normal
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.dense import Activation, DenseKernel, Family, Layer, Noise, Segment
 
@@ -35,6 +37,7 @@ class DenseModel:
     Attributes:
         kernel: the kernel.
         prior: the whole prior.
+        normal: whether all of it is normal or flat, so that the kernel has the whole density.
         width: features of one row.
         flatten: whether the network flattens its inputs itself.
         targets: values in the targets of one row.
@@ -44,6 +47,7 @@ class DenseModel:
 
     kernel: DenseKernel
     prior: BoundPrior
+    normal: bool
     width: int
     flatten: bool
     targets: int
@@ -96,12 +100,7 @@ class DenseModel:
         Raises:
             ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
         """
-        if not self.takes(weights_MD, inputs, targets, shared=shared):
-            raise ValueError(
-                f"the network takes rows of {self.width} features in {self.dtype}, with targets to match; got "
-                f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
-                f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
-            )
+        self._check(weights_MD, inputs, targets, shared=shared)
         into = gradient_MD if gradient_MD.is_contiguous() else torch.empty_like(gradient_MD).contiguous()
         log_likelihood_M, log_prior_M = self.kernel.evaluate(
             weights_MD,
@@ -117,6 +116,48 @@ class DenseModel:
         if into is not gradient_MD:
             gradient_MD.copy_(into)
         return log_likelihood_M, log_prior_M
+
+    def leapfrog(
+        self,
+        weights_MD: Tensor,
+        momentum_MD: Tensor,
+        *,
+        gradient_MD: Tensor,
+        rows: tuple[Tensor, Tensor],
+        **options: Any,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return weights, momentum, gradient, log likelihood and log prior after leapfrog steps, as new tensors.
+
+        Args:
+            weights_MD: where to start.
+            momentum_MD: momenta.
+            gradient_MD: gradient of the density there.
+            rows: inputs (B, ...) and targets of all the data.
+            options: as of `DenseKernel.leapfrog`.
+
+        Raises:
+            ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
+        """
+        self._check(weights_MD, *rows, shared=True)
+        moved = [
+            tensor.clone(memory_format=torch.contiguous_format) for tensor in (weights_MD, momentum_MD, gradient_MD)
+        ]
+        log_likelihood_M, log_prior_M = self.kernel.leapfrog((moved[0], moved[1], moved[2]), rows, **options)
+        log_prior_M += self.prior.add_rest_(moved[2], moved[0], 0.0)
+        return moved[0], moved[1], moved[2], log_likelihood_M, log_prior_M
+
+    def _check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
+        """Check a batch.
+
+        Raises:
+            ValueError: if the kernel does not take it.
+        """
+        if not self.takes(weights_MD, inputs, targets, shared=shared):
+            raise ValueError(
+                f"the network takes rows of {self.width} features in {self.dtype}, with targets to match; got "
+                f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
+                f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
+            )
 
 
 def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, prior: BoundPrior) -> DenseModel:
@@ -145,7 +186,8 @@ def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, pr
     ]
     kernel = DenseKernel(layout.size, layers, noise=noise, segments=segments)
     flatten, classes = isinstance(parts[0], nn.Flatten), noise.family == Family.CATEGORICAL
-    return DenseModel(kernel, prior, layers[0].fan_in, flatten, targets, dtype, classes)
+    normal = all(isinstance(s.prior, Normal | Flat) for s in prior.segments)
+    return DenseModel(kernel, prior, normal, layers[0].fan_in, flatten, targets, dtype, classes)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.dense import DenseModel, dense_model
 from torchbayes.model.layout import Globs, Layout
 from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
 from torchbayes.model.network import Buffers, Network, batch_size
-from torchbayes.model.priors import BoundPrior, Normal, PriorRules
+from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.native.build import UnavailableError
 
 PREFIX = "likelihood."

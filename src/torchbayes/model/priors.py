@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchbayes.model.layout import Layout, matches
-
 
 @runtime_checkable
 class Prior(Protocol):
@@ -63,6 +61,11 @@ class Normal:
         _positive("scale", self.scale)
 
     @property
+    def std(self) -> float:
+        """Standard deviation."""
+        return self.scale
+
+    @property
     def log_constant(self) -> float:
         """log(scale √2π)."""
         return math.log(self.scale * math.sqrt(2 * math.pi))
@@ -97,6 +100,11 @@ class Laplace:
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
 
+    @property
+    def std(self) -> float:
+        """Standard deviation, √2 scale."""
+        return math.sqrt(2.0) * self.scale
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return −|w − loc|/scale − log(2 scale), elementwise."""
         return -(weights - self.loc).abs() / self.scale - math.log(2 * self.scale)
@@ -120,6 +128,11 @@ class StudentT:
         _positive("df", self.df)
         _positive("scale", self.scale)
 
+    @property
+    def std(self) -> float:
+        """Standard deviation, scale √(df/(df − 2)); infinite for df ≤ 2."""
+        return self.scale * math.sqrt(self.df / (self.df - 2)) if self.df > 2 else math.inf
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return the Student-t log density, elementwise."""
         df = self.df
@@ -141,6 +154,11 @@ class Logistic:
 
     def __post_init__(self) -> None:
         _positive("scale", self.scale)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, π scale / √3."""
+        return math.pi * self.scale / math.sqrt(3.0)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return −|z| − 2 log(1 + e^{−|z|}) − log scale, elementwise; symmetric in z, so no overflow."""
@@ -172,6 +190,12 @@ class NormalMixture:
             _positive("scales", scale)
             _positive("proportions", proportion)
 
+    @property
+    def std(self) -> float:
+        """Standard deviation, √(Σ_j proportion_j scale_j²)."""
+        squares = sum(p * s**2 for p, s in zip(self.proportions, self.scales, strict=True))
+        return math.sqrt(squares / sum(self.proportions))
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log Σ_j proportion_j N(w; 0, scale_j²) by log-sum-exp, elementwise."""
         total = sum(self.proportions)
@@ -185,6 +209,11 @@ class NormalMixture:
 @dataclass(frozen=True)
 class Flat:
     """An improper flat prior: log p(w) = 0. MAP with it is maximum likelihood; it has no evidence."""
+
+    @property
+    def std(self) -> float:
+        """Infinite."""
+        return math.inf
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return zeros, elementwise."""
@@ -232,127 +261,14 @@ class Univariate:
 
     distribution: Distribution
 
+    @property
+    def std(self) -> float:
+        """The distribution's standard deviation; infinite where it has none or does not know it."""
+        try:
+            return float(self.distribution.stddev)
+        except NotImplementedError:
+            return math.inf
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return the distribution's log density, elementwise."""
         return self.distribution.log_prob(weights)
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """A run of neighbouring parameters that share one univariate prior."""
-
-    prior: Prior
-    where: slice
-
-    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
-        """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
-        part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | Flat):
-            self.prior.add_gradient_(into, part, scale)
-            return
-        with torch.enable_grad():
-            leaf = part.detach().requires_grad_()
-            (own,) = torch.autograd.grad(self.prior.log_prob(leaf).sum(), leaf)
-        into.add_(own, alpha=scale)
-
-
-class BoundPrior:
-    """Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
-
-    def __init__(self, layout: Layout, rules: PriorRules) -> None:
-        """Resolve `rules` for every name of `layout`.
-
-        Args:
-            layout: the names and shapes of the random weights.
-            rules: one prior for all, or glob -> prior, first match wins.
-
-        Raises:
-            ValueError: if a parameter matches no glob or a glob no parameter, or a Distribution is not univariate.
-            TypeError: if a prior has no log density.
-        """
-        table = rules if isinstance(rules, Mapping) else {"*": rules}
-        unused = [glob for glob in table if not layout.select(glob)]
-        if unused:
-            raise ValueError(
-                f"the prior's glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
-                f"{', '.join(layout.names)}."
-            )
-        self.segments: list[_Segment] = []
-        for name, shape in layout.shapes.items():
-            glob = next((g for g in table if matches(name, g)), None)
-            if glob is None:
-                raise ValueError(f"no glob of the prior matches `{name}`. Add it, or a last rule `'*'`.")
-            self._append(_univariate(table[glob], shape), layout.slices[name])
-
-    def _append(self, prior: Prior, where: slice) -> None:
-        if self.segments and self.segments[-1].prior == prior:
-            where = slice(self.segments.pop().where.start, where.stop)
-        self.segments.append(_Segment(prior, where))
-
-    def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log p(w) of each row.
-
-        Args:
-            weights: tensor (..., D).
-
-        Returns:
-            Float64 tensor (...), in nats: in float32 a sum over a million weights is off by nats.
-        """
-        parts = [_total(segment.prior, weights[..., segment.where]) for segment in self.segments]
-        return torch.stack(parts).sum(0)
-
-    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
-        """Add `scale` · d log p / dw to `gradient` in place: closed form where the prior has one, else autograd.
-
-        Args:
-            gradient: tensor (..., D), changed.
-            weights: tensor (..., D).
-            scale: factor on the prior's gradient.
-        """
-        for segment in self.segments:
-            segment.add_gradient_(gradient, weights, scale)
-
-    def add_rest_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
-        """Do what is left to do once −½ ((w − loc)/scale)² of the normal segments is done elsewhere.
-
-        Args:
-            gradient: tensor (..., D); receives the gradient of the segments that are not normal.
-            weights: tensor (..., D).
-            scale: factor on the prior's gradient.
-
-        Returns:
-            Float64 tensor (...): log p(w) without those squares.
-        """
-        total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
-        for segment in self.segments:
-            if isinstance(segment.prior, Normal):
-                total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
-            elif not isinstance(segment.prior, Flat):
-                segment.add_gradient_(gradient, weights, scale)
-                total += _total(segment.prior, weights[..., segment.where])
-        return total
-
-
-def _total(prior: Prior, weights: Tensor) -> Tensor:
-    if isinstance(prior, Normal | Flat):
-        return prior.total(weights)
-    return prior.log_prob(weights).sum(-1, dtype=torch.float64)
-
-
-def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
-    if isinstance(prior, type):
-        raise TypeError(f"a prior must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
-    if isinstance(prior, Distribution):
-        if prior.event_shape or prior.batch_shape.numel() != 1:
-            raise ValueError(
-                f"a prior must be univariate; got batch shape {tuple(prior.batch_shape)} and event shape "
-                f"{tuple(prior.event_shape)}. Give one Distribution per glob."
-            )
-        return Univariate(prior)
-    if isinstance(prior, ShapedPrior):
-        return prior.resolve(shape)
-    if not isinstance(prior, Prior):
-        raise TypeError(
-            f"a prior must be one of torchbayes.priors, a torch Distribution, or have a `log_prob`; got {prior!r}."
-        )
-    return prior

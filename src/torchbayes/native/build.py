@@ -21,6 +21,8 @@ import torch
 
 ENVIRONMENT = "TORCHBAYES_NATIVE"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+# Normal numbers must be the same bits on every processor: products and sums are rounded one by one.
+_FLAGS_OF = {"noise": ("-ffp-contract=off",)}
 
 
 class UnavailableError(RuntimeError):
@@ -29,7 +31,7 @@ class UnavailableError(RuntimeError):
 
 @cache
 def load(name: str) -> ctypes.CDLL:
-    """Return the compiled library of `NAME.cpp`, with BLAS handed over.
+    """Return the compiled library of `NAME.cpp`, with BLAS handed over where the source takes it (`use_blas`).
 
     Args:
         name: name of a source in this folder.
@@ -38,19 +40,22 @@ def load(name: str) -> ctypes.CDLL:
         The library.
 
     Raises:
-        UnavailableError: if kernels are switched off, there is no compiler or no BLAS, or the compiler fails.
+        UnavailableError: if kernels are switched off, there is no compiler or no BLAS where it is needed, or the
+            compiler fails.
     """
     if os.environ.get(ENVIRONMENT) == "0":
         raise UnavailableError(f"kernels are switched off by {ENVIRONMENT}=0")
-    single, double = _blas()
-    path = _compiled(Path(__file__).with_name(f"{name}.cpp"))
+    source = Path(__file__).with_name(f"{name}.cpp")
+    blas = _blas() if "void use_blas(" in source.read_text() else None
+    path = _compiled(source)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # a damaged file; the next process compiles it anew
         path.unlink(missing_ok=True)
         raise UnavailableError(f"{path} could not be loaded and was removed: {error}") from error
-    library.use_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.use_blas(single, double)
+    if blas is not None:
+        library.use_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.use_blas(*blas)
     return library
 
 
@@ -90,7 +95,8 @@ def _compiled(source: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise UnavailableError("there is no C++ compiler; install g++ or clang++")
-    key = hashlib.sha256("\n".join([source.read_text(), *_FLAGS, compiler, _processor()]).encode()).hexdigest()[:16]
+    flags = [*_FLAGS, *_FLAGS_OF.get(source.stem, ())]
+    key = hashlib.sha256("\n".join([source.read_text(), *flags, compiler, _processor()]).encode()).hexdigest()[:16]
     library = _cache() / f"{source.stem}-{key}.so"
     if library.exists():
         return library
@@ -99,7 +105,7 @@ def _compiled(source: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
             run = subprocess.run(
-                [*compiler.split(), *_FLAGS, str(source), "-o", str(made)], capture_output=True, text=True, check=False
+                [*compiler.split(), *flags, str(source), "-o", str(made)], capture_output=True, text=True, check=False
             )
             if run.returncode:
                 raise UnavailableError(f"{compiler} could not compile {source.name}: {run.stderr.strip()[:500]}")

@@ -498,30 +498,75 @@ bool labelled(const Network& net, const Rows& rows, int64_t members) {
   return std::all_of(labels, labels + count, [=](int64_t label) { return label >= 0 && label < outputs; });
 }
 
-// Return false, with nothing done, if a label is not a class.
+// What the gradient of a member is made of.
 template <typename T>
-bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t members, const T* weights,
-              double scale, double prior_scale, T* gradient, double* values, double* priors, int threads) {
-  if (!labelled(net, rows, members)) return false;
-  const int64_t alone = threads > 1 ? members / threads * threads : members;
-  const auto one = [&](int64_t m, int count) {
-    const T* w = weights + m * net.size;
+struct Density {
+  const Network& net;
+  const Rows& rows;
+  const Prior& prior;
+  double scale, prior_scale;
+
+  // Write the gradient of member m at w, unless it is null, and return log likelihood and log prior.
+  void at(int64_t m, const T* w, T* gradient, double& value, double& log_prior, int threads) const {
     const T* x = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
     const void* y = net.likelihood == kCategorical
                         ? static_cast<const void*>(static_cast<const int64_t*>(rows.targets) + m * rows.target_stride)
                         : static_cast<const void*>(static_cast<const T*>(rows.targets) + m * rows.target_stride);
-    T* g = gradient ? gradient + m * net.size : nullptr;
     const T factor = static_cast<T>(scale);
-    values[m] = count == 1 ? passes(net, w, x, y, rows.count, rows.chunk, factor, g)
-                           : shared(net, w, x, y, rows, factor, g, count);
-    priors[m] = add_prior(prior, w, static_cast<T>(prior_scale), g, count);
-  };
+    value = threads == 1 ? passes(net, w, x, y, rows.count, rows.chunk, factor, gradient)
+                         : shared(net, w, x, y, rows, factor, gradient, threads);
+    log_prior = add_prior(prior, w, static_cast<T>(prior_scale), gradient, threads);
+  }
+};
+
+// Call one(m, threads) for every member: whole members side by side, and those that are left over with all threads.
+template <typename Function>
+void for_each_member(int64_t members, int threads, const Function& one) {
+  const int64_t alone = threads > 1 ? members / threads * threads : members;
   if (threads > 1 && alone)
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t m = 0; m < alone; ++m) one(m, 1);
   else
     for (int64_t m = 0; m < alone; ++m) one(m, 1);
   for (int64_t m = alone; m < members; ++m) one(m, threads);
+}
+
+// Return false, with nothing done, if a label is not a class.
+template <typename T>
+bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t members, const T* weights,
+              double scale, double prior_scale, T* gradient, double* values, double* priors, int threads) {
+  if (!labelled(net, rows, members)) return false;
+  const Density<T> density{net, rows, prior, scale, prior_scale};
+  for_each_member(members, threads, [&](int64_t m, int count) {
+    density.at(m, weights + m * net.size, gradient ? gradient + m * net.size : nullptr, values[m], priors[m], count);
+  });
+  return true;
+}
+
+// Move member m by steps[m] leapfrog steps of its step size: v <- v + e/2 g, w <- w + e v / mass, v <- v + e/2 g.
+// `gradient` is that of the density at w, before and after. Return false, with nothing done, if a label is not a class.
+template <typename T>
+bool leapfrog(const Network& net, const Rows& rows, const Prior& prior, int64_t members, T* weights, T* momentum,
+              T* gradient, const T* inverse_mass, const double* step_sizes, const int64_t* steps, double scale,
+              double prior_scale, double* values, double* priors, int threads) {
+  if (!labelled(net, rows, members)) return false;
+  const Density<T> density{net, rows, prior, scale, prior_scale};
+  for_each_member(members, threads, [&](int64_t m, int count) {
+    T *w = weights + m * net.size, *v = momentum + m * net.size, *g = gradient + m * net.size;
+    const T* mass = inverse_mass ? inverse_mass + m * net.size : nullptr;
+    const T step = static_cast<T>(step_sizes[m]), half = step / 2;
+    for (int64_t number = 0; number < steps[m]; ++number) {
+      const T kick = number ? step : half;  // two half kicks in a row are one
+#pragma omp parallel for simd num_threads(count) if (count > 1 && net.size > 32768)
+      for (int64_t d = 0; d < net.size; ++d) {
+        v[d] += kick * g[d];
+        w[d] += step * (mass ? mass[d] * v[d] : v[d]);
+      }
+      density.at(m, w, g, values[m], priors[m], count);
+    }
+#pragma omp parallel for simd num_threads(count) if (count > 1 && net.size > 32768)
+    for (int64_t d = 0; d < net.size; ++d) v[d] += half * g[d];
+  });
   return true;
 }
 
@@ -576,6 +621,22 @@ bool evaluate_float64(const Network* net, const Rows* rows, const Prior* prior, 
                       int64_t threads) {
   return evaluate(*net, *rows, *prior, members, weights, scale, prior_scale, gradient, values, priors,
                   static_cast<int>(threads));
+}
+
+bool leapfrog_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, float* weights,
+                      float* momentum, float* gradient, const float* inverse_mass, const double* step_sizes,
+                      const int64_t* steps, double scale, double prior_scale, double* values, double* priors,
+                      int64_t threads) {
+  return leapfrog(*net, *rows, *prior, members, weights, momentum, gradient, inverse_mass, step_sizes, steps, scale,
+                  prior_scale, values, priors, static_cast<int>(threads));
+}
+
+bool leapfrog_float64(const Network* net, const Rows* rows, const Prior* prior, int64_t members, double* weights,
+                      double* momentum, double* gradient, const double* inverse_mass, const double* step_sizes,
+                      const int64_t* steps, double scale, double prior_scale, double* values, double* priors,
+                      int64_t threads) {
+  return leapfrog(*net, *rows, *prior, members, weights, momentum, gradient, inverse_mass, step_sizes, steps, scale,
+                  prior_scale, values, priors, static_cast<int>(threads));
 }
 
 void predict_float32(const Network* net, const Rows* rows, int64_t members, const float* weights, float* outputs,

@@ -197,7 +197,7 @@ class DenseKernel:
         weights_MD, inputs, targets = weights_MD.contiguous(), inputs.contiguous(), targets.contiguous()
         values_M, priors_M = torch.empty(2, members, dtype=torch.float64).unbind()
         rows = self._rows(inputs, targets, 1 if shared else members, chunk_size)
-        fine = self._function("evaluate", weights_MD.dtype)(
+        fine = self._functions["evaluate", weights_MD.dtype](
             ctypes.byref(self._network),
             ctypes.byref(rows),
             ctypes.byref(self._prior),
@@ -210,11 +210,59 @@ class DenseKernel:
             _pointer(priors_M),
             ctypes.c_int64(torch.get_num_threads()),
         )
-        if not fine:
-            raise ValueError(
-                f"class labels must lie in 0..{self._outputs - 1}, as the network has {self._outputs} outputs; "
-                f"got {int(targets.min())}..{int(targets.max())}."
-            )
+        self._check_labels(bool(fine), targets)
+        return values_M, priors_M
+
+    def leapfrog(
+        self,
+        phase: tuple[Tensor, Tensor, Tensor],
+        rows: tuple[Tensor, Tensor],
+        *,
+        step_size_M: Tensor,
+        steps_M: Tensor,
+        inverse_mass_MD: Tensor | None,
+        scales: tuple[float, float],
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Move every member by its number of leapfrog steps, in place, and return what `evaluate` returns at the end.
+
+        Args:
+            phase: weights, momenta and gradient of the density at the weights, each (M, D), contiguous, changed.
+            rows: inputs (B, ...) and targets that all members share.
+            step_size_M: step size of each, float64.
+            steps_M: steps of each, int64, at least 1.
+            inverse_mass_MD: inverse of a diagonal mass; ones if None.
+            scales: factors on the gradients of log likelihood and log prior.
+            chunk_size: most rows that go through a network at once.
+
+        Returns:
+            Two float64 tensors (M,).
+
+        Raises:
+            ValueError: if a class label is not one of the network's outputs.
+        """
+        inputs, targets = rows[0].contiguous(), rows[1].contiguous()
+        members, dtype = len(phase[0]), phase[0].dtype
+        values_M, priors_M = torch.empty(2, members, dtype=torch.float64).unbind()
+        inverse_mass_MD = None if inverse_mass_MD is None else inverse_mass_MD.contiguous()
+        step_size_M, steps_M = step_size_M.double().contiguous(), steps_M.long().contiguous()
+        about = self._rows(inputs, targets, 1, chunk_size)
+        fine = self._functions["leapfrog", dtype](
+            ctypes.byref(self._network),
+            ctypes.byref(about),
+            ctypes.byref(self._prior),
+            ctypes.c_int64(members),
+            *map(_pointer, phase),
+            None if inverse_mass_MD is None else _pointer(inverse_mass_MD),
+            _pointer(step_size_M),
+            _pointer(steps_M),
+            ctypes.c_double(scales[0]),
+            ctypes.c_double(scales[1]),
+            _pointer(values_M),
+            _pointer(priors_M),
+            ctypes.c_int64(torch.get_num_threads()),
+        )
+        self._check_labels(bool(fine), targets)
         return values_M, priors_M
 
     def predict(self, weights_SD: Tensor, inputs: Tensor, *, chunk_size: int) -> Tensor:
@@ -231,7 +279,7 @@ class DenseKernel:
         weights_SD, inputs = weights_SD.contiguous(), inputs.contiguous()
         rows = self._rows(inputs, inputs, 1, chunk_size)
         outputs_SBK = weights_SD.new_empty(len(weights_SD), rows.count, self._outputs)
-        self._function("predict", weights_SD.dtype)(
+        self._functions["predict", weights_SD.dtype](
             ctypes.byref(self._network),
             ctypes.byref(rows),
             ctypes.c_int64(len(weights_SD)),
@@ -253,8 +301,17 @@ class DenseKernel:
             chunk_size,
         )
 
-    def _function(self, name: str, dtype: torch.dtype) -> Any:
-        return self._functions[name, dtype]
+    def _check_labels(self, fine: bool, targets: Tensor) -> None:
+        """Say what the kernel found.
+
+        Raises:
+            ValueError: if a class label is not one of the network's outputs.
+        """
+        if not fine:
+            raise ValueError(
+                f"class labels must lie in 0..{self._outputs - 1}, as the network has {self._outputs} outputs; "
+                f"got {int(targets.min())}..{int(targets.max())}."
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._made_of  # a loaded library can be neither copied nor sent elsewhere
@@ -264,10 +321,9 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """Return the library's functions by name and dtype."""
     library, found = load("dense"), {}
     for dtype in (torch.float32, torch.float64):
-        for name in ("evaluate", "predict"):
+        for name in ("evaluate", "leapfrog", "predict"):
             found[name, dtype] = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
-        found["evaluate", dtype].restype = ctypes.c_bool
-        found["predict", dtype].restype = None
+            found[name, dtype].restype = None if name == "predict" else ctypes.c_bool
     return found
 
 

@@ -12,6 +12,7 @@ from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import BUFFERS, Calibration, Posterior
+from torchbayes.posteriors.store import DrawFile
 
 KINDS: dict[str, type[Point] | type[Gaussian] | type[Draws]] = {c.kind: c for c in (Point, Gaussian, Draws)}
 
@@ -41,6 +42,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             raise ValueError(
                 f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
             )
+        if header["settings"].get("beside"):  # a sampler's draws stay in the file they were streamed to
+            tensors["weights_MSD"] = DrawFile.open(Path(path).parent).read().to(model.network.device)
         posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
         known = header["statistics_known"]
         saved = next(iter(posterior.tensors().values())).dtype

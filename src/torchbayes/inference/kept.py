@@ -1,0 +1,59 @@
+"""The weights a sampler keeps: in memory, or streamed to the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.sampler import Sampler
+from torchbayes.model.model import Model
+from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.files import write_tensors
+from torchbayes.posteriors.store import DrawFile
+
+
+class Kept:
+    """Draws of a run, in the order they are taken."""
+
+    def __init__(self, model: Model, method: Sampler, state: Any, *, directory: Path | None) -> None:
+        """Take up the draws of the steps before `state`; those after it, of a run that was killed, are forgotten."""
+        self._model, self._method = model, method
+        self._like_MD: Tensor = state.weights_MD
+        self._memory: list[Tensor] = []
+        self._file = None if directory is None else DrawFile.create(directory, state.weights_MD, model.layout.shapes)
+        if self._file is not None:
+            self._file.truncate(method.kept(state.step))
+
+    def add(self, state: Any) -> None:
+        """Keep the weights of a state if the method says so."""
+        if not self._method.keeps(state.step):
+            return
+        if self._file is not None:
+            self._file.append(state.weights_MD)
+        else:
+            self._memory.append(state.weights_MD.clone())
+
+    def posterior(self) -> Draws:
+        """Return the draws as a posterior; those on disk are mapped into memory, not read.
+
+        Raises:
+            ValueError: if there are none yet.
+        """
+        if self._file is not None:
+            weights_MSD = self._file.read()
+        else:
+            weights_MSD = torch.stack(self._memory, 1) if self._memory else self._like_MD.unsqueeze(1)[:, :0]
+        if not weights_MSD.shape[1]:
+            raise ValueError("the run ended within its burn-in, before weights were kept. Resume it with more steps.")
+        return Draws(self._model, weights_MSD.to(self._model.network.device))
+
+    def save(self, path: Path) -> None:
+        """Write a posterior file that refers to the draws beside it."""
+        layout = {name: list(shape) for name, shape in self._model.layout.shapes.items()}
+        count = 0 if self._file is None else len(self._file)
+        settings = {"draws": count, "beside": True}
+        header = {"kind": Draws.kind, "layout": layout, "settings": settings, "statistics_known": True}
+        write_tensors(path, {}, header)

@@ -1,0 +1,160 @@
+"""What samplers share: chains, burn-in, thinning, and what a step tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.noise import Purpose, uniforms
+from torchbayes.inference.settings import check_counts
+from torchbayes.model.dynamics import Density, Value
+from torchbayes.model.ways import Way
+
+# an energy error above this is a divergence: the integrator has left the trajectory (Betancourt 2017, section 6.2)
+DIVERGENCE = 1000.0
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Settings of every sampler on all the data.
+
+    Attributes:
+        chains: M, independent chains.
+        steps: length of a chain, burn-in included.
+        burn_in: steps before weights are kept; what a sampler learns about itself it learns there.
+        thin: keep the weights of every `thin`-th step after burn-in.
+        plan: how the stack of chains is run: auto, native, loop, vmap or compiled.
+        chunk_size: rows that go through a network at once: the bound on memory.
+    """
+
+    chains: int = 4
+    steps: int = 1000
+    burn_in: int = 200
+    thin: int = 1
+    plan: Way | str = field(default="auto", kw_only=True)
+    chunk_size: int = field(default=1024, kw_only=True)
+
+    full_batch: ClassVar[bool] = True
+    batch_size: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_counts(chains=self.chains, steps=self.steps, thin=self.thin, chunk_size=self.chunk_size)
+        if self.burn_in < 0 or self.burn_in >= self.steps:
+            raise ValueError(
+                f"`burn_in` must lie in 0..{self.steps - 1}, so that something of the {self.steps} steps is kept; "
+                f"got {self.burn_in}."
+            )
+        if (self.steps - self.burn_in) < self.thin:
+            raise ValueError(
+                f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
+            )
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.chains
+
+    @property
+    def epochs(self) -> int:
+        """Passes of the driver: one step each."""
+        return self.steps
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the weights after `step` steps are kept."""
+        return step > self.burn_in and (step - self.burn_in) % self.thin == 0
+
+    def kept(self, step: int) -> int:
+        """Return how many weights of each chain are kept in the first `step` steps."""
+        return max(step - self.burn_in, 0) // self.thin
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a reader of a step on all the data wants to know, per chain.
+
+    Attributes:
+        log_density_M: tempered log density at the chain's new place, float64, in nats.
+        log_likelihood_M: Σ log p(y|f) there, untempered.
+        energy_M: −log density + kinetic energy at the start of the step, with its new momentum; E-BFMI is of these.
+        acceptance_M: probability of acceptance, averaged over the step's proposals.
+        step_size_M: step size.
+        gradients_M: gradients taken.
+        divergent_M: 1.0 where the energy error was above 1000 or not finite.
+    """
+
+    log_density_M: Tensor
+    log_likelihood_M: Tensor
+    energy_M: Tensor
+    acceptance_M: Tensor
+    step_size_M: Tensor
+    gradients_M: Tensor
+    divergent_M: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {
+            "log_density": self.log_density_M,
+            "log_likelihood": self.log_likelihood_M,
+            "energy": self.energy_M,
+            "acceptance": self.acceptance_M,
+            "step_size": self.step_size_M,
+            "gradients": self.gradients_M,
+            "divergent": self.divergent_M,
+        }
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {}
+
+
+def begin(density: Density, weights_MD: Tensor) -> Value:
+    """Return the density at the start of a chain.
+
+    Args:
+        density: the target.
+        weights_MD: where the chains start.
+
+    Returns:
+        The density and its gradient.
+
+    Raises:
+        ValueError: if they are not finite for a chain, or the network has batch norm that is not frozen.
+    """
+    model = getattr(density, "model", None)
+    if model is not None and model.network.batch_norms:
+        raise ValueError(
+            f"`{model.network.batch_norms[0]}` is a batch norm, whose outputs depend on the batch, so the weights have "
+            f"no fixed density to sample. Use filter response norm or group norm, or freeze it by `random=`."
+        )
+    value = density(weights_MD)
+    finite_M = torch.isfinite(value.log_density) & torch.isfinite(value.gradient).all(-1)
+    if not finite_M.all():
+        chain = int((~finite_M).nonzero()[0])
+        raise ValueError(
+            f"the log density or its gradient is not finite where chain {chain} starts: "
+            f"{value.log_density[chain].item():g}. Look for extreme values in the data, or start elsewhere."
+        )
+    return value
+
+
+def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
+    """Return which chains accept, and with what probability: min(1, exp(log ratio)); never where it is not a number.
+
+    Args:
+        log_ratio_M: log of the ratio of target times reverse proposal to target times proposal, float64.
+        seeds: seeds of the chains.
+        step: number of the step.
+
+    Returns:
+        Bool (M,) and float64 (M,).
+    """
+    probability_M = torch.nan_to_num(log_ratio_M, nan=-torch.inf).clamp(max=0.0).exp()
+    return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
+
+
+def choose(accepted_M: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return rows of `new` where accepted, of `old` elsewhere, for tensors (M,) or (M, D)."""
+    return torch.where(accepted_M if new.ndim == 1 else accepted_M.unsqueeze(-1), new, old)

@@ -1,0 +1,127 @@
+"""What samplers see: a density with its gradient, and the leapfrog integrator on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Value(NamedTuple):
+    """What a density returns.
+
+    Attributes:
+        log_density: float64 tensor (M,), in nats, on the full-data scale, tempered.
+        gradient: tensor (M, D), d log_density / d weights.
+        log_likelihood: float64 tensor (M,), Σ log p(y|f) on the full-data scale, untempered and without the prior.
+    """
+
+    log_density: Tensor
+    gradient: Tensor
+    log_likelihood: Tensor
+
+
+class Phase(NamedTuple):
+    """A point of phase space, and the density there.
+
+    Attributes:
+        weights_MD: positions.
+        momentum_MD: momenta.
+        value: the density at the positions.
+    """
+
+    weights_MD: Tensor
+    momentum_MD: Tensor
+    value: Value
+
+
+class Density(Protocol):
+    """A log density and its gradient for M members at once: all that a sampler knows of a model."""
+
+    def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
+        """Return value and gradient of each row."""
+        ...
+
+    def leapfrog(
+        self,
+        weights_MD: Tensor,
+        momentum_MD: Tensor,
+        *,
+        gradient_MD: Tensor,
+        step_size_M: Tensor,
+        steps_M: Tensor,
+        inverse_mass_MD: Tensor | None = None,
+    ) -> Phase:
+        """Return where leapfrog steps lead."""
+        ...
+
+
+def leapfrog(
+    density: Callable[[Tensor], Value],
+    weights_MD: Tensor,
+    momentum_MD: Tensor,
+    *,
+    gradient_MD: Tensor,
+    step_size_M: Tensor,
+    steps_M: Tensor,
+    inverse_mass_MD: Tensor | None = None,
+) -> Phase:
+    """Move every member by leapfrog steps of the Hamiltonian −log p(w) + ½ vᵀ M⁻¹ v, on any density.
+
+        v ← v + (ε/2) ∇log p(w),   w ← w + ε M⁻¹ v,   v ← v + (ε/2) ∇log p(w)
+
+    Reversible and volume preserving; the energy error is of order ε² (Neal 2011, section 5.2.3). A negative step size
+    goes back in time.
+
+    Args:
+        density: weights (M, D) -> `Value`.
+        weights_MD: where to start; not changed.
+        momentum_MD: momenta; not changed.
+        gradient_MD: gradient of the log density at the start.
+        step_size_M: ε of each member, float64.
+        steps_M: steps of each member, int64, at least 1; who has fewer than another waits for it.
+        inverse_mass_MD: the diagonal of M⁻¹; ones if None.
+
+    Returns:
+        The phase at the end.
+    """
+    gradient, weights, momentum = gradient_MD, weights_MD, momentum_MD
+    step_size_M, value = step_size_M.to(weights), None
+    for number in range(int(steps_M.max())):
+        moving_M1 = (step_size_M * (steps_M > number)).unsqueeze(-1)
+        momentum = momentum + moving_M1 / 2 * gradient
+        velocity = momentum if inverse_mass_MD is None else inverse_mass_MD * momentum
+        weights = weights + moving_M1 * velocity
+        value = density(weights)
+        gradient = value.gradient
+        momentum = momentum + moving_M1 / 2 * gradient
+    assert value is not None, "at least one step is taken"
+    return Phase(weights, momentum, value)
+
+
+class FunctionDensity:
+    """Any differentiable log density in the place of a `LogDensity`: for tests and for sampling other targets."""
+
+    def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
+        """Wrap a function.
+
+        Args:
+            log_density: weights (M, D) -> log density (M,), row by row.
+        """
+        self._function = log_density
+
+    def __call__(self, weights_MD: Tensor, batch: Any = None, **_: Any) -> Value:
+        """Return value and gradient at each row; a batch is ignored."""
+        del batch
+        with torch.enable_grad():
+            leaf = weights_MD.detach().requires_grad_()
+            value_M = self._function(leaf)
+            (gradient_MD,) = torch.autograd.grad(value_M.sum(), leaf)
+        value_M = value_M.detach().double()
+        return Value(value_M, gradient_MD, value_M)
+
+    def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
+        """Return where leapfrog steps lead; options as of `leapfrog`."""
+        return leapfrog(self, weights_MD, momentum_MD, **options)
