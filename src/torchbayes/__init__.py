@@ -9,18 +9,30 @@ from types import ModuleType
 
 from torchbayes.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
 from torchbayes.inference import (
+    HMC,
+    MALA,
     MAP,
+    NUTS,
     SGD,
+    SGHMC,
+    SGLD,
+    SGNHT,
     SWA,
     SWAG,
     Adam,
     AdamW,
+    Chains,
     Constant,
     Cosine,
+    Cycles,
+    Decay,
     DivergedError,
     Event,
     PiecewiseLinear,
+    RandomWalk,
+    Steady,
     fit,
+    sample,
 )
 from torchbayes.model import Batch, FunctionDensity, LogDensity, Model, likelihoods, member_seeds, priors
 from torchbayes.posteriors import Draws, Functions, Gaussian, Point, load
@@ -43,15 +55,24 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "HMC",
+    "MALA",
     "MAP",
+    "NUTS",
     "SGD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
     "SWA",
     "SWAG",
     "Adam",
     "AdamW",
     "Batch",
+    "Chains",
     "Constant",
     "Cosine",
+    "Cycles",
+    "Decay",
     "DivergedError",
     "Draws",
     "Evaluation",
@@ -64,6 +85,8 @@ __all__ = [
     "PiecewiseLinear",
     "Point",
     "Predictive",
+    "RandomWalk",
+    "Steady",
     "TemperatureScaling",
     "__version__",
     "detection",
@@ -75,6 +98,7 @@ __all__ = [
     "member_seeds",
     "predict",
     "priors",
+    "sample",
     "stream",
     "uncertainty",
 ]

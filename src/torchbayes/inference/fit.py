@@ -33,7 +33,7 @@ from torchbayes.posteriors.posterior import Posterior
 def fit(
     model: Model,
     data: Any,
-    method: Method,
+    method: Method | Sampler,
     *,
     start: nn.Module | Posterior | Tensor | None = None,
     seed: int = 0,
@@ -71,10 +71,10 @@ def fit(
         DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint.
     """
     method = _of_length(method, steps)
-    source = as_source(model, data, method.batch_size)
+    rows = method.rows if isinstance(method, Sampler) else method.batch_size
+    source = as_source(model, data, rows or 1024)
     source.check()
-    if isinstance(method, Sampler) and method.full_batch:
-        source = Whole(source)
+    source = source if rows else Whole(source)
     seeds = member_seeds(seed, method.members)
     weights_MD, buffers = _start(model, start, seeds)
     about = {
@@ -96,7 +96,8 @@ def fit(
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
     kept = Kept(model, method, state, directory=run.directory) if isinstance(method, Sampler) else None
     state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks, kept=kept)
-    if kept:
+    if isinstance(method, Sampler):
+        assert kept is not None
         run.save(kept.save)
         return kept.posterior()
     posterior = dataclasses.replace(method.posterior(density, state), calibration=source.inputs)
@@ -104,7 +105,7 @@ def fit(
     return posterior
 
 
-def _of_length(method: Method, steps: int | None) -> Method:
+def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
     """Return the method with the length that was asked for.
 
     Raises:
@@ -120,18 +121,18 @@ def _of_length(method: Method, steps: int | None) -> Method:
     return dataclasses.replace(method, steps=steps)
 
 
-def _density(model: Model, source: Source, method: Method) -> LogDensity:
+def _density(model: Model, source: Source, method: Method | Sampler) -> LogDensity:
     """Return the density a method moves on: samplers see the network in evaluation mode, optimisers in training."""
     if not isinstance(method, Sampler):
         return LogDensity(model, source.num_data, plan=method.plan, training=True)
-    rows = source.rows() if method.full_batch else None
+    rows = None if method.rows else source.rows()
     return LogDensity(model, source.num_data, rows, plan=method.plan, chunk_size=method.chunk_size)  # type: ignore[arg-type]
 
 
 def _loop(
     density: LogDensity,
     source: Source,
-    method: Method,
+    method: Method | Sampler,
     *,
     state: Any,
     run: Run,

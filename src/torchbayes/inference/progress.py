@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from torchbayes.inference.method import Method
+from torchbayes.inference.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def summary(event: Event) -> str:
 
 
 @contextmanager
-def progress_bar(method: Method, done: int, epochs: int) -> Iterator[Callback]:
+def progress_bar(method: Method | Sampler, done: int, epochs: int) -> Iterator[Callback]:
     """Show a bar on standard error while the `with` lasts, if it is a terminal.
 
     Args:

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchbayes.inference.sampler import Sampler
 from torchbayes.model.dynamics import Density
 from torchbayes.model.seeds import member_seeds
-
-
-class FullBatchSampler(Protocol):
-    """A sampler whose step needs no batch."""
-
-    @property
-    def steps(self) -> int:
-        """Length of a chain."""
-        ...
-
-    def init(self, density: Density, weights_MD: Tensor, buffers: Any = None, *, seeds: Any) -> Any:
-        """Return the state before the first step."""
-        ...
-
-    def step(self, density: Density, state: Any) -> tuple[Any, Any]:
-        """Return the new state and what was seen."""
-        ...
-
-    def keeps(self, step: int) -> bool:
-        """Return whether the weights after a step are kept."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +28,7 @@ class Chains:
     state: Any
 
 
-def sample(density: Density, method: FullBatchSampler, start_MD: Tensor, *, seed: int = 0) -> Chains:
+def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0) -> Chains:
     """Draw from a density, which need not be a network's.
 
     Args:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.inference.noise import Purpose, uniforms
+from torchbayes.inference.schedules import Cycles
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.dynamics import Density, Value
 from torchbayes.model.ways import Way
@@ -18,8 +21,8 @@ DIVERGENCE = 1000.0
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """Settings of every sampler on all the data.
+class Sampler(ABC):
+    """Settings of every sampler.
 
     Attributes:
         chains: M, independent chains.
@@ -37,9 +40,6 @@ class Sampler:
     plan: Way | str = field(default="auto", kw_only=True)
     chunk_size: int = field(default=1024, kw_only=True)
 
-    full_batch: ClassVar[bool] = True
-    batch_size: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         check_counts(chains=self.chains, steps=self.steps, thin=self.thin, chunk_size=self.chunk_size)
         if self.burn_in < 0 or self.burn_in >= self.steps:
@@ -52,23 +52,48 @@ class Sampler:
                 f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
             )
 
+    @abstractmethod
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> Any:
+        """Return the state before the first step."""
+
+    @abstractmethod
+    def step(self, density: Density, state: Any, batch: Any = None, *, donate: bool = False) -> tuple[Any, Any]:
+        """Return the new state and what was seen."""
+
     @property
     def members(self) -> int:
         """M."""
         return self.chains
 
     @property
-    def epochs(self) -> int:
-        """Passes of the driver: one step each."""
-        return self.steps
+    def rows(self) -> int | None:
+        """Rows per step, the setting `batch_size` of stochastic samplers; None for all the data."""
+        return getattr(self, "batch_size", None)
+
+    @property
+    def cycles(self) -> Cycles | None:
+        """The cycles of a cyclical sampler, at whose ends weights are kept."""
+        schedule = getattr(self, "schedule", None)
+        return schedule if isinstance(schedule, Cycles) else None
 
     def keeps(self, step: int) -> bool:
         """Return whether the weights after `step` steps are kept."""
+        if self.cycles:
+            left = -step % self.cycles.length  # steps to the end of the cycle
+            return step > self.burn_in and left % self.thin == 0 and left // self.thin < self.cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
     def kept(self, step: int) -> int:
         """Return how many weights of each chain are kept in the first `step` steps."""
-        return max(step - self.burn_in, 0) // self.thin
+        return sum(self.keeps(number) for number in range(1, step + 1))
 
 
 @dataclass(frozen=True)
@@ -123,12 +148,7 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
     Raises:
         ValueError: if they are not finite for a chain, or the network has batch norm that is not frozen.
     """
-    model = getattr(density, "model", None)
-    if model is not None and model.network.batch_norms:
-        raise ValueError(
-            f"`{model.network.batch_norms[0]}` is a batch norm, whose outputs depend on the batch, so the weights have "
-            f"no fixed density to sample. Use filter response norm or group norm, or freeze it by `random=`."
-        )
+    refuse_batch_norm(density)
     value = density(weights_MD)
     finite_M = torch.isfinite(value.log_density) & torch.isfinite(value.gradient).all(-1)
     if not finite_M.all():
@@ -138,6 +158,20 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
             f"{value.log_density[chain].item():g}. Look for extreme values in the data, or start elsewhere."
         )
     return value
+
+
+def refuse_batch_norm(density: Density) -> None:
+    """Check that the weights have a density of their own.
+
+    Raises:
+        ValueError: if the network has batch norm that is not frozen.
+    """
+    model: Any = getattr(density, "model", None)
+    if model is not None and model.network.batch_norms:
+        raise ValueError(
+            f"`{model.network.batch_norms[0]}` is a batch norm, whose outputs depend on the batch, so the weights have "
+            f"no fixed density to sample. Use filter response norm or group norm, or freeze it by `random=`."
+        )
 
 
 def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
@@ -153,6 +187,30 @@ def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tens
     """
     probability_M = torch.nan_to_num(log_ratio_M, nan=-torch.inf).clamp(max=0.0).exp()
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
+
+
+def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
+    """Return the state one step on: where a chain accepted at its new weights, elsewhere where it was.
+
+    Args:
+        state: a sampler's state with weights, gradient, log density and log likelihood.
+        accepted_M: which chains move.
+        weights_MD: where to.
+        value: the density there.
+        more: other fields that change.
+
+    Returns:
+        The new state.
+    """
+    return replace(
+        state,
+        weights_MD=choose(accepted_M, weights_MD, state.weights_MD),
+        gradient_MD=choose(accepted_M, value.gradient, state.gradient_MD),
+        log_density_M=choose(accepted_M, value.log_density, state.log_density_M),
+        log_likelihood_M=choose(accepted_M, value.log_likelihood, state.log_likelihood_M),
+        step=state.step + 1,
+        **more,
+    )
 
 
 def choose(accepted_M: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""Learning-rate schedules: pure functions of the share of the run that is done."""
+"""Schedules: of learning rates, functions of the share of the run that is done; of samplers, of the step alone."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from torchbayes.inference.settings import check_counts, check_share
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,73 @@ class PiecewiseLinear:
 
 
 Schedule = Constant | Cosine | PiecewiseLinear
+
+
+@dataclass(frozen=True)
+class Decay:
+    """ε_t = ε (1 + t/offset)^−power, that is a (b + t)^−γ with b = offset and a = ε b^γ (Welling and Teh 2011).
+
+    Attributes:
+        offset: b, in steps.
+        power: γ; convergence is proved for γ in (½, 1].
+    """
+
+    offset: float = 1000.0
+    power: float = 0.55
+
+    def at(self, step: int) -> float:
+        """Return the factor on the step size at a step, counted from 0."""
+        return (1 + step / self.offset) ** -self.power
+
+    def noisy(self, step: int) -> bool:
+        """Return whether noise is added at a step: always."""
+        del step
+        return True
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Cosine cycles (Zhang et al. 2020): ε_t = (ε/2) [cos(π (t mod length)/length) + 1].
+
+    The first part of a cycle explores: large steps without noise. The rest samples, with noise, and keeps weights at
+    the cycle's end.
+
+    Attributes:
+        length: steps of a cycle.
+        exploration: share of a cycle without noise.
+        draws: weights kept at the end of each cycle, the method's `thin` steps apart.
+    """
+
+    length: int = 1000
+    exploration: float = 0.8
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        check_counts(length=self.length, draws=self.draws)
+        check_share(exploration=self.exploration)
+
+    def at(self, step: int) -> float:
+        """Return the factor on the step size at a step, counted from 0."""
+        return (1 + math.cos(math.pi * (step % self.length) / self.length)) / 2
+
+    def noisy(self, step: int) -> bool:
+        """Return whether noise is added at a step."""
+        return step % self.length >= self.exploration * self.length
+
+
+@dataclass(frozen=True)
+class Steady:
+    """ε_t = ε."""
+
+    def at(self, step: int) -> float:
+        """Return the factor on the step size at a step: 1."""
+        del step
+        return 1.0
+
+    def noisy(self, step: int) -> bool:
+        """Return whether noise is added at a step: always."""
+        del step
+        return True
+
+
+StepSchedule = Steady | Decay | Cycles

@@ -1,0 +1,248 @@
+r"""The No-U-Turn sampler (Hoffman and Gelman 2014), multinomial, with the generalised criterion (Betancourt 2017).
+
+A trajectory is doubled, forwards or backwards in time at random, until it turns back on itself or diverges; the next
+weights are drawn from its points with probabilities ∝ exp(−H), a doubling at a time and in favour of the newer half.
+Doubling j adds a subtree of 2^j leapfrog steps. With ρ the sum of its momenta and v₋, v₊ those of its ends, a subtree
+turns when v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0.
+
+Subtrees are built one step after the other, without recursion (Phan et al. 2019, Lao and Dillon 2020): where smaller
+subtrees begin, momentum and ρ are kept in a slot, and a step whose number ends in k binary ones closes k subtrees.
+Chains advance together, and the density is asked for those alone whose trees still grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.hamiltonian import Mass, State, check, kinetic, learned, momenta, start
+from torchbayes.inference.noise import Purpose
+from torchbayes.inference.sampler import DIVERGENCE, Info, Sampler, choose, moved
+from torchbayes.inference.settings import check_counts
+from torchbayes.model.dynamics import Density, Value
+from torchbayes.model.seeds import generator
+
+
+@dataclass(frozen=True)
+class NUTS(Sampler):
+    """The No-U-Turn sampler on all the data: HMC that finds the length of its trajectories itself.
+
+    Attributes:
+        step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
+        mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
+            one for each tensor.
+        target_acceptance: δ of the adaptation.
+        max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps.
+    """
+
+    step_size: float | None = None
+    mass: Mass = "diagonal"
+    target_acceptance: float = 0.8
+    max_doublings: int = 10
+
+    def __post_init__(self) -> None:
+        Sampler.__post_init__(self)
+        check(self)
+        check_counts(max_doublings=self.max_doublings)
+
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> State:
+        """Return the state before the first iteration.
+
+        Args:
+            density: the target.
+            weights_MD: where the chains start.
+            buffers: not used; samplers run networks in evaluation mode.
+            seeds: one seed per chain.
+            steps_per_epoch: not used; a step sees all the data.
+
+        Returns:
+            The state, with a first step size found by halving and doubling if none is given.
+        """
+        del buffers, steps_per_epoch
+        return start(self, density, weights_MD, seeds=seeds)
+
+    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one iteration of every chain.
+
+        Args:
+            density: the target.
+            state: where the chains are.
+            batch: not used; the density has all the data.
+            donate: not used; every iteration makes new tensors.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        del batch, donate
+        momentum_MD = momenta(state)
+        energy_M = kinetic(momentum_MD, state.inverse_mass_MD) - state.log_density_M
+        tree = _Trees(state, momentum_MD, energy_M, self.max_doublings)
+        for doubling in range(self.max_doublings):
+            if not tree.growing_M.any():
+                break
+            tree.double(density, doubling)
+        everywhere_M = torch.ones_like(tree.growing_M)
+        new = moved(state, everywhere_M, tree.weights_MD, value=tree.value)
+        acceptance_M = tree.acceptance_M / tree.leapfrogs_M
+        info = Info(
+            new.log_density_M,
+            new.log_likelihood_M,
+            energy_M,
+            acceptance_M,
+            state.step_size.step_size_M,
+            tree.leapfrogs_M,
+            tree.divergent_M.double(),
+        )
+        return learned(self, density, new, acceptance_M=acceptance_M), info
+
+
+class _Trees:
+    """The trajectories of one iteration, of all chains, and the points drawn from them so far."""
+
+    def __init__(self, state: State, momentum_MD: Tensor, energy_M: Tensor, slots: int) -> None:
+        self._state, self._energy_M = state, energy_M
+        members = len(momentum_MD)
+        gradient_MD = state.gradient_MD
+        # the two ends, backwards and forwards in time, (2, M, D)
+        self._weights_2MD = torch.stack([state.weights_MD] * 2)
+        self._momentum_2MD = torch.stack([momentum_MD] * 2)
+        self._gradient_2MD = torch.stack([gradient_MD] * 2)
+        self._sum_MD = momentum_MD  # ρ of the trajectory
+        self._log_weight_M = torch.zeros_like(energy_M)  # log Σ exp(H_0 − H) over its points
+        self._slots = slots
+        self.weights_MD = state.weights_MD
+        self.value = Value(state.log_density_M, gradient_MD, state.log_likelihood_M)
+        self.growing_M = torch.ones(members, dtype=torch.bool, device=momentum_MD.device)
+        self.divergent_M = torch.zeros_like(self.growing_M)
+        self.leapfrogs_M = torch.zeros_like(energy_M)
+        self.acceptance_M = torch.zeros_like(energy_M)
+
+    def double(self, density: Density, doubling: int) -> None:
+        """Add a subtree of 2^doubling leapfrog steps at a random end of every trajectory that still grows."""
+        uniforms_MU = self._uniforms(doubling)
+        forwards_M = uniforms_MU[:, 0] < 0.5
+        subtree = _Subtree(self, forwards_M, self._slots)
+        for number in range(2**doubling):
+            if not subtree.growing_M.any():
+                break
+            subtree.grow(density, number, uniforms_MU[:, 2 + number])
+        # a subtree that turned or diverged within is left out, and its trajectory is over
+        whole_M = subtree.growing_M
+        taken_M = whole_M & (uniforms_MU[:, 1].log() < subtree.log_weight_M - self._log_weight_M)
+        self.weights_MD = choose(taken_M, subtree.weights_MD, self.weights_MD)
+        self.value = Value(*(choose(taken_M, n, o) for n, o in zip(subtree.value, self.value, strict=True)))
+        self._log_weight_M = torch.where(
+            whole_M, torch.logaddexp(self._log_weight_M, subtree.log_weight_M), self._log_weight_M
+        )
+        self._sum_MD = choose(whole_M, self._sum_MD + subtree.sum_MD, self._sum_MD)
+        for side, here_M in enumerate((whole_M & ~forwards_M, whole_M & forwards_M)):
+            self._weights_2MD[side] = choose(here_M, subtree.end_MD, self._weights_2MD[side])
+            self._momentum_2MD[side] = choose(here_M, subtree.momentum_MD, self._momentum_2MD[side])
+            self._gradient_2MD[side] = choose(here_M, subtree.gradient_MD, self._gradient_2MD[side])
+        self.growing_M = whole_M & ~self._turns(self._momentum_2MD[0], self._momentum_2MD[1], self._sum_MD)
+
+    def _uniforms(self, doubling: int) -> Tensor:
+        """Return numbers for direction, choice of half, and choice within the new subtree, (M, 2 + 2^doubling)."""
+        state = self._state
+        rows = [
+            torch.rand(2 + 2**doubling, generator=generator(s, Purpose.TREE, state.step, doubling), dtype=torch.float64)
+            for s in state.seeds
+        ]
+        return torch.stack(rows).to(self._energy_M.device)
+
+    def _turns(self, first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor) -> Tensor:
+        return turns(first_MD, last_MD, sum_MD, inverse_mass_MD=self._state.inverse_mass_MD)
+
+    def ends(self, forwards_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weights, momentum and gradient of the end that is to grow, copies."""
+        pairs = (self._weights_2MD, self._momentum_2MD, self._gradient_2MD)
+        weights, momentum, gradient = (choose(forwards_M, pair[1], pair[0]) for pair in pairs)
+        return weights, momentum, gradient
+
+    def leap(self, density: Density, rows: Tensor, subtree: _Subtree) -> tuple[Value, Tensor]:
+        """Return the density and H_0 − H where some chains' subtrees are after one more step."""
+        state, mass_MD = self._state, self._state.inverse_mass_MD[rows]
+        sign_M = torch.where(subtree.forwards_M[rows], 1.0, -1.0).cpu()
+        phase = density.leapfrog(
+            subtree.end_MD[rows],
+            subtree.momentum_MD[rows],
+            gradient_MD=subtree.gradient_MD[rows],
+            step_size_M=state.step_size.step_size_M[rows.cpu()] * sign_M,
+            steps_M=torch.ones(len(rows), dtype=torch.long),
+            inverse_mass_MD=mass_MD,
+        )
+        gain_M = self._energy_M[rows] + phase.value.log_density - kinetic(phase.momentum_MD, mass_MD)
+        subtree.end_MD[rows], subtree.momentum_MD[rows] = phase.weights_MD, phase.momentum_MD
+        subtree.gradient_MD[rows] = phase.value.gradient
+        gain_M = torch.nan_to_num(gain_M, nan=-torch.inf)
+        self.leapfrogs_M[rows] += 1
+        self.acceptance_M[rows] += gain_M.clamp(max=0.0).exp()
+        self.divergent_M[rows] |= gain_M < -DIVERGENCE
+        return phase.value, gain_M
+
+
+class _Subtree:
+    """Subtrees that grow at one end of their trajectories, of all chains."""
+
+    def __init__(self, trees: _Trees, forwards_M: Tensor, slots: int) -> None:
+        self._trees, self.forwards_M = trees, forwards_M
+        self.end_MD, self.momentum_MD, self.gradient_MD = trees.ends(forwards_M)
+        members, size = self.end_MD.shape
+        self.sum_MD = torch.zeros_like(self.end_MD)
+        self.log_weight_M = torch.full_like(trees.leapfrogs_M, -torch.inf)
+        self.growing_M = trees.growing_M.clone()
+        self.weights_MD, self.value = self.end_MD.clone(), Value(*(part.clone() for part in trees.value))
+        self._first_KMD = self.end_MD.new_empty(slots, members, size)  # momenta at the beginnings of smaller subtrees
+        self._before_KMD = self.end_MD.new_empty(slots, members, size)  # ρ before them
+
+    def grow(self, density: Density, number: int, uniform_M: Tensor) -> None:
+        """Take leapfrog step `number` in every subtree that still grows."""
+        rows = self.growing_M.nonzero().squeeze(-1)
+        value, gain_M = self._trees.leap(density, rows, self)
+        log_weight_M = torch.logaddexp(self.log_weight_M[rows], gain_M)
+        chosen = uniform_M[rows].log() < gain_M - log_weight_M
+        self.log_weight_M[rows] = log_weight_M
+        picked = rows[chosen]
+        self.weights_MD[picked] = self.end_MD[picked]
+        for kept, new in zip(self.value, value, strict=True):
+            kept[picked] = new[chosen]
+        momentum = self.momentum_MD[rows]
+        slot = (number >> 1).bit_count()
+        if number % 2 == 0:
+            self._first_KMD[slot, rows], self._before_KMD[slot, rows] = momentum, self.sum_MD[rows]
+        self.sum_MD[rows] += momentum
+        turned = torch.zeros_like(chosen)
+        closed = (~number & (number + 1)).bit_length() - 1  # ones at the end of the number: subtrees that end here
+        mass_MD = self._trees._state.inverse_mass_MD[rows]
+        for k in range(slot, slot - closed, -1):
+            inside = self.sum_MD[rows] - self._before_KMD[k, rows]
+            turned |= turns(self._first_KMD[k, rows], momentum, inside, inverse_mass_MD=mass_MD)
+        self.growing_M[rows] = ~turned & (gain_M >= -DIVERGENCE)
+
+
+def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD: Tensor) -> Tensor:
+    """Return which subtrees turn back: v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0.
+
+    Args:
+        first_MD: momenta at one end.
+        last_MD: momenta at the other.
+        sum_MD: ρ, the sum of all momenta.
+        inverse_mass_MD: diagonal of M⁻¹.
+
+    Returns:
+        Bool (M,).
+    """
+    velocity_MD = inverse_mass_MD * sum_MD
+    return ((first_MD * velocity_MD).sum(-1) <= 0) | ((last_MD * velocity_MD).sum(-1) <= 0)
