@@ -1,0 +1,236 @@
+"""Laws that every sampler keeps: a chain is a function of its seed, however it is run, interrupted and stored."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchbayes as tb
+from tests.laws.cases import assert_same_tensors, losses, made, model_of, rows_of
+from tests.laws.test_method_laws import keep_every
+from torchbayes.inference.batches import as_source
+from torchbayes.inference.checkpoint import flatten
+from torchbayes.inference.sampler import Sampler
+from torchbayes.model.seeds import member_seeds
+from torchbayes.posteriors.store import DrawFile
+
+Make = Callable[..., Sampler]
+
+
+def _sampler(kind: type[Sampler], **own: Any) -> Make:
+    def make(**settings: Any) -> Sampler:
+        return kind(**{"chains": 2, "steps": 12, "burn_in": 4, "thin": 2, "plan": "loop", **own, **settings})
+
+    return make
+
+
+SAMPLERS: dict[str, Make] = {
+    "random_walk": _sampler(tb.RandomWalk),
+    "mala": _sampler(tb.MALA),
+    "hmc": _sampler(tb.HMC, jitter=0.2, trajectory=0.3),
+    "hmc_fixed": _sampler(tb.HMC, step_size=0.05, trajectory=0.2, accept_in_burn_in=True),
+    "hmc_diagonal": _sampler(tb.HMC, mass="diagonal", trajectory=0.3, burn_in=20, steps=24),
+    "hmc_layer": _sampler(tb.HMC, mass="layer", trajectory=0.3, burn_in=20, steps=24),
+    "nuts": _sampler(tb.NUTS, max_doublings=3),
+    "sgld": _sampler(tb.SGLD, step_size=1e-3, batch_size=6, schedule=tb.Decay(10.0)),
+    "sgld_preconditioned": _sampler(tb.SGLD, step_size=1e-3, batch_size=6, preconditioned=True),
+    "sghmc": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6),
+    "sghmc_friction": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, form="friction", noise_estimate=0.02),
+    "sghmc_cyclical": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, schedule=tb.Cycles(6, 0.5, 2), burn_in=0),
+    "sghmc_preconditioned": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, preconditioned=True),
+    "sgnht": _sampler(tb.SGNHT, step_size=1e-3, batch_size=6),
+}
+samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
+networks = pytest.mark.parametrize("network", ["mlp", "tied", "nested", "frozen", "dropout"])
+
+
+def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **settings: Any) -> tb.Draws:
+    """One small fit; `resume` and `steps` go to `fit`, other settings to the sampler."""
+    own = {name: settings.pop(name) for name in ("resume", "seed") if name in settings}
+    longer = {"steps": settings.pop("longer")} if "longer" in settings else {}
+    posterior = tb.fit(
+        model_of(network),
+        rows_of(network),
+        make(**settings),
+        **{"seed": 7, **own, **longer},
+        directory=directory,
+        callbacks=(),
+    )
+    assert isinstance(posterior, tb.Draws)
+    return posterior
+
+
+def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None:
+    """Let the sampler be interrupted instead of taking step number `steps`."""
+    kind = type(make())
+    step, taken = kind.step, itertools.count()
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(taken) == steps:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(kind, "step", interrupted)
+
+
+@samplers
+@pytest.mark.parametrize("tick", [2.0, 10.0])
+def test_interrupted_and_resumed_equals_uninterrupted(
+    make: Make, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fitted(make, directory=tmp_path / "whole")
+    in_memory = fitted(make)
+    assert_same_tensors(in_memory.tensors(), expected.tensors())
+    keep_every(monkeypatch, tick)
+    with monkeypatch.context() as inside:
+        break_after(inside, make, random.Random(f"{make()}{tick}").randrange(1, make().steps))
+        with pytest.raises(KeyboardInterrupt):
+            fitted(make, directory=tmp_path / "cut")
+    resumed = fitted(make, directory=tmp_path / "cut", resume=True)
+    assert_same_tensors(resumed.tensors(), expected.tensors())
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+@samplers
+def test_a_longer_chain_begins_with_the_shorter_one(make: Make, tmp_path: Path) -> None:
+    steps = make().steps
+    whole = fitted(make, steps=steps + 6)
+    short = fitted(make, directory=tmp_path)
+    assert_same_tensors({"w": whole.weights_MSD[:, : short.weights_MSD.shape[1]]}, {"w": short.weights_MSD})
+    longer = fitted(make, directory=tmp_path, resume=True, longer=steps + 6)
+    assert_same_tensors(longer.tensors(), whole.tensors())
+    again = tb.load(tmp_path / "posterior.safetensors", model_of())
+    assert_same_tensors(again.tensors(), whole.tensors())
+
+
+@samplers
+def test_draws_can_be_read_by_chain_and_index_while_the_run_is_on(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fitted(make).weights_MSD
+    method = make()
+    with monkeypatch.context() as inside:
+        break_after(inside, make, method.steps - 1)
+        with pytest.raises(KeyboardInterrupt):
+            fitted(make, directory=tmp_path)
+    draws = DrawFile.open(tmp_path)
+    assert len(draws) == method.kept(method.steps - 1)
+    for m, s in itertools.product(range(2), range(len(draws))):
+        torch.testing.assert_close(draws.read()[m, s], expected[m, s], rtol=0, atol=0)
+
+
+@samplers
+@networks
+def test_chains_together_equal_chains_alone(make: Make, network: str) -> None:
+    together = fitted(make, network, chains=3).weights_MSD
+    for m, seed in enumerate(member_seeds(7, 3)):
+        alone = fitted(make, network, chains=1, seed=seed).weights_MSD
+        torch.testing.assert_close(together[m], alone[0], rtol=1e-6, atol=1e-9)
+
+
+@samplers
+def test_step_is_pure_and_donating_changes_nothing(make: Make) -> None:
+    method, model = make(), model_of()
+    source, seeds = as_source(model, rows_of(), method.rows or 1000), member_seeds(3, 2)
+    density = tb.LogDensity(model, source.num_data, None if method.rows else source.rows(), plan="loop")
+    weights_MD, _ = model.starting_weights(seeds)
+    state, donated = (method.init(density, weights_MD, seeds=seeds) for _ in range(2))
+    for epoch in range(3):
+        for rows in source.epoch(seeds, epoch):
+            batch = rows if method.rows else None
+            before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
+            first, info = method.step(density, state, batch)
+            second, _ = method.step(density, state, batch)
+            donated, donated_info = method.step(density, donated, batch, donate=True)
+            assert_same_tensors(flatten(state)[0], before)
+            assert_same_tensors(flatten(first)[0], flatten(second)[0])
+            assert_same_tensors(flatten(first)[0], flatten(donated)[0])
+            assert flatten(first)[1] == flatten(donated)[1]
+            assert_same_tensors(info.means(), donated_info.means())
+            state = first
+    torch.testing.assert_close(weights_MD, model.starting_weights(seeds)[0], rtol=0, atol=0)
+
+
+@samplers
+def test_fit_touches_neither_module_nor_global_random_state(make: Make) -> None:
+    module = made("dropout").train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = torch.get_rng_state()
+    tb.fit(tb.Model(module, tb.likelihoods.Categorical()), rows_of("dropout"), make(), callbacks=())
+    assert_same_tensors(module.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(part.training for part in module.modules())
+
+
+@samplers
+def test_single_precision_stays_single(make: Make, tmp_path: Path) -> None:
+    model, data = model_of("mlp", torch.float32), rows_of("mlp", torch.float32)
+    posterior = tb.fit(model, data, make(), callbacks=(), directory=tmp_path)
+    assert isinstance(posterior, tb.Draws)
+    assert posterior.weights_MSD.dtype == torch.float32
+    prediction = tb.predict(posterior, data[0])
+    torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(24))
+    record = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert len(record["log_density"]) == len(record["step_size"]) == 2
+    assert record["log_density"][0] < 0 < record["step_size"][0]
+
+
+@samplers
+def test_same_seed_same_chain_other_seed_other_chain(make: Make) -> None:
+    first, again, other = (fitted(make, seed=seed).weights_MSD for seed in (7, 7, 8))
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert (first - other).abs().max() > 1e-3
+    assert (first[0] - first[1]).abs().max() > 1e-3
+
+
+@samplers
+def test_batch_norm_is_refused_with_advice(make: Make) -> None:
+    network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    with pytest.raises(ValueError, match=r"`1` is a batch norm.*filter response norm or group norm"):
+        tb.fit(tb.Model(network, tb.likelihoods.Categorical()), rows_of(), make(), callbacks=())
+
+
+@samplers
+def test_bad_data_are_refused(make: Make) -> None:
+    inputs, targets = rows_of()
+    for bad, words in ((inputs * torch.nan, "must be finite"), (inputs[:0], "data are empty")):
+        with pytest.raises(ValueError, match=words):
+            tb.fit(model_of(), (bad, targets[: len(bad)]), make(), callbacks=())
+
+
+@samplers
+@pytest.mark.parametrize("setting", [{"chains": 0}, {"thin": 0}, {"burn_in": 50}, {"burn_in": -1}, {"thin": 50}])
+def test_bad_settings_are_refused(make: Make, setting: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(setting))}` must"):
+        make(**setting)
+
+
+@samplers
+def test_loaders_and_lists_of_batches_are_as_good_as_tensors(make: Make) -> None:
+    inputs, targets = rows_of()
+    dataset = torch.utils.data.TensorDataset(inputs, targets)
+
+    class Wrapped(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(dataset)
+
+        def __getitem__(self, index: int) -> Any:
+            return dataset[index]
+
+    expected = fitted(make).weights_MSD
+    found = tb.fit(model_of(), Wrapped(), make(), seed=7, callbacks=())
+    assert isinstance(found, tb.Draws)
+    torch.testing.assert_close(found.weights_MSD, expected, rtol=1e-9, atol=1e-12)
+    if make().rows is None:
+        batches = [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
+        listed = tb.fit(model_of(), batches, make(), seed=7, callbacks=())
+        assert isinstance(listed, tb.Draws)
+        torch.testing.assert_close(listed.weights_MSD, expected, rtol=1e-9, atol=1e-12)
