@@ -54,7 +54,7 @@ def load(name: str) -> ctypes.CDLL:
         path.unlink(missing_ok=True)
         raise UnavailableError(f"{path} could not be loaded and was removed: {error}") from error
     if blas is not None:
-        library.use_blas.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.use_blas.argtypes = [ctypes.c_void_p] * len(blas)
         library.use_blas(*blas)
     return library
 
@@ -68,8 +68,8 @@ def available() -> bool:
     return True
 
 
-def _blas() -> tuple[int | None, int | None]:
-    """Return the addresses of `sgemm_` and `dgemm_` in PyTorch's own library.
+def _blas() -> list[int | None]:
+    """Return the addresses of two matrix products and of what sets their threads, in PyTorch's own library.
 
     Raises:
         UnavailableError: if it has none.
@@ -79,11 +79,10 @@ def _blas() -> tuple[int | None, int | None]:
         raise UnavailableError("this build of PyTorch has no MKL")
     torch_library = ctypes.CDLL(str(found))
     try:
-        routines = torch_library.sgemm_, torch_library.dgemm_
+        routines = torch_library.sgemm_, torch_library.dgemm_, torch_library.MKL_Set_Num_Threads_Local
     except AttributeError as error:
         raise UnavailableError("this build of PyTorch does not export its matrix products") from error
-    single, double = (ctypes.cast(routine, ctypes.c_void_p).value for routine in routines)
-    return single, double
+    return [ctypes.cast(routine, ctypes.c_void_p).value for routine in routines]
 
 
 def _compiled(source: Path) -> Path:

@@ -29,6 +29,7 @@ using Gemm64 = void (*)(const char*, const char*, const int*, const int*, const 
                         const int*, const double*, const int*, const double*, double*, const int*);
 Gemm32 gemm32 = nullptr;
 Gemm64 gemm64 = nullptr;
+int (*set_threads)(int) = nullptr;  // of the products that this thread calls; returns what it was
 
 enum Activation : int64_t { kIdentity, kRelu, kTanh, kSigmoid, kSilu };
 enum Likelihood : int64_t { kNone, kCategorical, kGaussian, kHeteroscedastic };
@@ -36,6 +37,8 @@ enum Likelihood : int64_t { kNone, kCategorical, kGaussian, kHeteroscedastic };
 constexpr double kLogRootTwoPi = 0.91893853320467274178;
 // rows per thread from which splitting the rows of one member beats threads inside each product
 constexpr int64_t kRowsPerThread = 192;
+// multiplications of a pass below which the threads of a product cost more than they bring
+constexpr int64_t kWorkForThreads = 10'000'000;
 // rows whose activations stay in a core's own cache while the next layer reads them
 constexpr int64_t kRowsAtOnce = 512;
 
@@ -437,8 +440,13 @@ double passes(const Network& net, const T* weights, const T* inputs, const void*
 template <typename T>
 double shared(const Network& net, const T* weights, const T* inputs, const void* targets, const Rows& rows, T scale,
               T* gradient, int threads) {
-  if (threads == 1 || rows.count < threads * kRowsPerThread)
-    return passes(net, weights, inputs, targets, rows.count, rows.chunk, scale, gradient);
+  if (threads == 1 || rows.count < threads * kRowsPerThread) {
+    const bool small = threads > 1 && rows.count * net.size < kWorkForThreads;
+    const int before = small ? set_threads(1) : 0;
+    const double total = passes(net, weights, inputs, targets, rows.count, rows.chunk, scale, gradient);
+    if (small) set_threads(before);
+    return total;
+  }
   std::vector<double> totals(threads, 0.0);
   const int64_t stride = Aligned<T>::padded(net.size);
   static thread_local Aligned<T> memory;
@@ -604,9 +612,10 @@ void predict(const Network& net, const Rows& rows, int64_t members, const T* wei
 
 extern "C" {
 
-void use_blas(void* single, void* doubled) {
+void use_blas(void* single, void* doubled, void* threads) {
   gemm32 = reinterpret_cast<Gemm32>(single);
   gemm64 = reinterpret_cast<Gemm64>(doubled);
+  set_threads = reinterpret_cast<int (*)(int)>(threads);
 }
 
 bool evaluate_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, const float* weights,

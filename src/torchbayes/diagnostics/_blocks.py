@@ -1,0 +1,126 @@
+"""Checks shared by the diagnostics, and draws read in blocks of quantities so that memory does not grow with D."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Draws in a block. On a CPU the arrays made of a block then stay in the cache; an accelerator wants more work at once.
+BLOCK_CPU = 2**17
+BLOCK_ACCELERATOR = 2**25
+
+
+def check_draws(draws: Tensor, *, min_draws: int = 4) -> None:
+    """Require a floating tensor (M, S, ...) that is not empty, without reading it.
+
+    Args:
+        draws: The tensor to check.
+        min_draws: The least number of draws S.
+
+    Raises:
+        TypeError: If ``draws`` is no tensor of floating dtype.
+        ValueError: If it has fewer than two axes, is empty or has too few draws.
+    """
+    check_floating("draws", draws)
+    shape = tuple(draws.shape)
+    if draws.ndim < 2:
+        raise ValueError(
+            f"`draws` must have the axes chains and draws, shape (M, S, ...); got shape {shape}. "
+            "Pass draws.unsqueeze(0) for a single chain."
+        )
+    if draws.numel() == 0:
+        raise ValueError(f"`draws` is empty: shape {shape}. Pass at least one chain and one quantity.")
+    if shape[1] < min_draws:
+        raise ValueError(
+            f"`draws` must hold at least {min_draws} draws per chain; got {shape[1]} in shape {shape}, "
+            "read as (chains, draws, ...). Draw more, or move the axis of draws to the second place."
+        )
+
+
+def check_floating(name: str, values: Tensor) -> None:
+    """Require a tensor of floating dtype.
+
+    Args:
+        name: Name of the argument, for the message.
+        values: The tensor to check.
+
+    Raises:
+        TypeError: If ``values`` is no tensor of floating dtype.
+    """
+    if not isinstance(values, Tensor):
+        raise TypeError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Use torch.as_tensor.")
+    if not values.is_floating_point():
+        raise TypeError(f"`{name}` must be of a floating dtype; got {values.dtype}. Convert with .float().")
+
+
+def check_finite(name: str, values: Tensor, where: str = "") -> None:
+    """Require values without NaN or infinities.
+
+    Args:
+        name: Name of the argument, for the message.
+        values: The tensor to check.
+        where: Which part of the argument it is, for the message.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    # NaN passes through both ends, so one look at them is enough, and much faster than at every value.
+    if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
+        bad = int((~torch.isfinite(values)).sum())
+        raise ValueError(
+            f"`{name}` holds NaN or infinite values: {bad} of {values.numel()}{where}. "
+            "Leave out the chains that diverged."
+        )
+
+
+def check_chunk_size(chunk_size: int | None) -> None:
+    """Require a positive whole number, or None.
+
+    Args:
+        chunk_size: Number of quantities in a block.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if chunk_size is None or (isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1):
+        return
+    raise ValueError(
+        f"`chunk_size` must be a whole number of at least 1; got {chunk_size!r}. Leave it out to have it chosen."
+    )
+
+
+@torch.no_grad()
+def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_size: int | None) -> Tensor:
+    """Apply a statistic to every quantity of checked draws, block by block.
+
+    Args:
+        draws: Checked draws, shape (M, S, ...), of which one block at a time is read.
+        statistic: Blocks (R, M, S), contiguous, float32 or float64 -> results (R, ...). It must not write to a block.
+        chunk_size: Quantities R in a block; None chooses by the size of the cache.
+
+    Returns:
+        Results in the trailing shape of the draws, followed by what follows R.
+
+    Raises:
+        ValueError: If a draw is not finite or the chunk size is no positive whole number.
+    """
+    check_chunk_size(chunk_size)
+    quantities = draws.shape[2:]
+    draws_MSD = draws.detach().flatten(2) if quantities else draws.detach().unsqueeze(-1)
+    num_chains, num_draws, num_quantities = draws_MSD.shape
+    budget = BLOCK_CPU if draws.device.type == "cpu" else BLOCK_ACCELERATOR
+    step = chunk_size or max(1, budget // (num_chains * num_draws))
+    result = torch.empty(0)
+    for first in range(0, num_quantities, step):
+        last = min(first + step, num_quantities)
+        block_RMS = draws_MSD[:, :, first:last].permute(2, 0, 1)
+        if block_RMS.dtype not in {torch.float32, torch.float64}:
+            block_RMS = block_RMS.float()
+        block_RMS = block_RMS.contiguous()
+        check_finite("draws", block_RMS, f" for quantities {first} to {last - 1}")
+        of_block = statistic(block_RMS)
+        if first == 0:
+            # One tensor for all: small ones kept from every block would leave holes in the heap and let it grow.
+            result = of_block.new_empty((num_quantities, *of_block.shape[1:]))
+        result[first:last] = of_block
+    return result.reshape((*quantities, *result.shape[1:]))

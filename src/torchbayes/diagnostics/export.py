@@ -1,0 +1,106 @@
+"""The way to arviz, whose plots and comparisons then work on draws of networks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.diagnostics._blocks import check_draws
+
+Named = Tensor | Mapping[str, Tensor]
+
+
+def to_arviz(
+    draws: Named,
+    *,
+    sample_stats: Mapping[str, Tensor] | None = None,
+    log_likelihood: Named | None = None,
+    observed_data: Named | None = None,
+) -> Any:
+    """Hand draws to arviz, which must be installed: a DataTree from version 1 on, an InferenceData before.
+
+    Tensors are copied to the CPU as arrays; arviz reads the first two axes as chain and draw.
+
+    Args:
+        draws: Draws, shape (M, S, ...), or a mapping from names to such; a tensor is named "weights". Of a large
+            network pass a few weights, or draws of functions.
+        sample_stats: What the sampler saw, shape (M, S, ...), by arviz's names: "energy", "acceptance_rate",
+            "diverging", "n_steps", "step_size", "lp" and others.
+        log_likelihood: Log-probability of each datum under each draw, shape (M, S, N), or a mapping from names of
+            observed variables to such; a tensor is named "targets". arviz compares models by it.
+        observed_data: Targets, any shape, or a mapping from the same names to such.
+
+    Returns:
+        An ``xarray.DataTree`` or an ``arviz.InferenceData`` with the groups that were given.
+
+    Raises:
+        ImportError: If arviz is not installed.
+        TypeError: If draws are no floating tensors, or anything else is no tensor.
+        ValueError: If the numbers of chains or draws differ between tensors.
+    """
+    posterior = _named(draws, "weights")
+    if not posterior:
+        raise ValueError("`draws` must name at least one quantity; got an empty mapping.")
+    for values in posterior.values():
+        check_draws(values, min_draws=1)
+    likelihood = _named(log_likelihood, "targets")
+    statistics = _named(sample_stats, "stat")
+    _check_chains({"draws": posterior, "sample_stats": statistics, "log_likelihood": likelihood})
+    groups = {
+        "posterior": posterior,
+        "sample_stats": statistics,
+        "log_likelihood": likelihood,
+        "observed_data": _named(observed_data, "targets"),
+    }
+    return _from_groups({
+        group: {name: _array(values) for name, values in tensors.items()}
+        for group, tensors in groups.items()
+        if tensors
+    })
+
+
+def _from_groups(groups: dict[str, dict[str, Any]]) -> Any:
+    try:
+        import arviz
+    except ImportError as error:
+        raise ImportError("`to_arviz` needs arviz, which is not installed. Run: pip install arviz") from error
+    # Version 1 took InferenceData out and made the mapping of groups the first argument.
+    make: Any = arviz.from_dict
+    return make(**groups) if hasattr(arviz, "InferenceData") else make(groups)
+
+
+def _named(values: Named | None, name: str) -> dict[str, Tensor]:
+    if values is None:
+        return {}
+    tensors = dict(values) if isinstance(values, Mapping) else {name: values}
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{key!r} must be a torch tensor; got {type(tensor).__name__}. Use torch.as_tensor.")
+    return tensors
+
+
+def _check_chains(groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Require one number of chains and of draws in every tensor.
+
+    Args:
+        groups: Name of the argument -> name -> tensor; the draws come first.
+
+    Raises:
+        ValueError: If a tensor differs.
+    """
+    first = next(iter(groups["draws"].values()))
+    expected = tuple(first.shape[:2])
+    for group, tensors in groups.items():
+        for name, values in tensors.items():
+            if tuple(values.shape[:2]) != expected:
+                raise ValueError(
+                    f"`{group}` must have {expected[0]} chains of {expected[1]} draws, like the first of the draws; "
+                    f"got shape {tuple(values.shape)} for {name!r}."
+                )
+
+
+def _array(values: Tensor) -> Any:
+    values = values.detach().cpu()
+    # numpy has no bfloat16.
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy().copy()

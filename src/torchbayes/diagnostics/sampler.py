@@ -1,0 +1,105 @@
+"""Health and cost of a sampler: energies, energy errors, and what an effective sample costs."""
+
+import torch
+from torch import Tensor
+
+from torchbayes.diagnostics._blocks import check_finite, check_floating
+
+
+def ebfmi(energy_MS: Tensor) -> Tensor:
+    r"""Estimated Bayesian fraction of missing information, $\sum_s (E_s - E_{s-1})^2 / \sum_s (E_s - \bar E)^2$.
+
+    How well new momenta explore the energies of the target (Betancourt, 2016, "Diagnosing suboptimal cotangent
+    disintegrations in Hamiltonian Monte Carlo"). Near one is good, below 0.3 slow.
+
+    Args:
+        energy_MS: Hamiltonian at the start of each trajectory, after the momentum was drawn; shape (M, S) with S ≥ 2.
+
+    Returns:
+        E-BFMI of each chain, float64, shape (M,); NaN for a chain whose energy never changes.
+
+    Raises:
+        TypeError: If the energies are no floating tensor.
+        ValueError: If they have another shape or are not finite.
+    """
+    check_floating("energy_MS", energy_MS)
+    _check_chains("energy_MS", energy_MS, least=2)
+    check_finite("energy_MS", energy_MS)
+    energy_MS = energy_MS.detach().double()
+    # Relative to the first energy a chain without movement is exactly zero.
+    energy_MS = energy_MS - energy_MS[:, :1]
+    spread_M = (energy_MS - energy_MS.mean(-1, keepdim=True)).square().sum(-1)
+    return energy_MS.diff(dim=-1).square().sum(-1) / spread_M
+
+
+def acceptance(energy_error_MS: Tensor) -> Tensor:
+    r"""Mean Metropolis acceptance probability of each chain, $\frac1S \sum_s \min(1, e^{-\Delta_s})$.
+
+    Args:
+        energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S). An error of NaN or
+            infinity is a trajectory that broke and is never accepted; minus infinity is always accepted.
+
+    Returns:
+        Acceptance in [0, 1], float64, shape (M,).
+
+    Raises:
+        TypeError: If the errors are no floating tensor.
+        ValueError: If they have another shape.
+    """
+    check_floating("energy_error_MS", energy_error_MS)
+    _check_chains("energy_error_MS", energy_error_MS, least=1)
+    probs_MS = (-energy_error_MS.detach().double()).clamp_max(0.0).exp()
+    return torch.where(probs_MS.isnan(), 0.0, probs_MS).mean(-1)
+
+
+def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor:
+    r"""Count the divergent trajectories of each chain: those with $\Delta_s$ above a threshold, or NaN.
+
+    No trajectory that follows the Hamiltonian errs by a thousand, the bound of Stan (Betancourt, 2017, "A conceptual
+    introduction to Hamiltonian Monte Carlo").
+
+    Args:
+        energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S).
+        threshold: Largest error, in nats, that is no divergence.
+
+    Returns:
+        Counts, int64, shape (M,).
+
+    Raises:
+        TypeError: If the errors are no floating tensor.
+        ValueError: If they have another shape, or the threshold is not positive.
+    """
+    check_floating("energy_error_MS", energy_error_MS)
+    _check_chains("energy_error_MS", energy_error_MS, least=1)
+    if not threshold > 0:
+        raise ValueError(f"`threshold` must be positive; got {threshold!r}. Use 1000.")
+    return (~(energy_error_MS.detach() <= threshold)).sum(-1)
+
+
+def efficiency(ess: Tensor, gradients: int) -> Tensor:
+    """Effective samples for each gradient evaluation, the figure by which samplers of different cost compare.
+
+    Args:
+        ess: Effective sample sizes over all chains, any shape.
+        gradients: Gradient evaluations of all chains together, warm-up included where it counts.
+
+    Returns:
+        ess / gradients, float64, in the shape of ``ess``.
+
+    Raises:
+        TypeError: If ``ess`` is no floating tensor.
+        ValueError: If ``gradients`` is not positive.
+    """
+    check_floating("ess", ess)
+    if isinstance(gradients, bool) or not isinstance(gradients, int) or gradients < 1:
+        raise ValueError(f"`gradients` must be a whole number of at least 1; got {gradients!r}. Count all chains.")
+    return ess.detach().double() / gradients
+
+
+def _check_chains(name: str, values_MS: Tensor, *, least: int) -> None:
+    shape = tuple(values_MS.shape)
+    if values_MS.ndim != 2 or shape[0] == 0 or shape[1] < least:
+        raise ValueError(
+            f"`{name}` must have the shape (M, S), at least one chain and {least} draws; got shape {shape}. "
+            "Pass values.unsqueeze(0) for a single chain."
+        )
