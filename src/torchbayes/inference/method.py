@@ -33,7 +33,7 @@ class Method(Protocol):
 
     @property
     def plan(self) -> Any:
-        """How the stack of members is run: auto, loop, vmap or compiled."""
+        """How the stack of members is run: auto, native, loop, vmap or compiled."""
         ...
 
     def init(
@@ -43,7 +43,7 @@ class Method(Protocol):
         ...
 
     def step(self, density: LogDensity, state: Any, batch: Batch, *, donate: bool = False) -> tuple[Any, Any]:
-        """Return the new state and what was seen."""
+        """Return the new state and what was seen: an object whose `means()` and `now()` are the numbers of the log."""
         ...
 
     def posterior(self, density: LogDensity, state: Any) -> Posterior:
