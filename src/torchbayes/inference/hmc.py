@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchbayes.inference.hamiltonian import Mass, State, check, kinetic, known_prior, learned, momenta, start
 from torchbayes.inference.noise import Purpose, uniforms
-from torchbayes.inference.sampler import DIVERGENCE, Info, Sampler, metropolis, moved
+from torchbayes.inference.sampler import Info, Sampler, diverged, metropolis, moved
 from torchbayes.inference.settings import check_counts, check_positive, check_share
 from torchbayes.model.dynamics import Density
 
@@ -129,7 +129,7 @@ class HMC(Sampler):
             probability_M,
             step_size_M,
             leapfrogs_M.double(),
-            (~(error_M < DIVERGENCE)).double(),
+            diverged(error_M),
         )
         return learned(self, density, new, acceptance_M=probability_M), info
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchbayes.inference.adaptation import StepSize
 from torchbayes.inference.noise import Purpose, normals
-from torchbayes.inference.sampler import DIVERGENCE, Info, Sampler, begin, metropolis, moved
+from torchbayes.inference.sampler import Info, Sampler, begin, diverged, metropolis, moved
 from torchbayes.inference.settings import check_positive, check_share
 from torchbayes.model.dynamics import Density, Value
 
@@ -191,6 +191,6 @@ def _decide(
         probability_M,
         state.step_size.step_size_M,
         ones_M,
-        (~(-log_ratio_M < DIVERGENCE)).double(),
+        diverged(-log_ratio_M),
     )
     return new, info

@@ -186,7 +186,7 @@ class _Trees:
         gain_M = self._energy_M[rows] + phase.value.log_density - kinetic(phase.momentum_MD, mass_MD)
         subtree.end_MD[rows], subtree.momentum_MD[rows] = phase.weights_MD, phase.momentum_MD
         subtree.gradient_MD[rows] = phase.value.gradient
-        gain_M = torch.nan_to_num(gain_M, nan=-torch.inf)
+        gain_M = torch.where(torch.isfinite(gain_M), gain_M, -torch.inf)
         self.leapfrogs_M[rows] += 1
         self.acceptance_M[rows] += gain_M.clamp(max=0.0).exp()
         self.divergent_M[rows] |= gain_M < -DIVERGENCE

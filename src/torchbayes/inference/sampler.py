@@ -175,7 +175,7 @@ def refuse_batch_norm(density: Density) -> None:
 
 
 def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
-    """Return which chains accept, and with what probability: min(1, exp(log ratio)); never where it is not a number.
+    """Return which chains accept, and with what probability: min(1, exp(log ratio)), and 0 where it is not finite.
 
     Args:
         log_ratio_M: log of the ratio of target times reverse proposal to target times proposal, float64.
@@ -185,8 +185,14 @@ def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tens
     Returns:
         Bool (M,) and float64 (M,).
     """
-    probability_M = torch.nan_to_num(log_ratio_M, nan=-torch.inf).clamp(max=0.0).exp()
+    # not even where the density is infinite: a chain would stay there for ever
+    probability_M = torch.where(torch.isfinite(log_ratio_M), log_ratio_M, -torch.inf).clamp(max=0.0).exp()
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
+
+
+def diverged(error_M: Tensor) -> Tensor:
+    """Return 1.0 where the energy error is above 1000 or not finite, else 0.0."""
+    return (~torch.isfinite(error_M) | (error_M > DIVERGENCE)).double()
 
 
 def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
