@@ -7,6 +7,7 @@ Three verbs, `fit`, `predict` and `evaluate`, on four nouns: `Model`, a method s
 from importlib import import_module
 from types import ModuleType
 
+from torchbayes.diagnose import Diagnosis, diagnose
 from torchbayes.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
 from torchbayes.inference import (
     HMC,
@@ -73,6 +74,7 @@ __all__ = [
     "Cosine",
     "Cycles",
     "Decay",
+    "Diagnosis",
     "DivergedError",
     "Draws",
     "Evaluation",
@@ -90,6 +92,7 @@ __all__ = [
     "TemperatureScaling",
     "__version__",
     "detection",
+    "diagnose",
     "evaluate",
     "fidelity",
     "fit",

@@ -19,11 +19,13 @@ from torchbayes.inference import MAP, SGD, SWAG, Adam, fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
+from torchbayes.inference.sampler import Sampler
 from torchbayes.model import Model, likelihoods, priors
 from torchbayes.model.ways import Way
 from torchbayes.native.build import available
-from torchbayes.posteriors import Posterior, load
+from torchbayes.posteriors import Draws, Posterior, load
 from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.store import DrawFile
 
 if TYPE_CHECKING:
     from torchbayes.data import Data
@@ -168,8 +170,15 @@ class Defaults:
     note: str = ""
 
 
-def _plan(problem: Problem) -> Way:
-    """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again."""
+def usual_plan(problem: Problem) -> Way:
+    """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again.
+
+    Args:
+        problem: what is run.
+
+    Returns:
+        "native" or "vmap" for fully connected networks, else "loop".
+    """
     if problem.network != "mlp":
         return "loop"
     return "native" if problem.place == "cpu" and available() else "vmap"
@@ -178,7 +187,7 @@ def _plan(problem: Problem) -> Way:
 def _settings(
     problem: Problem, epochs: int, batch_size: int, *, optimizer: SGD | Adam, averaging_lr: float, **swag: Any
 ) -> Defaults:
-    plan = _plan(problem)
+    plan = usual_plan(problem)
     ensemble = MAP(5, epochs, batch_size, optimizer, plan=plan)
     return Defaults(problem, ensemble, SWAG(5, epochs, batch_size, optimizer, averaging_lr, plan=plan, **swag))
 
@@ -300,11 +309,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def fit_run(
     setup: Setup,
-    method: Method,
+    method: Method | Sampler,
     directory: Path,
     *,
     seed: int = 0,
     resume: bool = False,
+    steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
 ) -> Posterior:
     """Fit into a run directory that `load_run` can read.
@@ -314,52 +324,58 @@ def fit_run(
         method: how to infer.
         directory: of the run.
         seed: of the fit.
-        resume: continue the run in `directory`, or take its posterior if it is finished.
+        resume: continue the run in `directory`, or take its posterior if it is finished; a sampler with more steps
+            goes on.
+        steps: length of the chains in the place of the method's, for samplers.
         callbacks: as `fit` takes them.
 
     Returns:
         The posterior.
 
     Raises:
-        ValueError: if the directory holds a run that is not to be resumed, or one of other settings.
+        ValueError: if the directory holds a run that is not to be resumed, or one of other settings, or if `steps` are
+            given for a method that is no sampler.
     """
+    if steps is not None:
+        if not isinstance(method, Sampler):
+            raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
+        method = replace(method, steps=steps)
     config = {**entries(setup.problem), "method": describe(method), "seed": seed}
     path = directory / CONFIG
-    if path.exists():
-        if not resume:
-            raise ValueError(f"{directory} already holds a run. Add --resume, or choose another --directory.")
-        found = read_config(path)
-        for name, value in config.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"{directory} holds a run of another {name} ({found.get(name)}; now {value}). "
-                    f"Choose another --directory, or leave the option out."
-                )
-    else:
+    found = read_config(path) if path.exists() else config
+    if path.exists() and not resume:
+        raise ValueError(f"{directory} already holds a run. Add --resume, or choose another --directory.")
+    for name, value in config.items():
+        if _any_length(found.get(name)) != _any_length(value):
+            raise ValueError(
+                f"{directory} holds a run of another {name} ({found.get(name)}; now {value}). "
+                f"Choose another --directory, or leave the option out."
+            )
+    if found != config or not path.exists():
         write_config(directory, config)
     with setup.problem.threading():
-        return fit(
-            setup.model,
-            tuple(setup.data.train),
-            method,
-            seed=seed,
-            directory=directory,
-            resume=resume,
-            callbacks=callbacks,
-        )
+        data = tuple(setup.data.train)
+        return fit(setup.model, data, method, seed=seed, directory=directory, resume=resume, callbacks=callbacks)
 
 
-def load_run(directory: Path) -> tuple[Setup, Posterior]:
+def _any_length(entry: Any) -> Any:
+    # a chain is the same chain however long it gets
+    settings = entry.get("init_args") if isinstance(entry, Mapping) else None
+    return {**entry, "init_args": {**settings, "steps": None}} if settings else entry
+
+
+def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Posterior]:
     """Load what `fit_run` left.
 
     Args:
         directory: of the run.
+        unfinished: take the draws that a sampler has left so far, whether its run is over, goes on or was killed.
 
     Returns:
         Data and model, and the posterior.
 
     Raises:
-        FileNotFoundError: if there is no finished run.
+        FileNotFoundError: if there is no finished run, or no draws of one.
         ValueError: if the directory holds something else.
     """
     config = read_config(directory / CONFIG)
@@ -367,11 +383,14 @@ def load_run(directory: Path) -> tuple[Setup, Posterior]:
         fits = sorted(str(p.parent) for p in directory.glob(f"fits/*/{CONFIG}"))
         raise ValueError(f"{directory} is not the directory of one fit. Try {' or '.join(fits) or 'another'}.")
     path = directory / "posterior.safetensors"
-    if not path.is_file():
+    streamed = unfinished and (directory / "draws.json").is_file()
+    if not streamed and not path.is_file():
         raise FileNotFoundError(
             f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {directory} --resume."
         )
     names = {f.name for f in dataclasses.fields(Problem)}
     setup = Problem(**{name: value for name, value in config.items() if name in names}).setup()
-    source = as_source(setup.model, tuple(setup.data.train), config["method"]["init_args"]["batch_size"])
+    if streamed:
+        return setup, Draws(setup.model, DrawFile.open(directory).read().to(setup.model.network.device))
+    source = as_source(setup.model, tuple(setup.data.train), config["method"]["init_args"].get("batch_size") or 1024)
     return setup, load(path, setup.model, calibration=source.inputs)

@@ -9,7 +9,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import reduce
 from importlib import import_module
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +140,17 @@ def fit(argv: list[str]) -> None:
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
     add_problem(parser, seen.usual)
-    default = usual_method(seen.method, seen.usual)
-    parser.add_argument("--method", type=tb.MAP | tb.SWA | tb.SWAG, default=default, help="how to infer")
+    default = usual_method(seen.method, seen.usual, seen.network)
+    parser.add_argument("--method", type=reduce(or_, METHODS), default=default, help="how to infer")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
+    parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
     add_directory(parser, None)
     chosen = parse(parser, seen.argv)
     directory, method = Path(chosen["directory"]), chosen["method"]
+    how = {name: chosen[name] for name in ("seed", "resume", "steps")}
     with resumable(f"torchbayes fit --directory {directory} --resume"):
         setup = problem_of(chosen).setup()
-        fit_run(setup, method, directory, seed=chosen["seed"], resume=chosen["resume"], callbacks=callbacks())
+        fit_run(setup, method, directory, **how, callbacks=callbacks())
     print(f"Posterior: {directory / 'posterior.safetensors'}")
 
 
@@ -176,6 +180,59 @@ def evaluate(argv: list[str]) -> None:
     from torchbayes.report import Table
 
     print_table(Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": ".4f"}))
+
+
+def diagnose(argv: list[str]) -> None:
+    """Say whether the chains of a sampler have converged, finished or not; write a report with pictures.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if no run is named, or there is nothing to compare functions at.
+    """
+    from torchbayes.config import CONFIG, load_run, read_config
+    from torchbayes.report import diagnosis as page
+
+    parser = new_parser("diagnose", _first_line(diagnose))
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, NUTS, SGLD, ...")
+    parser.add_argument("--inputs", type=int, default=200, help="test rows at which functions are compared")
+    parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parse(parser, argv)
+    if chosen["run"] is None:
+        raise ValueError("say what to diagnose: the directory of a fit.")
+    if chosen["inputs"] < 1:
+        raise ValueError(f"`--inputs` must be at least 1; got {chosen['inputs']}.")
+    run = Path(chosen["run"])
+    setup, posterior = load_run(run, unfinished=True)
+    inputs, targets = _spread(setup.data.test, chosen["inputs"])
+    with setup.problem.threading():
+        found = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
+    settings = read_config(run / CONFIG)
+    kind, length = settings["method"]["class_path"].rpartition(".")[2], settings["method"]["init_args"].get("steps")
+    done = f" {int(found.record.step_R[-1]):,} of {length:,} iterations are done." if found.record and length else ""
+    report = page.write_diagnosis(
+        Path(chosen["directory"] or run / "diagnosis"),
+        found,
+        title=f"{kind} on {setup.data.name}: have the chains converged?",
+        lead=f"{setup.data.source}: {len(setup.data.train.inputs):,} training rows. Network: {setup.problem.network}, "
+        f"{setup.model.layout.size:,} weights.{done} Functions are compared at {len(inputs):,} test rows.",
+        settings=settings,
+    )
+    if chosen["json"]:
+        print(json.dumps(page.numbers(found), indent=1))
+        return
+    print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
+    print("\n".join([*page.remarks(found), f"Report: {report}"]))
+
+
+def _spread(rows: Any, count: int) -> tuple[Any, Any]:
+    # rows at even distances: the first ones of a sorted test set would all be of one class
+    import torch
+
+    chosen = torch.arange(min(count, len(rows.inputs))) * len(rows.inputs) // min(count, len(rows.inputs))
+    return rows.inputs[chosen], rows.targets[chosen]
 
 
 def _published(path: Path) -> dict[str, float]:
@@ -275,6 +332,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compare": compare,
     "fit": fit,
     "evaluate": evaluate,
+    "diagnose": diagnose,
     "reproduce": reproduce,
     "list": list_,
 }

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple, get_args
 import jsonargparse
 
 from torchbayes.cli.terminal import one_line
-from torchbayes.config import CONFIG, Defaults, Problem, defaults, read_config
-from torchbayes.inference import MAP, SWA, SWAG
+from torchbayes.config import CONFIG, Defaults, Problem, defaults, read_config, usual_plan
+from torchbayes.inference import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, RandomWalk
+from torchbayes.inference.method import Method
 from torchbayes.inference.optimizers import Optimizer
-from torchbayes.inference.schedules import Schedule
+from torchbayes.inference.sampler import Sampler
+from torchbayes.inference.schedules import Schedule, StepSchedule
 
-METHODS = (MAP, SWA, SWAG)
+SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
+METHODS = (MAP, SWA, SWAG, *SAMPLERS)
 Parser = jsonargparse.ArgumentParser
 
 
@@ -28,12 +31,14 @@ class Peek(NamedTuple):
         data: name of the data set.
         usual: its settings.
         method: name of the method.
+        network: name of the network.
     """
 
     argv: list[str]
     data: str
     usual: Defaults
     method: str
+    network: str
 
 
 def peek(argv: list[str]) -> Peek:
@@ -46,7 +51,7 @@ def peek(argv: list[str]) -> Peek:
         What was found.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--config", "--directory", "--method"):
+    for name in ("--data", "--config", "--directory", "--method", "--network"):
         parser.add_argument(name)
     parser.add_argument("--resume", action="store_true")
     seen, _ = parser.parse_known_args(argv)
@@ -58,7 +63,9 @@ def peek(argv: list[str]) -> Peek:
     method = file.get("method")
     named = method.get("class_path") if isinstance(method, Mapping) else method
     data = str(seen.data or file.get("data") or Problem.data)
-    return Peek(argv, data, defaults(data), str(seen.method or named or "SWAG").rpartition(".")[2])
+    usual = defaults(data)
+    network = str(seen.network or file.get("network") or usual.problem.network)
+    return Peek(argv, data, usual, str(seen.method or named or "SWAG").rpartition(".")[2], network)
 
 
 def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
@@ -73,7 +80,8 @@ def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
         The parser; it raises `argparse.ArgumentError`.
     """
     # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
-    jsonargparse.set_parsing_settings(subclasses_enabled=[*METHODS, *get_args(Optimizer), *get_args(Schedule)])
+    choices = [*METHODS, *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
+    jsonargparse.set_parsing_settings(subclasses_enabled=choices)
     parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
     if config:
         parser.add_argument("--config", action="config", help="YAML file with any of these options")
@@ -135,17 +143,23 @@ def add_directory(parser: Parser, default: str | None) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
-def usual_method(name: str, usual: Defaults) -> MAP | SWA | SWAG:
-    """Return the settings of one member of a method for a data set.
+def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
+    """Return the settings of a method for a data set: one member, or as many chains as a sampler has by itself.
 
     Args:
         name: of the method; one that is not known gives SWAG, and the parser says what is wrong.
         usual: settings of the data set.
+        network: name of the network.
 
     Returns:
         The settings.
     """
     swag = replace(usual.multiswag, members=1)
+    for sampler in SAMPLERS:
+        if sampler.__name__ == name:
+            rows: dict[str, Any] = {"batch_size": swag.batch_size} if sampler in {SGLD, SGHMC, SGNHT} else {}
+            # a chain takes so many small steps that the way to run it matters more than for optimisers
+            return sampler(plan=usual_plan(replace(usual.problem, network=network)), **rows)
     if name == "SWA":
         return SWA(**{f.name: getattr(swag, f.name) for f in fields(SWA)})
     return replace(usual.ensemble, members=1) if name == "MAP" else swag

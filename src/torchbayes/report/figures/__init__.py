@@ -3,6 +3,7 @@
 Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.write_report`.
 """
 
+from torchbayes.report.figures.chains import ess_histograms, rhat_histogram, traces_and_ranks
 from torchbayes.report.figures.comparison import metric_dots, severity_curves, training_curves
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
@@ -12,10 +13,13 @@ __all__ = [
     "Band",
     "classification_surface",
     "entropy_histograms",
+    "ess_histograms",
     "metric_dots",
     "predictive_band",
     "reliability_diagram",
+    "rhat_histogram",
     "severity_curves",
+    "traces_and_ranks",
     "training_curves",
     "uncertain_images",
 ]

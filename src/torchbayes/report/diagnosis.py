@@ -1,0 +1,345 @@
+"""The section of a report that says whether chains have converged: tables, remarks in words, pictures, one page.
+
+A `Diagnosis` is handed over as it is: it holds numbers and names only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.diagnose import Diagnosis
+from torchbayes.report import figures
+from torchbayes.report.figures.chains import BOUNDS, ENOUGH
+from torchbayes.report.html import Picture, write_report
+from torchbayes.report.style import savefig
+from torchbayes.report.tables import Table
+
+LOW_EBFMI = 0.3  # below it energies are explored slowly (Betancourt 2016)
+_PER = 1000  # gradients that efficiencies are given for
+
+
+def space_numbers(diagnosis: Diagnosis, space: str) -> dict[str, float]:
+    """Return one space in numbers; what never moves is counted and left out of the others.
+
+    Args:
+        diagnosis: of a run.
+        space: a name of its `spaces`.
+
+    Returns:
+        quantities, unmoved, rhat_median, rhat_largest, rhat_within_1.01 and rhat_within_1.1 (shares), ess_bulk_median,
+        ess_bulk_least, ess_tail_least, ess_per_1000_gradients (of the median bulk size), mcse_largest (Monte Carlo
+        standard error of a mean, in the units of the quantity). NaN where there is nothing to say.
+    """
+    found = diagnosis.spaces[space]
+    moved = ~found.rhat.flatten().isnan()
+    rhat, bulk, tail, mcse = (
+        part.flatten()[moved] for part in (found.rhat, found.ess_bulk, found.ess_tail, found.mcse)
+    )
+    per_gradient = diagnosis.per_gradient(space).flatten()[moved]
+    return {
+        "quantities": len(moved),
+        "unmoved": int((~moved).sum()),
+        "rhat_median": _quantile(rhat, 0.5),
+        "rhat_largest": _quantile(rhat, 1.0),
+        **{f"rhat_within_{bound}": _share(rhat <= bound) for bound in BOUNDS},
+        "ess_bulk_median": _quantile(bulk, 0.5),
+        "ess_bulk_least": _quantile(bulk, 0.0),
+        "ess_tail_least": _quantile(tail, 0.0),
+        "ess_per_1000_gradients": _PER * _quantile(per_gradient, 0.5),
+        "mcse_largest": _quantile(mcse, 1.0),
+    }
+
+
+def numbers(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis in numbers that JSON holds; None for what is not finite or not known.
+
+    Args:
+        diagnosis: of a run.
+
+    Returns:
+        chains, draws, gradients, `spaces` (as `space_numbers` gives them) and `by_chain` (one number per chain).
+    """
+    spaces = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
+    by_chain = {name: column.tolist() for name, column in _by_chain(diagnosis).items()}
+    whole = {"chains": diagnosis.chains, "draws": diagnosis.draws, "gradients": diagnosis.gradients}
+    return _plain({**whole, "spaces": spaces, "by_chain": by_chain})
+
+
+_COLUMNS = {
+    "quantities": ("quantities", ",d"),
+    "R-hat": ("rhat_median", ".3f"),
+    "largest": ("rhat_largest", ".3f"),
+    **{f"≤ {bound}": (f"rhat_within_{bound}", ".1%") for bound in BOUNDS},
+    "bulk ESS": ("ess_bulk_median", ",.0f"),
+    "least": ("ess_bulk_least", ",.0f"),
+    "least tail ESS": ("ess_tail_least", ",.0f"),
+    "ESS / 1,000 gradients": ("ess_per_1000_gradients", ".3g"),
+    "unmoved": ("unmoved", ",d"),
+}
+_NARROW = (
+    ("quantities", "R-hat", "largest", *(f"≤ {bound}" for bound in BOUNDS), "unmoved"),
+    ("bulk ESS", "least", "least tail ESS", "ESS / 1,000 gradients"),
+)
+
+
+def space_table(diagnosis: Diagnosis, columns: Sequence[str] = tuple(_COLUMNS), *, caption: str = "") -> Table:
+    """Return the table of spaces: R-hat and effective sizes of weights, functions and log likelihoods.
+
+    Args:
+        diagnosis: of a run.
+        columns: which, by their heads.
+        caption: how to read it.
+
+    Returns:
+        The table; columns that say nothing here are left out.
+    """
+    found = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
+    entries = {head: [_entry(of_space[_COLUMNS[head][0]]) for of_space in found.values()] for head in columns}
+    idle = {head: all(e is None for e in of_head) for head, of_head in entries.items()}
+    idle["unmoved"] = not any(of_space["unmoved"] for of_space in found.values())
+    heads = [head for head in columns if not idle[head]]
+    rows = [[space, *(entries[head][row] for head in heads)] for row, space in enumerate(found)]
+    return Table(["space", *heads], rows, caption, formats={head: _COLUMNS[head][1] for head in heads})
+
+
+def space_tables(diagnosis: Diagnosis) -> list[Table]:
+    """Return the table of spaces in parts that fit a page: R-hat, and effective sizes where they are known.
+
+    Args:
+        diagnosis: of a run.
+
+    Returns:
+        One or two tables, the caption under the last.
+    """
+    first, second = (space_table(diagnosis, columns) for columns in _NARROW)
+    parts = [first, second] if len(second.columns) > 1 else [first]
+    return [*parts[:-1], replace(parts[-1], caption=caption(diagnosis))]
+
+
+def chain_table(diagnosis: Diagnosis) -> Table | None:
+    """Return the table of chains: what the log says of each after burn-in.
+
+    Args:
+        diagnosis: of a run.
+
+    Returns:
+        The table; None without a log.
+    """
+    columns = _by_chain(diagnosis)
+    if diagnosis.record is None:
+        return None
+    heads = {name.replace("_", " ").replace("ebfmi", "E-BFMI"): column for name, column in columns.items()}
+    rows = [[str(chain + 1), *(_entry(c[chain].item()) for c in columns.values())] for chain in range(diagnosis.chains)]
+    said = (
+        f"After {diagnosis.record.burn_in:,} iterations of burn-in, whose gradients are counted apart. Gradients are "
+        f"passes over the data."
+    )
+    if "ebfmi" in columns:
+        said += f" E-BFMI: how well new momenta explore the energies; near 1 is good, below {LOW_EBFMI} slow."
+    formats = {"E-BFMI": ".2f", "acceptance": ".1%", "divergences": "d", "step size": ".3g"}
+    formats |= {"gradients": ",.0f", "gradients in burn-in": ",.0f"}
+    return Table(["chain", *heads], rows, said, formats={name: form for name, form in formats.items() if name in heads})
+
+
+def caption(diagnosis: Diagnosis) -> str:
+    """Return how to read the table of spaces.
+
+    Args:
+        diagnosis: of a run.
+
+    Returns:
+        Sentences.
+    """
+    said = f"{'One chain' if diagnosis.chains == 1 else f'{diagnosis.chains} chains'} of {diagnosis.draws:,} draws. "
+    if diagnosis.chains == 1:
+        said += "R-hat compares the two halves of the one chain: a drift shows, another mode does not. "
+    else:
+        said += "R-hat (rank-normalised, split) compares the chains and their halves. "
+    said += "ESS: effective sample size, of all chains together. R-hat and bulk ESS are medians."
+    if not math.isnan(diagnosis.gradients):
+        said += f" Gradients: {diagnosis.gradients:,.0f} passes over the data after burn-in, all chains."
+    return said
+
+
+def remarks(diagnosis: Diagnosis) -> list[str]:
+    """Return what the numbers say, in words.
+
+    Args:
+        diagnosis: of a run.
+
+    Returns:
+        Sentences.
+    """
+    functions, weights = (space_numbers(diagnosis, space) for space in (diagnosis.functions, "weights"))
+    said = _log_remarks(diagnosis)
+    for space, found in (("weights", weights), (diagnosis.functions, functions)):
+        if found["unmoved"]:
+            said.append(f"{found['unmoved']:,} of {found['quantities']:,} {space} never move.")
+    for bound in BOUNDS[::-1]:
+        shares = [found[f"rhat_within_{bound}"] for found in (functions, weights)]
+        if not math.isnan(sum(shares)):
+            parts = (f"{_percent(s)} of {n}" for s, n in zip(shares, (diagnosis.functions, "weights"), strict=True))
+            said.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
+    enough, least = ENOUGH * diagnosis.chains, functions["ess_bulk_least"]
+    if math.isnan(least):
+        said.append(f"With {diagnosis.draws} draws of each chain nothing is known of effective sizes yet.")
+    elif least < enough:
+        said.append(
+            f"The least effective size of {diagnosis.functions} is {least:.0f}. R-hat and effective sizes are to be "
+            f"trusted from about {enough} on, {ENOUGH} for each chain."
+        )
+    if not math.isnan(functions["mcse_largest"]):
+        said.append(
+            f"Averaged over draws, {diagnosis.functions} have Monte Carlo standard errors of up to "
+            f"{functions['mcse_largest']:.2g}, if the chains have converged."
+        )
+    if diagnosis.chains == 1:
+        said.append("One chain cannot show whether another would find another mode. Run several.")
+    return said
+
+
+def _log_remarks(diagnosis: Diagnosis) -> list[str]:
+    """Return what the log says of the chains after burn-in."""
+    record = diagnosis.record
+    if record is None:
+        return []
+    parts = []
+    if record.ebfmi_M is not None:
+        parts.append(f"E-BFMI {_range(record.ebfmi_M, '.2f')}")
+    if record.acceptance_M is not None:
+        parts.append(f"acceptance {_range(100 * record.acceptance_M, '.1f')} %")
+    if record.divergences_M is not None:
+        parts.append(f"{_range(record.divergences_M, 'd')} divergences")
+    parts.append(f"{_range(record.gradients_M, ',.0f')} gradients")
+    said = [f"Each chain: {', '.join(parts)}."]
+    if record.divergences_M is not None and record.divergences_M.sum() > 0:
+        said.append(
+            "After a divergence, an energy error above 1,000: take smaller steps, or raise `target_acceptance`."
+        )
+    if record.ebfmi_M is not None and (record.ebfmi_M < LOW_EBFMI).any():
+        said.append(f"An E-BFMI below {LOW_EBFMI} says that energies are explored slowly.")
+    return said
+
+
+def _range(column: Tensor, form: str) -> str:
+    low, high = (format(end.item(), form) for end in (column.min(), column.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
+    """Draw everything that applies.
+
+    Args:
+        diagnosis: of a run.
+
+    Returns:
+        file name without ending -> picture.
+    """
+    shown = {name: diagnosis.spaces[name] for name in ("weights", diagnosis.functions)}
+    moving = {name: space for name, space in shown.items() if not space.rhat.isnan().all()}
+    drawn: dict[str, Picture] = {}
+    if moving:
+        drawn["rhat"] = Picture(
+            "R-hat in weight space and in function space",
+            figures.rhat_histogram({name: space.rhat.flatten() for name, space in moving.items()}),
+            "Near 1, chains cannot be told apart. Networks whose weights differ from chain to chain may agree in what "
+            "they predict, and that is what is averaged.",
+        )
+    sized = {name: space for name, space in moving.items() if not space.ess_bulk.isnan().all()}
+    if sized:
+        sizes = {name: (space.ess_bulk.flatten(), space.ess_tail.flatten()) for name, space in sized.items()}
+        drawn["ess"] = Picture(
+            "Effective sample sizes",
+            figures.ess_histograms(sizes, chains=diagnosis.chains, draws=diagnosis.draws),
+            "How many independent draws the chains are worth, for the middle and for the tails of each quantity.",
+        )
+    if diagnosis.traces:
+        quantities = {trace.name: (trace.values_MS, trace.at_S, trace.over) for trace in diagnosis.traces}
+        drawn["traces"] = Picture(
+            "Traces and ranks",
+            figures.traces_and_ranks(quantities),
+            "The log density, the weight of the largest R-hat, and the prediction of the largest Monte Carlo error. "
+            "Chains that have converged overlap on the left and are flat on the right.",
+        )
+    return drawn
+
+
+def write_diagnosis(
+    directory: Path,
+    diagnosis: Diagnosis,
+    *,
+    title: str,
+    lead: str = "",
+    settings: str | Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the page and its pictures, `rhat.png`, `ess.png` and `traces.png`, in the place of earlier ones.
+
+    Args:
+        directory: where; made if needed.
+        diagnosis: of a run.
+        title: heading.
+        lead: what was run.
+        settings: the configuration of the run.
+
+    Returns:
+        Path of `report.html`.
+    """
+    drawn = pictures(diagnosis)
+    for name, picture in drawn.items():
+        savefig(picture.image, directory / f"{name}.png")  # type: ignore[arg-type]
+    chains = chain_table(diagnosis)
+    return write_report(
+        directory / "report.html",
+        title=title,
+        lead="\n\n".join(filter(None, [lead, " ".join(remarks(diagnosis))])),
+        tables=[*space_tables(diagnosis), *([chains] if chains else [])],
+        figures=drawn.values(),
+        settings=settings,
+    )
+
+
+def _by_chain(diagnosis: Diagnosis) -> dict[str, Tensor]:
+    record = diagnosis.record
+    if record is None:
+        return {}
+    columns = {
+        "ebfmi": record.ebfmi_M,
+        "acceptance": record.acceptance_M,
+        "divergences": record.divergences_M,
+        "step_size": record.step_size_M,
+        "gradients_in_burn-in": record.burn_in_gradients_M,
+        "gradients": record.gradients_M,
+    }
+    return {name: column for name, column in columns.items() if column is not None}
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    """Return the order statistic below a share: torch's own quantile refuses long tensors."""
+    known = values[~values.isnan()].sort().values
+    return float(known[round(share * (len(known) - 1))]) if len(known) else math.nan
+
+
+def _share(holds: Tensor) -> float:
+    return float(holds.double().mean()) if len(holds) else math.nan
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _entry(number: float) -> float | None:
+    return None if isinstance(number, float) and math.isnan(number) else number
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, Mapping):
+        return {name: _plain(part) for name, part in found.items()}
+    if isinstance(found, list):
+        return [_plain(part) for part in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
