@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.precision import full_precision
 from torchbayes.model.seeds import seeded
 from torchbayes.model.stacked import StackedLayers
 from torchbayes.native.build import UnavailableError
@@ -85,7 +86,10 @@ class Ways:
 
     def run(self, way: str, call: Call) -> Tensor:
         """Return Σ_b log p(y_b|f_b) of each member (M,), and write `scale` times its gradient."""
-        with torch.enable_grad(), self.model.network.training() if self.training else nullcontext():
+        mode = self.model.network.training() if self.training else nullcontext()
+        # calls on all the data are those of Metropolis tests
+        precision = full_precision(call.weights_MD.device) if call.shared else nullcontext()
+        with torch.enable_grad(), mode, precision:
             return self._loop(call) if way == "loop" else self._stacked(way, call)
 
     def _stacked(self, way: str, call: Call) -> Tensor:

@@ -1,0 +1,44 @@
+"""Full float32 precision, whatever PyTorch is set to.
+
+A Metropolis test decides on differences of energies, a few nats of sums of thousands. TF32 keeps 10 bits of a factor
+and bfloat16 7: either puts an error of many nats into the sum, so that good proposals are rejected. Izmailov et al.
+(2021) turn both off for the same reason. PyTorch lets convolutions on a GPU use TF32 unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute products of float32 numbers in float32, and without autocast, while the `with` lasts.
+
+    Args:
+        device: where.
+
+    Yields:
+        Nothing; settings are put back afterwards.
+    """
+    if device.type not in {"cpu", "cuda"}:
+        yield
+        return
+    backend: Any = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cudnn
+    products: Any = backend.matmul if device.type == "cpu" else torch.backends.cuda.matmul
+    operations = (products, backend.conv, backend.rnn)
+    before = [operation.fp32_precision for operation in operations]
+    if {"ieee", "none"}.issuperset(before) and not torch.is_autocast_enabled(device.type):
+        yield  # full precision already
+        return
+    try:
+        for operation in operations:
+            operation.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for operation, precision in zip(operations, before, strict=True):
+            operation.fp32_precision = precision
