@@ -35,7 +35,17 @@ from torchbayes.inference import (
     fit,
     sample,
 )
-from torchbayes.model import Batch, FunctionDensity, LogDensity, Model, likelihoods, member_seeds, priors
+from torchbayes.model import (
+    Batch,
+    FunctionDensity,
+    LogDensity,
+    LostRankError,
+    Model,
+    Ranks,
+    likelihoods,
+    member_seeds,
+    priors,
+)
 from torchbayes.posteriors import Draws, Functions, Gaussian, Point, load
 from torchbayes.predictive import Predictive, predict, stream
 
@@ -83,11 +93,13 @@ __all__ = [
     "Functions",
     "Gaussian",
     "LogDensity",
+    "LostRankError",
     "Model",
     "PiecewiseLinear",
     "Point",
     "Predictive",
     "RandomWalk",
+    "Ranks",
     "Steady",
     "TemperatureScaling",
     "__version__",

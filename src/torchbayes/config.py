@@ -20,7 +20,7 @@ from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
-from torchbayes.model import Model, likelihoods, priors
+from torchbayes.model import Model, Ranks, likelihoods, priors
 from torchbayes.model.ways import Way
 from torchbayes.native.build import available
 from torchbayes.posteriors import Draws, Posterior, load
@@ -316,6 +316,7 @@ def fit_run(
     resume: bool = False,
     steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
+    ranks: Ranks | None = None,
 ) -> Posterior:
     """Fit into a run directory that `load_run` can read.
 
@@ -328,6 +329,7 @@ def fit_run(
             goes on.
         steps: length of the chains in the place of the method's, for samplers.
         callbacks: as `fit` takes them.
+        ranks: processes that share the fit.
 
     Returns:
         The posterior.
@@ -340,7 +342,20 @@ def fit_run(
         if not isinstance(method, Sampler):
             raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
         method = replace(method, steps=steps)
-    config = {**entries(setup.problem), "method": describe(method), "seed": seed}
+    if ranks is None or ranks.first:
+        _describe_run(directory, {**entries(setup.problem), "method": describe(method), "seed": seed}, resume=resume)
+    with setup.problem.threading():
+        data = tuple(setup.data.train)
+        files = {"directory": directory, "resume": resume}
+        return fit(setup.model, data, method, **files, seed=seed, callbacks=callbacks, ranks=ranks)
+
+
+def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool) -> None:
+    """Write the configuration of a run, or check that it is that of the run that is there.
+
+    Raises:
+        ValueError: if the directory holds a run that is not to be resumed, or one of other settings.
+    """
     path = directory / CONFIG
     found = read_config(path) if path.exists() else config
     if path.exists() and not resume:
@@ -353,9 +368,6 @@ def fit_run(
             )
     if found != config or not path.exists():
         write_config(directory, config)
-    with setup.problem.threading():
-        data = tuple(setup.data.train)
-        return fit(setup.model, data, method, seed=seed, directory=directory, resume=resume, callbacks=callbacks)
 
 
 def _any_length(entry: Any) -> Any:

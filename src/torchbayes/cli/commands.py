@@ -21,6 +21,7 @@ from torchbayes.cli.options import (
     add_directory,
     add_method,
     add_problem,
+    join,
     new_parser,
     parse,
     peek,
@@ -77,6 +78,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if argv[0] not in COMMANDS:
         raise ValueError(f"there is no command {argv[0]!r}. {suggest(argv[0], COMMANDS)}")
+    if argv[0] != "fit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"`{argv[0]}` runs in one process; torchrun is for `fit`. Start it without torchrun.")
     COMMANDS[argv[0]](argv[1:])
     return 0
 
@@ -144,14 +147,18 @@ def fit(argv: list[str]) -> None:
     parser.add_argument("--method", type=reduce(or_, METHODS), default=default, help="how to infer")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
     parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
+    parser.add_argument("--ranks", type=str | None, default=None, help="under torchrun: data, chains, or both as 2x4")
     add_directory(parser, None)
     chosen = parse(parser, seen.argv)
-    directory, method = Path(chosen["directory"]), chosen["method"]
+    directory, method, problem = Path(chosen["directory"]), chosen["method"], problem_of(chosen)
     how = {name: chosen[name] for name in ("seed", "resume", "steps")}
-    with resumable(f"torchbayes fit --directory {directory} --resume"):
-        setup = problem_of(chosen).setup()
-        fit_run(setup, method, directory, **how, callbacks=callbacks())
-    print(f"Posterior: {directory / 'posterior.safetensors'}")
+    with (
+        resumable(f"torchbayes fit --directory {directory} --resume"),
+        join(chosen["ranks"], members=method.members, device=problem.place) as ranks,
+    ):
+        fit_run(problem.setup(), method, directory, **how, callbacks=callbacks(), ranks=ranks)
+        if ranks.first:
+            print(f"Posterior: {directory / 'posterior.safetensors'}")
 
 
 def evaluate(argv: list[str]) -> None:

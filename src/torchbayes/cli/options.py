@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from torchbayes.inference.method import Method
 from torchbayes.inference.optimizers import Optimizer
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.schedules import Schedule, StepSchedule
+from torchbayes.model import Ranks
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
 METHODS = (MAP, SWA, SWAG, *SAMPLERS)
@@ -175,3 +178,30 @@ def problem_of(chosen: Mapping[str, Any]) -> Problem:
         The problem.
     """
     return Problem(**{f.name: chosen[f.name] for f in fields(Problem)})
+
+
+def join(text: str | None, *, members: int, device: str) -> Ranks:
+    """Return the processes that torchrun started, as a grid; this process alone without it.
+
+    Args:
+        text: "data", "chains", or both numbers, as "2x4"; None leaves it to the number of members.
+        members: M.
+        device: "cpu" or "cuda".
+
+    Returns:
+        The grid.
+
+    Raises:
+        ValueError: if the text is none of these, or does not fit the number of processes.
+    """
+    shares = {None: (None, None), "data": (None, 1), "chains": (1, None)}
+    if text not in shares:
+        if not re.fullmatch(r"\d+x\d+", text or ""):
+            raise ValueError(f"`--ranks` must be data, chains, or two numbers such as 2x4; got {text!r}.")
+        data, chains = map(int, str(text).split("x"))
+        shares[text] = (data, chains)
+    if text is not None and "WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            "`--ranks` is for several processes. Start them with: torchrun --nproc-per-node 2 -m torchbayes fit ..."
+        )
+    return Ranks.grid(*shares[text], members=members, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,19 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
     return tuple(numbers[prefix]) if isinstance(like, tuple) else numbers[prefix]
 
 
+def mapped(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a state whose tensors (M, ...), and tuples of one number per member, have gone through `change`."""
+    if isinstance(state, Tensor):
+        return change(state) if state.ndim else state  # a counter is the same for all members
+    if isinstance(state, tuple):
+        return tuple(change(torch.tensor(state)).tolist())
+    if dataclasses.is_dataclass(state):
+        return dataclasses.replace(state, **{f.name: mapped(getattr(state, f.name), change) for f in _kept(state)})  # type: ignore[type-var]
+    if isinstance(state, Mapping):
+        return {name: mapped(entry, change) for name, entry in state.items()}
+    return state
+
+
 def all_finite(state: Any) -> bool:
     """Return whether every floating-point tensor of a state is finite."""
     return all(bool(torch.isfinite(t).all()) for t in flatten(state)[0].values() if t.is_floating_point())
@@ -93,13 +106,16 @@ def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
     write_tensors(path, tensors, {"kind": "checkpoint", "numbers": numbers, "about": dict(about)})
 
 
-def load_checkpoint(path: Path, like: Any, about: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def load_checkpoint(
+    path: Path, like: Any, about: Mapping[str, Any], *, members: slice = slice(None)
+) -> tuple[Any, dict[str, Any]]:
     """Read a state written by `save_checkpoint`, if it belongs to the same run.
 
     Args:
         path: the file.
-        like: a fresh state of the same structure.
+        like: a fresh state of the same structure, of these members.
         about: description of the run now asked for; every entry must equal the file's.
+        members: which members are wanted.
 
     Returns:
         (state, the file's whole description).
@@ -111,7 +127,9 @@ def load_checkpoint(path: Path, like: Any, about: Mapping[str, Any]) -> tuple[An
     if header.get("kind") != "checkpoint":
         raise ValueError(f"{path} is not a checkpoint but a {header.get('kind')!r}.")
     check_same_run(path, header["about"], about)
-    return restore(like, tensors, header["numbers"]), header["about"]
+    own = {name: tensor[members] if tensor.ndim else tensor for name, tensor in tensors.items()}
+    numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
+    return restore(like, own, numbers), header["about"]
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback, Event, progress_bar
 from torchbayes.inference.run import Run, describe, describe_model
 from torchbayes.inference.sampler import Sampler
+from torchbayes.inference.share import Share
 from torchbayes.model.density import LogDensity
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
+from torchbayes.model.ranks import Ranks
 from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
@@ -41,6 +43,7 @@ def fit(
     resume: bool = False,
     steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
+    ranks: Ranks | None = None,
 ) -> Posterior:
     """Infer the posterior over a model's weights.
 
@@ -61,22 +64,28 @@ def fit(
             goes on as if it had been so long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal; an empty tuple shows nothing.
+        ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
+            result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
+            of its own members; the directory must be one that all of them see.
 
     Returns:
-        The posterior. With batch norm it can recalibrate its draws on the training data. The draws of a sampler with a
-        directory stay on disk, in `draws.bin`, and are read as they are used.
+        The posterior, on every rank. With batch norm it can recalibrate its draws on the training data. The draws of a
+        sampler with a directory stay on disk, in `draws.bin`, and are read as they are used.
 
     Raises:
         ValueError: if the data, the start or the directory do not fit; nothing has been changed then.
-        DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint.
+        DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint, or where
+            ranks share the members the last one that was written.
+        LostRankError: if another rank died or stopped.
     """
-    method = _of_length(method, steps)
+    method, share = _of_length(method, steps), Share(method.members, ranks or Ranks())
     rows = method.rows if isinstance(method, Sampler) else method.batch_size
     source = as_source(model, data, rows or 1024)
     source.check()
     source = source if rows else Whole(source)
-    seeds = member_seeds(seed, method.members)
-    weights_MD, buffers = _start(model, start, seeds)
+    _refuse_split(model, method, share.ranks)
+    weights_MD, buffers = _start(model, start, member_seeds(seed, method.members))
+    weights_MD, buffers = weights_MD[share.mine], {name: buffer[share.mine] for name, buffer in buffers.items()}
     about = {
         "method": describe(method),
         "seed": seed,
@@ -87,20 +96,21 @@ def fit(
     }
     if isinstance(method, Sampler):
         about["method"].pop("steps")  # a chain is the same chain however long it gets
-    run = Run(directory, about, resume=resume)
-    density = _density(model, source, method)
+    run = Run(directory, about, resume=resume, share=share)
+    density = _density(model, source, method, ranks=share.ranks)
+    seeds = member_seeds(seed, method.members)[share.mine]
     fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
     state, found = run.restore(fresh)
     if found.get("plan"):
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
-    kept = Kept(model, method, state, directory=run.directory) if isinstance(method, Sampler) else None
+    kept = Kept(model, method, state, directory=run.directory, share=share) if isinstance(method, Sampler) else None
     state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks, kept=kept)
     if isinstance(method, Sampler):
         assert kept is not None
         run.save(kept.save)
         return kept.posterior()
-    posterior = dataclasses.replace(method.posterior(density, state), calibration=source.inputs)
+    posterior = dataclasses.replace(method.posterior(density, share.whole(state)), calibration=source.inputs)
     run.save(posterior.save)
     return posterior
 
@@ -121,12 +131,25 @@ def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
     return dataclasses.replace(method, steps=steps)
 
 
-def _density(model: Model, source: Source, method: Method | Sampler) -> LogDensity:
+def _refuse_split(model: Model, method: Method | Sampler, ranks: Ranks) -> None:
+    """Check that rows of a batch may be seen apart.
+
+    Raises:
+        ValueError: if a batch norm would see its rank's rows alone.
+    """
+    if ranks.data > 1 and not isinstance(method, Sampler) and model.network.batch_norms:
+        raise ValueError(
+            f"`{model.network.batch_norms[0]}` is a batch norm, whose statistics are those of a whole batch, so ranks "
+            f"cannot split the data. Let them share the members (`Ranks.grid(data=1)`), or use group norm."
+        )
+
+
+def _density(model: Model, source: Source, method: Method | Sampler, *, ranks: Ranks) -> LogDensity:
     """Return the density a method moves on: samplers see the network in evaluation mode, optimisers in training."""
     if not isinstance(method, Sampler):
-        return LogDensity(model, source.num_data, plan=method.plan, training=True)
-    rows = None if method.rows else source.rows()
-    return LogDensity(model, source.num_data, rows, plan=method.plan, chunk_size=method.chunk_size)  # type: ignore[arg-type]
+        return LogDensity(model, source.num_data, plan=method.plan, training=True, ranks=ranks)  # type: ignore[arg-type]
+    rows, options = None if method.rows else source.rows(), {"chunk_size": method.chunk_size, "ranks": ranks}
+    return LogDensity(model, source.num_data, rows, plan=method.plan, **options)  # type: ignore[arg-type]
 
 
 def _loop(
@@ -147,13 +170,12 @@ def _loop(
         ValueError: as the source raised it for a bad batch, likewise.
         OSError: as the disk raised it when a draw could not be written, likewise.
     """
-    seeds, per_epoch = member_seeds(run.about["seed"], method.members), source.steps_per_epoch
+    share, per_epoch = run.share, source.steps_per_epoch
+    seeds = member_seeds(run.about["seed"], method.members)[share.mine]
     steps = method.steps if isinstance(method, Sampler) else method.epochs * per_epoch
     first, skip = divmod(state.step, per_epoch)
-    means = Means.restored(found.get("sums"))
-    with ExitStack() as stack:
-        if callbacks is None:
-            callbacks = (stack.enter_context(progress_bar(method, first, -(-steps // per_epoch))),)
+    means = Means(share, found.get("sums"))
+    with _told(callbacks, method, (first, -(-steps // per_epoch)), ranks=share.ranks) as listeners:
         for epoch in range(first, -(-steps // per_epoch)):
             began, info = time.monotonic(), None
             try:
@@ -166,24 +188,38 @@ def _loop(
                         kept.add(state)
                     if state.step % per_epoch:  # the end of an epoch is kept below, once it is logged
                         # at once after the first step, so that no kill loses the plan
-                        run.checkpoint(state, density, means.sums, force=state.step == 1)
+                        run.checkpoint(state, density, means, force=state.step == 1)
             except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
-                run.checkpoint(state, density, means.sums, force=True)
-                if run.directory is not None:
+                if run.directory is not None and share.ranks.chains == 1:  # else the others know nothing of it
+                    run.checkpoint(state, density, means, force=True)
                     error.add_note(f"The state after step {state.step}, the last finite one, is in {run.directory}.")
                 raise
             if not all_finite(state):
                 raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
+            share.check_equal(state)
             seen = {**means.values(), **(info.now() if info else {})}
             record = {"epoch": epoch + 1, "step": state.step, **seen, "seconds": round(time.monotonic() - began, 3)}
             run.log(record)
-            skip, means = 0, Means.restored(None)
+            skip, means = 0, Means(share)
             event = Event(epoch + 1, -(-steps // per_epoch), state.step, state, info, record)
-            if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
+            stop = any([callback(event) is True for callback in listeners])  # a list: every callback is called
+            if share.ranks.agree(stop):
                 break
-            run.checkpoint(state, density, means.sums)
-    run.checkpoint(state, density, means.sums, force=True)
+            run.checkpoint(state, density, means)
+    run.checkpoint(state, density, means, force=True)
     return state
+
+
+@contextmanager
+def _told(
+    callbacks: Sequence[Callback] | None, method: Method | Sampler, epochs: tuple[int, int], *, ranks: Ranks
+) -> Iterator[Sequence[Callback]]:
+    """Yield what is called after every epoch: on the first rank alone, and a progress bar if nothing is said."""
+    if callbacks is not None or not ranks.first:
+        yield (callbacks or ()) if ranks.first else ()
+        return
+    with progress_bar(method, *epochs) as bar:
+        yield (bar,)
 
 
 def _start(model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.sampler import Sampler
+from torchbayes.inference.share import Share
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import write_tensors
@@ -16,25 +17,30 @@ from torchbayes.posteriors.store import DrawFile
 
 
 class Kept:
-    """Draws of a run, in the order they are taken."""
+    """Draws of a run, in the order they are taken.
 
-    def __init__(self, model: Model, method: Sampler, state: Any, *, directory: Path | None) -> None:
+    Where several processes share the chains, all of them keep all draws in memory, or the first writes all to disk.
+    """
+
+    def __init__(self, model: Model, method: Sampler, state: Any, *, directory: Path | None, share: Share) -> None:
         """Take up the draws of the steps before `state`; those after it, of a run that was killed, are forgotten."""
-        self._model, self._method = model, method
-        self._like_MD: Tensor = state.weights_MD
+        self._model, self._method, self._directory, self._share = model, method, directory, share
+        self._like_MD: Tensor = share.gather(state.weights_MD)
         self._memory: list[Tensor] = []
-        self._file = None if directory is None else DrawFile.create(directory, state.weights_MD, model.layout.shapes)
-        if self._file is not None:
+        self._file: DrawFile | None = None
+        if directory is not None and share.ranks.first:
+            self._file = DrawFile.create(directory, self._like_MD, model.layout.shapes)
             self._file.truncate(method.kept(state.step))
 
     def add(self, state: Any) -> None:
         """Keep the weights of a state if the method says so."""
         if not self._method.keeps(state.step):
             return
+        weights_MD = self._share.gather(state.weights_MD)
         if self._file is not None:
-            self._file.append(state.weights_MD)
-        else:
-            self._memory.append(state.weights_MD.clone())
+            self._file.append(weights_MD)
+        elif self._directory is None:
+            self._memory.append(weights_MD.clone())
 
     def posterior(self) -> Draws:
         """Return the draws as a posterior; those on disk are mapped into memory, not read.
@@ -42,8 +48,9 @@ class Kept:
         Raises:
             ValueError: if there are none yet.
         """
-        if self._file is not None:
-            weights_MSD = self._file.read()
+        self._share.ranks.wait()
+        if self._directory is not None:
+            weights_MSD = DrawFile.open(self._directory).read()
         else:
             weights_MSD = torch.stack(self._memory, 1) if self._memory else self._like_MD.unsqueeze(1)[:, :0]
         if not weights_MSD.shape[1]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from torchbayes.inference.share import Share
 
 
 class Means:
@@ -15,21 +17,21 @@ class Means:
         count: steps so far.
     """
 
-    def __init__(self, count: int, totals: dict[str, Tensor]) -> None:
-        """Go on from earlier sums."""
-        self.count, self._totals = count, totals
+    def __init__(self, share: Share, found: Mapping[str, Any] | None = None) -> None:
+        """Begin anew, or go on from sums that a checkpoint kept.
 
-    @classmethod
-    def restored(cls, sums: dict[str, Any] | None) -> Means:
-        """Return sums as a checkpoint kept them; empty ones for None."""
-        if sums is None:
-            return cls(0, {})
-        return cls(sums["count"], {n: torch.tensor(t, dtype=torch.float64) for n, t in sums["totals"].items()})
+        Args:
+            share: the members of this process.
+            found: what `sums` gave.
+        """
+        self._share = share
+        totals = found["totals"] if found else {}
+        self.count: int = found["count"] if found else 0
+        self._totals = {n: torch.tensor(t[share.mine], dtype=torch.float64) for n, t in totals.items()}
 
-    @property
     def sums(self) -> dict[str, Any]:
-        """The sums as JSON-serialisable lists, one number per member."""
-        return {"count": self.count, "totals": {name: total.tolist() for name, total in self._totals.items()}}
+        """Return the sums as JSON-serialisable lists, one number per member of the fit."""
+        return {"count": self.count, "totals": self._gathered()}
 
     def add(self, info: Any) -> None:
         """Add what a step saw: the tensors (M,) of `info.means()`."""
@@ -39,5 +41,11 @@ class Means:
         self.count += 1
 
     def values(self) -> dict[str, list[float]]:
-        """Return the means by name, one number per member."""
-        return {name: (total / self.count).tolist() for name, total in self._totals.items()}
+        """Return the means by name, one number per member of the fit."""
+        return {name: [number / self.count for number in totals] for name, totals in self._gathered().items()}
+
+    def _gathered(self) -> dict[str, list[float]]:
+        if not self._totals:
+            return {}
+        whole_NM = self._share.gather(torch.stack(list(self._totals.values()), dim=1)).mT
+        return dict(zip(self._totals, whole_NM.tolist(), strict=True))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.inference.checkpoint import all_finite, check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.inference.means import Means
+from torchbayes.inference.share import Share
 from torchbayes.model.density import LogDensity
 from torchbayes.model.likelihoods import Custom
 from torchbayes.model.model import Model
@@ -46,50 +48,59 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 class Run:
-    """Writes what a fit leaves on disk; without a directory it writes nothing."""
+    """Writes what a fit leaves on disk; without a directory it writes nothing.
 
-    def __init__(self, directory: str | Path | None, about: Mapping[str, Any], *, resume: bool) -> None:
+    Where several processes share a fit, the first writes, the others read; files are those of a single process.
+    """
+
+    def __init__(self, directory: str | Path | None, about: Mapping[str, Any], *, resume: bool, share: Share) -> None:
         """Open the directory.
 
         Args:
             directory: where to write; None for nowhere.
             about: JSON-serialisable description of the run.
             resume: continue a run found there.
+            share: the members of this process.
 
         Raises:
             ValueError: if a run is found there that is not to be resumed, or is another one; or if there is no
                 directory to resume from.
         """
         self.directory = None if directory is None else Path(directory)
-        self.about = dict(about)
+        self.about, self.share = dict(about), share
         self._saved, self._wrote = time.monotonic(), 0.0
         if resume and self.directory is None:
             raise ValueError("`resume=True` needs the `directory` of the run to continue.")
         if self.directory is None:
             return
-        found = (self.directory / "config.json").exists()
+        if share.ranks.first:
+            self._open(self.directory, resume)
+        share.ranks.wait()
+
+    def _open(self, directory: Path, resume: bool) -> None:
+        found = (directory / "config.json").exists()
         if found and not resume:
             raise ValueError(
-                f"{self.directory} already holds a run. Pass resume=True to continue it, or choose another directory."
+                f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
             )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for left in self.directory.glob(".*.safetensors.*"):  # of a write that was killed
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(".*.safetensors.*"):  # of a write that was killed
             left.unlink(missing_ok=True)
         if found:
-            check_same_run(self.directory, json.loads((self.directory / "config.json").read_text()), self.about)
+            check_same_run(directory, json.loads((directory / "config.json").read_text()), self.about)
         else:
-            write_whole(self.directory / "config.json", (json.dumps(self.about, indent=2) + "\n").encode())
+            write_whole(directory / "config.json", (json.dumps(self.about, indent=2) + "\n").encode())
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.
 
         The log is cut back to the checkpoint, so that a resumed run leaves the log of an uninterrupted one.
         """
-        path = self._path("checkpoint.safetensors")
+        path = None if self.directory is None else self.directory / "checkpoint.safetensors"
         if path is None or not path.exists():
             self._cut_log(0)
             return fresh, {}
-        state, about = load_checkpoint(path, fresh, self.about)
+        state, about = load_checkpoint(path, fresh, self.about, members=self.share.mine)
         self._cut_log(state.step)
         return state, about
 
@@ -100,23 +111,26 @@ class Run:
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 
-    def checkpoint(self, state: Any, density: LogDensity, sums: Mapping[str, Any], *, force: bool = False) -> None:
+    def checkpoint(self, state: Any, density: LogDensity, means: Means, *, force: bool = False) -> None:
         """Write a checkpoint if the last one is old enough, or at once; a state that is not finite never replaces one.
 
         Args:
             state: the method's state.
             density: its plan is kept: another plan rounds differently.
-            sums: sums over the epoch so far, for its line of the log.
+            means: sums over the epoch so far, for its line of the log.
             force: write at once.
         """
-        path = self._path("checkpoint.safetensors")
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
-        if path is not None and due and all_finite(state):
-            extra = {"plan": density.plan.way if density.plan else None, "sums": dict(sums)}
-            began = time.perf_counter()
+        if self.directory is None or not self.share.agree(due):
+            return
+        began = time.perf_counter()
+        state, sums = self.share.whole(state), means.sums()
+        path = self._path("checkpoint.safetensors")
+        if path is not None and all_finite(state):
+            extra = {"plan": density.plan.way if density.plan else None, "sums": sums}
             save_checkpoint(path, state, {**self.about, **extra})
-            self._saved = time.monotonic()
-            self._wrote = time.perf_counter() - began
+        self._saved = time.monotonic()
+        self._wrote = time.perf_counter() - began
 
     def save(self, write: Callable[[Path], Any]) -> None:
         """Let the posterior write itself."""
@@ -125,7 +139,8 @@ class Run:
             write(path)
 
     def _path(self, name: str) -> Path | None:
-        return None if self.directory is None else self.directory / name
+        """Return where to write, None for nowhere."""
+        return self.directory / name if self.directory is not None and self.share.ranks.first else None
 
     def _cut_log(self, step: int) -> None:
         path = self._path("log.jsonl")

@@ -6,6 +6,7 @@ from torchbayes.model.dynamics import Density, FunctionDensity, Value
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network
+from torchbayes.model.ranks import LostRankError, Ranks
 from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 
@@ -15,9 +16,11 @@ __all__ = [
     "FunctionDensity",
     "Layout",
     "LogDensity",
+    "LostRankError",
     "Model",
     "Network",
     "Plan",
+    "Ranks",
     "Value",
     "likelihoods",
     "member_seeds",

@@ -18,6 +18,8 @@ from torchbayes.model.dense import DenseModel
 from torchbayes.model.dynamics import Phase, Value, leapfrog
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.ranks import Ranks
+from torchbayes.model.seeds import mix
 from torchbayes.model.ways import WAYS, Call, Into, Plan, Way, Ways
 from torchbayes.native.build import UnavailableError
 
@@ -28,10 +30,11 @@ class LogDensity:
     Attributes:
         model: the model.
         num_data: N.
-        data: all rows, for the full-data form; None when every call brings a minibatch.
+        data: all rows, for the full-data form, or this rank's share; None when every call brings a minibatch.
         training: whether the network runs in training mode (dropout on, batch-norm statistics of the batch).
         chunk_size: rows per evaluation in the full-data form: the bound on memory.
         plan: the plan in use; None before the first call when it is chosen by measuring.
+        ranks: the processes among which rows are split.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class LogDensity:
         plan: Way | Plan | Literal["auto"] = "auto",
         chunk_size: int = 1024,
         training: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """Bind a model to its data size.
 
@@ -53,9 +57,11 @@ class LogDensity:
             plan: how to run a stack of members; "auto" takes the kernel, or measures loop and vmap on the first batch.
             chunk_size: rows per evaluation in the full-data form.
             training: whether the network runs in training mode.
+            ranks: processes that split the rows among them; each is given all, and keeps its share.
 
         Raises:
-            ValueError: if `plan` is unknown, a size is not positive, or the data do not have N rows.
+            ValueError: if `plan` is unknown, a size is not positive, the data do not have N rows, or ranks would have
+                none of them.
         """
         if num_data < 1 or chunk_size < 1:
             raise ValueError(f"`num_data` and `chunk_size` must be at least 1; got {num_data} and {chunk_size}.")
@@ -63,8 +69,9 @@ class LogDensity:
             raise ValueError(f"`plan` must be one of auto, {', '.join(WAYS)}; got {plan!r}.")
         if data is not None and data.size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
-        self.model, self.num_data = model, num_data
-        self.data = data and data.map(Tensor.contiguous)
+        self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()
+        own = self.ranks.rows(num_data)
+        self.data = data and data.map(lambda t: t[own].contiguous())
         self.training, self.chunk_size = training, chunk_size
         if isinstance(plan, Plan):
             self.plan: Plan | None = plan
@@ -151,6 +158,11 @@ class LogDensity:
             raise ValueError("the batch has no rows.")
         scale = self.model.scales(self.num_data, rows)
         scales = (factor * scale.likelihood, factor * scale.prior)
+        if batch is not None and self.ranks.data > 1:
+            own = self.ranks.rows(rows)
+            batch = batch.map(lambda t: t[:, own])
+        if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
+            seeds = [mix(seed, self.ranks.data_rank) for seed in seeds]
         call = Call(
             weights_MD,
             batch or self.data,  # type: ignore[arg-type]
@@ -161,13 +173,16 @@ class LogDensity:
             Into(gradient_MD, False),
         )
         if self.plan is None:
-            self.plan = self._ways.plan(call._replace(batch=next(self._parts(batch))))
+            self.plan = self._ways.plan(call._replace(batch=next(_parts(batch, self.data, self.chunk_size))))
         if self.plan.way == "native":
-            value_M, log_prior_M = _native(self, call, scales)
+            # the sum over the ranks shall have the prior once
+            value_M, log_prior_M = _native(self, call, (scales[0], 0.0 if self.ranks.data_rank else scales[1]))
+            self.ranks.sum_(gradient_MD, value_M)
         else:
             value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
-            for number, part in enumerate(self._parts(batch)):
+            for number, part in enumerate(_parts(batch, self.data, self.chunk_size)):
                 value_M += self._ways.run(self.plan.way, call._replace(batch=part, into=Into(gradient_MD, number > 0)))
+            self.ranks.sum_(gradient_MD, value_M)
             self.model.prior.add_gradient_(gradient_MD, weights_MD, scales[1])
             with torch.no_grad():
                 log_prior_M = self.model.log_prior(weights_MD)
@@ -186,7 +201,8 @@ class LogDensity:
         """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, in the kernel where there is one."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
         kernel, native = self.model.kernel, self.plan is not None and self.plan.way == "native"
-        if self.data is None or not native or not isinstance(kernel, DenseModel) or not kernel.normal:
+        shared = self.ranks.data > 1  # every step then needs the other ranks
+        if self.data is None or not native or shared or not isinstance(kernel, DenseModel) or not kernel.normal:
             return leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
         scales = self.model.scales(self.num_data, self.num_data)
         weights_MD, momentum_MD, gradient_MD, log_likelihood_M, log_prior_M = kernel.leapfrog(
@@ -205,14 +221,16 @@ class LogDensity:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
 
-    def _parts(self, batch: Batch | None) -> Iterator[Batch]:
-        """Yield the minibatch, or the full data in chunks."""
-        if batch is not None:
-            yield batch
-            return
-        for start in range(0, self.num_data, self.chunk_size):
-            where = slice(start, start + self.chunk_size)
-            yield self.data.map(lambda t, where=where: t[where])  # type: ignore[union-attr]
+
+def _parts(batch: Batch | None, data: Batch | None, chunk_size: int) -> Iterator[Batch]:
+    """Yield the minibatch, or the full data in chunks."""
+    if batch is not None:
+        yield batch
+        return
+    assert data is not None
+    for start in range(0, data.size, chunk_size):
+        where = slice(start, start + chunk_size)
+        yield data.map(lambda t, where=where: t[where])
 
 
 def _native(density: LogDensity, call: Call, scales: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,50 @@
+"""Share: the members of a fit that this process holds, where several processes share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.inference.checkpoint import flatten, mapped
+from torchbayes.model.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Share:
+    """A slice of the M axis.
+
+    Attributes:
+        members: M, of the whole fit.
+        ranks: the processes.
+    """
+
+    members: int
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def mine(self) -> slice:
+        """Members of this process."""
+        return self.ranks.members(self.members)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return a tensor (M, ...) of all members from each process's rows of it."""
+        return self.ranks.gather(tensor, self.members)
+
+    def whole(self, state: Any) -> Any:
+        """Return a state of all members, on every process."""
+        return state if self.ranks.chains == 1 else mapped(state, self.gather)
+
+    def agree(self, choice: bool) -> bool:
+        """Return the first process's choice, where what follows needs all of them."""
+        return choice if self.ranks.chains == 1 else self.ranks.agree(choice)
+
+    def check_equal(self, state: Any) -> None:
+        """Check that processes that share data hold the same state.
+
+        Raises:
+            ValueError: if they do not.
+        """
+        if self.ranks.data > 1:
+            self.ranks.check_equal([t for t in flatten(state)[0].values() if t.is_floating_point()])

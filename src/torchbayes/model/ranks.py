@@ -1,0 +1,234 @@
+"""Ranks: the processes of one fit, a grid that splits the data along one side and the members along the other.
+
+Every process runs the same program, as torchrun starts it. With P data ranks, each sees its share of the rows and
+
+    log p(w, D) = Σ_p log p(D_p | w) + log p(w)
+
+is an all-reduce of values and gradients; ranks that share the data of a member hold the same weights at all times.
+Ranks that share the members work on different rows of the M axis and meet only to write.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class LostRankError(RuntimeError):
+    """A process of the fit has died or stopped with an error of its own."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A grid of processes, seen from one of them.
+
+    Attributes:
+        data: P, number of shares the data are split into.
+        chains: number of shares the M members or chains are split into.
+        data_rank: which share of the data is this process's.
+        chain_rank: which share of the members is this process's.
+        data_group: the processes that hold the same members; None where there is one.
+        chain_group: the processes that hold the same rows; None where there is one.
+        opened: whether this object started `torch.distributed`, and so ends it.
+    """
+
+    data: int = 1
+    chains: int = 1
+    data_rank: int = 0
+    chain_rank: int = 0
+    data_group: Any = None
+    chain_group: Any = None
+    opened: bool = False
+
+    @classmethod
+    def grid(
+        cls,
+        data: int | None = None,
+        chains: int | None = None,
+        *,
+        members: int = 1,
+        device: str | None = None,
+        timeout: float = 3600.0,
+    ) -> Ranks:
+        """Join the processes that torchrun started, or those of a process group that is there already.
+
+        Communicates by gloo on CPUs and by NCCL on GPUs, where process number LOCAL_RANK takes GPU LOCAL_RANK.
+
+        Args:
+            data: shares of the data; what is left of the processes if None.
+            chains: shares of the members; if both are None as many as divide `members`, since they need not talk.
+            members: M, for that choice.
+            device: "cpu" or "cuda"; a GPU if there is one when None.
+            timeout: seconds to wait for a rank that does not answer; one that died is noticed at once.
+
+        Returns:
+            The grid. Use it in a `with`, which ends the process group.
+
+        Raises:
+            ValueError: if the shares do not multiply to the number of processes.
+        """
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        opened = not dist.is_initialized()
+        if opened and int(os.environ.get("WORLD_SIZE", "1")) == 1 and (data or 1) * (chains or 1) == 1:
+            return cls()
+        if kind == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        if opened:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timedelta(0, timeout))
+        world = dist.get_world_size()
+        shares = _shares(world, data, chains, members=members)
+        if shares[0] * shares[1] != world:
+            if opened:
+                dist.destroy_process_group()
+            raise ValueError(
+                f"`data` times `chains` must be the number of processes, {world}; got {shares[0]} times {shares[1]}."
+            )
+        from torch.distributed.device_mesh import init_device_mesh  # slow to import
+
+        mesh = init_device_mesh(kind, shares, mesh_dim_names=("data", "chains"))
+        groups = [mesh.get_group(name) if size > 1 else None for name, size in zip(("data", "chains"), shares)]  # noqa: B905
+        return cls(*shares, *(mesh.get_local_rank(name) for name in ("data", "chains")), *groups, opened=opened)
+
+    def __enter__(self) -> Self:
+        """Return the grid."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process group, if it was started here; ranks that wait for this one then stop with an error."""
+        if self.opened and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.data * self.chains
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.data_rank == self.chain_rank == 0
+
+    def rows(self, count: int) -> slice:
+        """Return this process's share of `count` rows.
+
+        Raises:
+            ValueError: if there are fewer rows than shares.
+        """
+        if count < self.data:
+            raise ValueError(f"{count} rows cannot be split over {self.data} ranks. Use at most {count} for the data.")
+        return _share(count, self.data, self.data_rank)
+
+    def members(self, count: int) -> slice:
+        """Return this process's share of `count` members.
+
+        Raises:
+            ValueError: if there are fewer members than shares.
+        """
+        if count < self.chains:
+            raise ValueError(
+                f"{count} members cannot be spread over {self.chains} ranks. Use at most {count} for them, and split "
+                f"the data over the others."
+            )
+        return _share(count, self.chains, self.chain_rank)
+
+    def sum_(self, *tensors: Tensor) -> None:
+        """Replace tensors by their sums over the ranks that share the data of these members; the same on each."""
+        if self.data == 1:
+            return
+        with _answered():
+            works = [dist.all_reduce(tensor, group=self.data_group, async_op=True) for tensor in tensors]
+            for work in works:
+                assert work is not None
+                work.wait()
+
+    def gather(self, share: Tensor, count: int) -> Tensor:
+        """Return the rows of all `count` members, (M, ...), from each rank's share of them."""
+        if self.chains == 1:
+            return share
+        bounds = [_share(count, self.chains, rank) for rank in range(self.chains)]
+        most = max(b.stop - b.start for b in bounds)
+        padded = share.new_zeros(most, *share.shape[1:])
+        padded[: len(share)] = share
+        parts = [torch.empty_like(padded) for _ in bounds]
+        with _answered():
+            dist.all_gather(parts, padded, group=self.chain_group)
+        return torch.cat([part[: b.stop - b.start] for part, b in zip(parts, bounds, strict=True)])
+
+    def agree(self, choice: bool) -> bool:
+        """Return the choice of the first process; the others' does not count. All wait for it."""
+        if self.size == 1:
+            return choice
+        said = torch.tensor(int(choice))
+        with _answered():
+            dist.broadcast(said, 0)
+        return bool(said)
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            with _answered():
+                # on the CPU, and not dist.barrier, which takes a GPU of its own choice
+                dist.all_reduce(torch.zeros(1))
+
+    def check_equal(self, tensors: Sequence[Tensor]) -> None:
+        """Check that the ranks that share data still hold the same numbers.
+
+        They decide by the same values, and so stay together, as long as their arithmetic is the same.
+
+        Args:
+            tensors: what must be the same on each of them.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        if self.data == 1:
+            return
+        totals = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors])
+        bounds = torch.stack([totals, -totals])
+        with _answered():
+            dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.data_group)
+        if not torch.equal(bounds[0], -bounds[1]):
+            raise ValueError(
+                "the ranks that share the data no longer hold the same weights: their arithmetic differs. Run them on "
+                "machines of one kind, with the same number of threads and the same plan."
+            )
+
+
+def _share(count: int, shares: int, rank: int) -> slice:
+    """Return one of `shares` slices of `count` things, whose lengths differ by at most one."""
+    return slice(count * rank // shares, count * (rank + 1) // shares)
+
+
+def _shares(world: int, data: int | None, chains: int | None, *, members: int) -> tuple[int, int]:
+    if chains is None:
+        chains = math.gcd(members, world) if data is None else world // data
+    return (data or world // chains), chains
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Say in one voice that another process is gone.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        LostRankError: if the communication inside fails.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRankError(
+            f"a rank of this fit no longer answers: it died, or stopped with an error that it has said itself. So this "
+            f"one stops too. A run with a directory can be resumed, on any number of ranks. "
+            f"({str(error).splitlines()[0]})"
+        ) from error

@@ -1,0 +1,283 @@
+"""Laws of fits that several processes share: the result is that of one process, whoever holds which rows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import torchbayes as tb
+from tests.laws.cases import METHODS, everything, losses, model_of, rows_of
+from tests.laws.test_method_laws import SMALL
+from tests.laws.test_sampler_laws import SAMPLERS
+from tests.oracles import LinearGaussian, assert_close, normal
+from tests.ranks import Ended, check, launch
+from torchbayes.diagnostics import mcse_mean
+from torchbayes.inference.sampler import Sampler
+
+GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
+ALL = {**SAMPLERS, **METHODS}
+# float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
+TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def method_of(name: str, **settings: Any) -> Any:
+    """One method of the registries, three members: shares of them are uneven."""
+    if name in SAMPLERS:
+        return SAMPLERS[name](**{"chains": 3, **settings})
+    return ALL[name](**{**SMALL, "members": 3, **settings})
+
+
+def fitted(name: str, ranks: tb.Ranks | None = None, network: str = "mlp", **options: Any) -> tb.Draws | tb.Point:
+    """One small fit."""
+    settings = options.pop("settings", {})
+    return tb.fit(  # type: ignore[return-value]
+        model_of(network),
+        rows_of(network),
+        method_of(name, **settings),
+        **{"seed": 7, "callbacks": (), **options},
+        ranks=ranks,
+    )
+
+
+def tensors(posterior: Any) -> dict[str, Tensor]:
+    """All tensors of a posterior, in a form that can be saved."""
+    return {name: tensor.contiguous().clone() for name, tensor in everything(posterior).items()}
+
+
+def fit_all(grid: tuple[int, int], folder: Path) -> None:
+    """Fit every method, in memory and, for some, in a directory; every rank saves what it got."""
+    with tb.Ranks.grid(*grid) as ranks:
+        for name in ALL:
+            own = folder / f"{name}_run" if name in {"hmc", "sghmc", "swag"} else None
+            save_file(tensors(fitted(name, ranks, directory=own)), folder / f"{name}_{rank_number(ranks)}.safetensors")
+
+
+def rank_number(ranks: tb.Ranks) -> int:
+    """Return 0 for the first process, and another number for each other."""
+    return ranks.data_rank * ranks.chains + ranks.chain_rank
+
+
+@pytest.fixture(scope="module", params=GRIDS.values(), ids=list(GRIDS))
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """The fits of all methods on a grid of processes: their number, and where they left what they got."""
+    folder = tmp_path_factory.mktemp("ranks")
+    count = request.param[0] * request.param[1]
+    check(launch(fit_all, count, folder, request.param, folder))
+    return count, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_ranks_together_equal_one_process(name: str, spread: tuple[int, Path]) -> None:
+    count, folder = spread
+    alone = tensors(fitted(name))
+    for rank in range(count):
+        found = load_file(folder / f"{name}_{rank}.safetensors")
+        assert found.keys() == alone.keys()
+        for key, tensor in alone.items():
+            assert_close(found[key], tensor, **TIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hmc", "sghmc", "swag"])
+def test_ranks_leave_the_files_of_one_process(name: str, spread: tuple[int, Path], tmp_path: Path) -> None:
+    _, folder = spread
+    alone = fitted(name, directory=tmp_path)
+    own = folder / f"{name}_run"
+    assert {path.name for path in own.iterdir()} == {path.name for path in tmp_path.iterdir()}
+    for record, expected in zip(losses(own), losses(tmp_path), strict=True):
+        assert record.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_close(record[key], value, **TIGHT)
+    stored = tb.load(own / "posterior.safetensors", alone.model)
+    for key, tensor in tensors(alone).items():
+        assert_close(tensors(stored)[key], tensor, **TIGHT)
+
+
+RESUMED = ("hmc", "sghmc_cyclical", "map_adam")
+
+
+def fit_part(grid: tuple[int, int] | None, folder: Path, steps: int) -> None:
+    """Fit some methods on a grid, or in one process, until a callback of the first process stops them."""
+
+    def stop(event: tb.Event) -> bool:
+        return event.step >= steps
+
+    with tb.Ranks.grid(*grid) if grid else tb.Ranks() as ranks:
+        for name in RESUMED:
+            fitted(name, ranks, directory=folder / name, callbacks=(stop,))
+
+
+def resume_part(grid: tuple[int, int] | None, folder: Path) -> None:
+    """Resume them on a grid, or in one process."""
+    with tb.Ranks.grid(*grid) if grid else tb.Ranks() as ranks:
+        for name in RESUMED:
+            fitted(name, ranks, directory=folder / name, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grids", [((1, 2), None), (None, (2, 1)), ((2, 1), (1, 2))], ids=["2-1", "1-2", "2-2"])
+def test_a_run_goes_on_with_another_number_of_ranks(
+    grids: tuple[tuple[int, int] | None, tuple[int, int] | None], tmp_path: Path
+) -> None:
+    steps = 8  # two epochs of minibatches
+    for work, grid, arguments in ((fit_part, grids[0], (steps,)), (resume_part, grids[1], ())):
+        if grid is None:
+            work(None, tmp_path, *arguments)
+        else:
+            check(launch(work, 2, tmp_path, grid, tmp_path, *arguments))
+    for name in RESUMED:
+        whole = fitted(name, directory=tmp_path / "whole" / name)
+        stored = tb.load(tmp_path / name / "posterior.safetensors", whole.model)
+        for key, tensor in tensors(whole).items():
+            assert_close(tensors(stored)[key], tensor, **TIGHT)
+        logged, expected = (losses(folder / name) for folder in (tmp_path, tmp_path / "whole"))
+        assert [record["step"] for record in logged] == [record["step"] for record in expected]
+
+
+def die(grid: tuple[int, int], folder: Path, step: int) -> None:
+    """Fit by HMC with a checkpoint after every iteration; the second process is killed in one."""
+    from torchbayes.inference import run as run_module
+
+    run_module._EVERY = run_module._SPARE = 0.0
+    move, taken = tb.HMC.step, itertools.count()
+    with tb.Ranks.grid(*grid) as ranks:
+
+        def stepping(*args: Any, **kwargs: Any) -> Any:
+            if next(taken) == step and not ranks.first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return move(*args, **kwargs)
+
+        tb.HMC.step = stepping  # type: ignore[method-assign]
+        fitted("hmc", ranks, directory=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=["data", "chains"])
+def test_a_dead_rank_ends_the_run_with_a_message_and_the_run_goes_on(grid: tuple[int, int], tmp_path: Path) -> None:
+    first, second = launch(die, 2, tmp_path, grid, tmp_path / "run", 7)
+    assert second.code == -signal.SIGKILL
+    assert first.code == 1, "the process that is left must end by itself"
+    assert first.error.startswith("LostRankError: a rank of this fit no longer answers")
+    fitted("hmc", directory=tmp_path / "run", resume=True)
+    whole = fitted("hmc")
+    stored = tb.load(tmp_path / "run" / "posterior.safetensors", whole.model)
+    assert_close(tensors(stored)["weights_MSD"], tensors(whole)["weights_MSD"], **TIGHT)
+    assert losses(tmp_path / "run")[-1]["step"] == 12
+
+
+def fail(folder: Path) -> None:
+    """Every process meets a bad input on its own, or a disagreement."""
+    with tb.Ranks.grid(1, 2) as ranks:
+        if not ranks.first:
+            raise ValueError("this rank has an error of its own")
+        fitted("hmc", ranks, directory=folder)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_with_an_error_stops_the_others(tmp_path: Path) -> None:
+    first, second = launch(fail, 2, tmp_path, tmp_path / "run")
+    assert second == Ended(1, "ValueError: this rank has an error of its own")
+    assert first.code == 1
+    assert "no longer answers" in first.error
+
+
+def disagree(folder: Path) -> None:
+    """One process moves the weights of its own accord."""
+    del folder
+    move = tb.HMC.step
+    with tb.Ranks.grid(2, 1) as ranks:
+
+        def stepping(method: tb.HMC, density: Any, state: Any, batch: Any = None, *, donate: bool = False) -> Any:
+            state, info = move(method, density, state, batch, donate=donate)
+            return (state, info) if ranks.first else (replace(state, weights_MD=state.weights_MD + 1e-6), info)
+
+        tb.HMC.step = stepping  # type: ignore[method-assign]
+        fitted("hmc", ranks)
+
+
+@pytest.mark.slow
+def test_ranks_that_fall_apart_are_noticed(tmp_path: Path) -> None:
+    for ended in launch(disagree, 2, tmp_path, tmp_path):
+        assert ended.code == 1
+        assert ended.error.startswith("ValueError: the ranks that share the data no longer hold the same")
+
+
+PROBLEM = LinearGaussian(normal(40, 3, seed=1), normal(40, seed=2), noise_scale=0.5, prior_scale=1.0)
+
+
+def sample_linear(grid: tuple[int, int], folder: Path, make: Callable[[], Sampler]) -> None:
+    """Sample a Bayesian linear regression on a grid."""
+    net = torch.nn.Linear(3, 1).double()
+    model = tb.Model(net, tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
+    rows = (PROBLEM.inputs_NF, PROBLEM.targets_N.unsqueeze(-1))
+    with tb.Ranks.grid(*grid) as ranks:
+        draws = tb.fit(model, rows, make(), ranks=ranks, callbacks=())
+        if ranks.first:
+            save_file({"weights_MSD": draws.tensors()["weights_MSD"].contiguous()}, folder / "draws.safetensors")
+
+
+def long_hmc() -> Sampler:
+    """Return HMC with enough iterations for moments."""
+    return tb.HMC(chains=2, steps=1000, burn_in=100, step_size=0.05, trajectory=0.15, jitter=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=["data", "chains"])
+def test_moments_on_two_ranks_are_those_of_the_posterior(grid: tuple[int, int], tmp_path: Path) -> None:
+    check(launch(sample_linear, 2, tmp_path, grid, tmp_path, long_hmc))
+    draws_MSD = load_file(tmp_path / "draws.safetensors")["weights_MSD"]
+    mean_D, covariance_DD = PROBLEM.posterior()
+    for seen_MSD, exact_D in ((draws_MSD, mean_D), ((draws_MSD - mean_D).square(), covariance_DD.diagonal())):
+        # eight numbers: 4.5 standard errors are exceeded once in 18,000 runs, and the seed is set
+        assert ((seen_MSD.mean((0, 1)) - exact_D) / mcse_mean(seen_MSD)).abs().max() < 4.5
+
+
+def test_one_process_is_a_grid_of_one() -> None:
+    with tb.Ranks.grid() as ranks:
+        assert asdict(ranks) == asdict(tb.Ranks())
+        assert ranks.first
+        assert ranks.members(3) == slice(0, 3)
+        assert ranks.rows(5) == slice(0, 5)
+    torch.testing.assert_close(tensors(fitted("hmc", ranks)), tensors(fitted("hmc")), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shares_cover_everything_once_and_evenly(count: int) -> None:
+    for shares in range(1, count + 1):
+        rows = [tb.Ranks(data=shares, data_rank=rank).rows(count) for rank in range(shares)]
+        members = [tb.Ranks(chains=shares, chain_rank=rank).members(count) for rank in range(shares)]
+        assert rows == members
+        assert [i for share in rows for i in range(count)[share]] == list(range(count))
+        sizes = [share.stop - share.start for share in rows]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows cannot be split over 3 ranks"):
+        tb.Ranks(data=3).rows(2)
+    with pytest.raises(ValueError, match="2 members cannot be spread over 3 ranks"):
+        tb.Ranks(chains=3).members(2)
+    with pytest.raises(ValueError, match=r"is a batch norm, .* ranks cannot split the data"):
+        fitted("map_sgd", tb.Ranks(data=2), network="conv_batch_norm")
+
+
+def wrong_grid(data: int, chains: int) -> None:
+    """Ask for a grid of another size."""
+    tb.Ranks.grid(data, chains)
+
+
+@pytest.mark.slow
+def test_a_grid_must_have_as_many_places_as_processes(tmp_path: Path) -> None:
+    for ended in launch(wrong_grid, 2, tmp_path, 2, 2):
+        assert ended.error == "ValueError: `data` times `chains` must be the number of processes, 2; got 2 times 2."
