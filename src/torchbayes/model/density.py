@@ -20,6 +20,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.ranks import Ranks
 from torchbayes.model.seeds import mix
+from torchbayes.model.unrolled import Unrolled
 from torchbayes.model.ways import WAYS, Call, Into, Plan, Way, Ways
 from torchbayes.native.build import UnavailableError
 
@@ -78,6 +79,7 @@ class LogDensity:
         else:
             self.plan = None if plan == "auto" else Plan(plan, "set by the caller")  # type: ignore[arg-type]
         self._ways = Ways(model, training=training)
+        self._unrolled: Unrolled | None = None
 
     def __call__(
         self,
@@ -198,18 +200,21 @@ class LogDensity:
         steps_M: Tensor,
         inverse_mass_MD: Tensor | None = None,
     ) -> Phase:
-        """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, in the kernel where there is one."""
+        """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, as one call where there is a way."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
-        kernel, native = self.model.kernel, self.plan is not None and self.plan.way == "native"
-        shared = self.ranks.data > 1  # every step then needs the other ranks
-        if self.data is None or not native or shared or not isinstance(kernel, DenseModel) or not kernel.normal:
+        kernel, scales = self.model.kernel, self.model.scales(self.num_data, self.num_data)
+        # where ranks share the data, every step needs the others
+        way = self.plan.way if self.plan is not None and self.data is not None and self.ranks.data == 1 else None
+        if way == "compiled" and self.num_data <= self.chunk_size:
+            self._unrolled = self._unrolled or Unrolled(self.model, self.data, scales)  # type: ignore[arg-type]
+            return self._unrolled(weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
+        if way != "native" or not isinstance(kernel, DenseModel) or not kernel.normal:
             return leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
-        scales = self.model.scales(self.num_data, self.num_data)
         weights_MD, momentum_MD, gradient_MD, log_likelihood_M, log_prior_M = kernel.leapfrog(
             weights_MD,
             momentum_MD,
             gradient_MD=gradient_MD,
-            rows=self.data,
+            rows=self.data,  # type: ignore[arg-type]
             scales=scales,
             chunk_size=self.chunk_size,
             **options,
