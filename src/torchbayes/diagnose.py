@@ -30,7 +30,7 @@ Log = str | Path | Sequence[Mapping[str, Any]]
 LEAST = 4  # draws per chain for R-hat: two for each half
 LEAST_ESS = 10  # and for effective sizes: with fewer there is no lag to see an autocorrelation at
 _BLOCK = 2**22  # numbers held of one kind: weights of drawn networks, or what they predict
-_FIELDS = ("log_density", "energy", "acceptance", "divergent", "gradients", "step_size")
+_FIELDS = ("log_density", "energy", "acceptance", "divergent", "saturated", "gradients", "step_size")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Record:
         gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts for its share.
         burn_in_gradients_M: gradients before.
         burn_in: iterations of burn-in.
+        saturated_M: share of the iterations of NUTS whose trajectory `max_doublings` cut short.
     """
 
     log_density_MR: Tensor
@@ -77,6 +78,7 @@ class Record:
     gradients_M: Tensor
     burn_in_gradients_M: Tensor
     burn_in: int
+    saturated_M: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -369,6 +371,7 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
         after_M,
         before_M,
         burn_in,
+        columns["saturated"].mean(-1) if "saturated" in columns else None,
     )
 
 

@@ -105,6 +105,7 @@ def fit(
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
     kept = Kept(model, method, state, directory=run.directory, share=share) if isinstance(method, Sampler) else None
+    run.kept = kept
     state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks, kept=kept)
     if isinstance(method, Sampler):
         assert kept is not None
@@ -174,9 +175,11 @@ def _loop(
     seeds = member_seeds(run.about["seed"], method.members)[share.mine]
     steps = method.steps if isinstance(method, Sampler) else method.epochs * per_epoch
     first, skip = divmod(state.step, per_epoch)
+    if skip and state.step < steps:  # what was said of an epoch when the run ended within it is said of all of it below
+        run.cut_log(state.step - skip)
     means = Means(share, found.get("sums"))
     with _told(callbacks, method, (first, -(-steps // per_epoch)), ranks=share.ranks) as listeners:
-        for epoch in range(first, -(-steps // per_epoch)):
+        for epoch in range(first, -(-steps // per_epoch) if state.step < steps else first):
             began, info = time.monotonic(), None
             try:
                 for batch in source.epoch(seeds, epoch, skip):
@@ -190,7 +193,7 @@ def _loop(
                         # at once after the first step, so that no kill loses the plan
                         run.checkpoint(state, density, means, force=state.step == 1)
             except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
-                if run.directory is not None and share.ranks.chains == 1:  # else the others know nothing of it
+                if run.stands_alone and (kept is None or kept.holds(state)):  # else the last checkpoint stays
                     run.checkpoint(state, density, means, force=True)
                     error.add_note(f"The state after step {state.step}, the last finite one, is in {run.directory}.")
                 raise
@@ -200,7 +203,7 @@ def _loop(
             seen = {**means.values(), **(info.now() if info else {})}
             record = {"epoch": epoch + 1, "step": state.step, **seen, "seconds": round(time.monotonic() - began, 3)}
             run.log(record)
-            skip, means = 0, Means(share)
+            skip, means = 0, means if state.step % per_epoch else Means(share)  # the epoch may be gone on with
             event = Event(epoch + 1, -(-steps // per_epoch), state.step, state, info, record)
             stop = any([callback(event) is True for callback in listeners])  # a list: every callback is called
             if share.ranks.agree(stop):

@@ -77,6 +77,7 @@ def check(method: Hamiltonian) -> None:
         ValueError: if one is out of range.
     """
     check_share(target_acceptance=method.target_acceptance)
+    check_positive(target_acceptance=method.target_acceptance)
     if method.step_size is not None:
         check_positive(step_size=method.step_size)
     if method.mass not in get_args(Mass):
@@ -98,8 +99,11 @@ def start(method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: S
         The state.
 
     Raises:
-        ValueError: if the density is not finite at the start, or `mass="prior"` and the prior's spread is not known.
+        ValueError: if the density is not finite at the start, or `mass="prior"` and the prior's spread is not known, or
+            `mass="layer"` and there are no layers.
     """
+    if method.mass == "layer" and not hasattr(density, "model"):
+        raise ValueError("`mass='layer'` needs a network, whose tensors are the layers. Choose mass='diagonal'.")
     weights_MD = weights_MD.detach().clone()
     value, inverse_mass_MD = begin(density, weights_MD), torch.ones_like(weights_MD)
     if method.mass == "prior":
@@ -139,7 +143,9 @@ def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M
         spread = spread.collect(state.weights_MD)
         if state.step in windows(method.burn_in):
             layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
-            mass_MD, spread = spread.inverse_mass(tuple(layers)), Spread.empty(state.weights_MD)
+            found_MD, spread = spread.inverse_mass(tuple(layers)), Spread.empty(state.weights_MD)
+            # a chain that stood still has learned nothing
+            mass_MD = torch.where((found_MD > 0).all(-1, keepdim=True), found_MD, mass_MD)
             step_size = step_size.restarted() if method.step_size is None else step_size
     if state.step == method.burn_in:
         step_size = step_size.settled()

@@ -42,6 +42,15 @@ class Kept:
         elif self._directory is None:
             self._memory.append(weights_MD.clone())
 
+    def holds(self, state: Any) -> bool:
+        """Return whether the weights of a state, if it is kept, and all before them could be written."""
+        return self._file is None or len(self._file) >= self._method.kept(state.step)
+
+    def sync(self) -> None:
+        """Wait until all draws are on the disk itself."""
+        if self._file is not None:
+            self._file.sync()
+
     def posterior(self) -> Draws:
         """Return the draws as a posterior; those on disk are mapped into memory, not read.
 

@@ -156,6 +156,7 @@ def _check(method: RandomWalk | MALA) -> None:
         ValueError: if one is out of range.
     """
     check_share(target_acceptance=method.target_acceptance)
+    check_positive(target_acceptance=method.target_acceptance)
     if method.step_size is not None:
         check_positive(step_size=method.step_size)
     elif method.burn_in == 0:

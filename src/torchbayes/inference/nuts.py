@@ -28,6 +28,27 @@ from torchbayes.model.seeds import generator
 
 
 @dataclass(frozen=True)
+class TreeInfo:
+    """What a reader of an iteration wants to know, per chain.
+
+    Attributes:
+        step: what every sampler on all the data tells.
+        saturated_M: 1.0 where the trajectory was still to grow when it had `max_doublings` doublings.
+    """
+
+    step: Info
+    saturated_M: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {**self.step.means(), "saturated": self.saturated_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return self.step.now()
+
+
+@dataclass(frozen=True)
 class NUTS(Sampler):
     """The No-U-Turn sampler on all the data: HMC that finds the length of its trajectories itself.
 
@@ -36,7 +57,8 @@ class NUTS(Sampler):
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor.
         target_acceptance: δ of the adaptation.
-        max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps.
+        max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps. The
+            log says under `saturated` how often trajectories were cut short by it, which makes a chain slow, not wrong.
     """
 
     step_size: float | None = None
@@ -73,7 +95,9 @@ class NUTS(Sampler):
         del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds)
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
+    def step(
+        self, density: Density, state: State, batch: Any = None, *, donate: bool = False
+    ) -> tuple[State, TreeInfo]:
         """Take one iteration of every chain.
 
         Args:
@@ -105,6 +129,7 @@ class NUTS(Sampler):
             tree.leapfrogs_M,
             tree.divergent_M.double(),
         )
+        info = TreeInfo(info, tree.growing_M.double())  # neither turned nor diverged
         return learned(self, density, new, acceptance_M=acceptance_M), info
 
 

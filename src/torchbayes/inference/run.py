@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.inference.checkpoint import all_finite, check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.share import Share
 from torchbayes.model.density import LogDensity
@@ -68,6 +69,7 @@ class Run:
         """
         self.directory = None if directory is None else Path(directory)
         self.about, self.share = dict(about), share
+        self.kept: Kept | None = None  # a checkpoint must not outlive draws that it counts
         self._saved, self._wrote = time.monotonic(), 0.0
         if resume and self.directory is None:
             raise ValueError("`resume=True` needs the `directory` of the run to continue.")
@@ -98,10 +100,10 @@ class Run:
         """
         path = None if self.directory is None else self.directory / "checkpoint.safetensors"
         if path is None or not path.exists():
-            self._cut_log(0)
+            self.cut_log(0)
             return fresh, {}
         state, about = load_checkpoint(path, fresh, self.about, members=self.share.mine)
-        self._cut_log(state.step)
+        self.cut_log(state.step)
         return state, about
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -128,9 +130,16 @@ class Run:
         path = self._path("checkpoint.safetensors")
         if path is not None and all_finite(state):
             extra = {"plan": density.plan.way if density.plan else None, "sums": sums}
+            if self.kept is not None:
+                self.kept.sync()
             save_checkpoint(path, state, {**self.about, **extra})
         self._saved = time.monotonic()
         self._wrote = time.perf_counter() - began
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether this process can write a checkpoint without the others, who know nothing of an error here."""
+        return self.directory is not None and self.share.ranks.chains == 1
 
     def save(self, write: Callable[[Path], Any]) -> None:
         """Let the posterior write itself."""
@@ -142,7 +151,8 @@ class Run:
         """Return where to write, None for nowhere."""
         return self.directory / name if self.directory is not None and self.share.ranks.first else None
 
-    def _cut_log(self, step: int) -> None:
+    def cut_log(self, step: int) -> None:
+        """Forget the records of the log that were written after step number `step`."""
         path = self._path("log.jsonl")
         if path is None or not path.exists():
             return

@@ -51,6 +51,11 @@ class Sampler(ABC):
             raise ValueError(
                 f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
             )
+        if self.cycles and not any(self.keeps(step) for step in range(self.steps, self.burn_in, -1)):
+            raise ValueError(
+                f"no cycle of `length` {self.cycles.length} ends after burn-in within {self.steps} steps, so nothing "
+                f"would be kept. Shorten the cycles, or sample longer."
+            )
 
     @abstractmethod
     def init(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def check_counts(**counts: int) -> None:
     """Check settings that count something.
@@ -29,8 +31,8 @@ def check_positive(**values: float) -> None:
     """Check settings that must be positive.
 
     Raises:
-        ValueError: if one is not above 0.
+        ValueError: if one is not above 0, or infinite.
     """
     for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"`{name}` must be above 0; got {value!r}.")
+        if not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be {'finite' if value == math.inf else 'above 0'}; got {value!r}.")

@@ -142,7 +142,7 @@ def chain_table(diagnosis: Diagnosis) -> Table | None:
     )
     if "ebfmi" in columns:
         said += f" E-BFMI: how well new momenta explore the energies; near 1 is good, below {LOW_EBFMI} slow."
-    formats = {"E-BFMI": ".2f", "acceptance": ".1%", "divergences": "d", "step size": ".3g"}
+    formats = {"E-BFMI": ".2f", "acceptance": ".1%", "divergences": "d", "saturated": ".1%", "step size": ".3g"}
     formats |= {"gradients": ",.0f", "gradients in burn-in": ",.0f"}
     return Table(["chain", *heads], rows, said, formats={name: form for name, form in formats.items() if name in heads})
 
@@ -221,6 +221,11 @@ def _log_remarks(diagnosis: Diagnosis) -> list[str]:
     if record.divergences_M is not None and record.divergences_M.sum() > 0:
         said.append(
             "After a divergence, an energy error above 1,000: take smaller steps, or raise `target_acceptance`."
+        )
+    if record.saturated_M is not None and record.saturated_M.sum() > 0:
+        said.append(
+            f"Of the trajectories of each chain, {_range(100 * record.saturated_M, '.1f')} % were cut short by "
+            f"`max_doublings`, which makes it slow: raise it, or adapt the `mass`."
         )
     if record.ebfmi_M is not None and (record.ebfmi_M < LOW_EBFMI).any():
         said.append(f"An E-BFMI below {LOW_EBFMI} says that energies are explored slowly.")
@@ -312,6 +317,7 @@ def _by_chain(diagnosis: Diagnosis) -> dict[str, Tensor]:
         "ebfmi": record.ebfmi_M,
         "acceptance": record.acceptance_M,
         "divergences": record.divergences_M,
+        "saturated": record.saturated_M,
         "step_size": record.step_size_M,
         "gradients_in_burn-in": record.burn_in_gradients_M,
         "gradients": record.gradients_M,
