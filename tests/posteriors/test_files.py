@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import torchbayes as tb
@@ -66,6 +67,21 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     torch.testing.assert_close(
         tb.load(saved, model_of()).sample(2), POSTERIORS["gaussian_low_rank"](model_of(), 2).sample(2)
     )
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left"), OSError(28, "No space left")])
+def test_a_full_disk_is_said_with_the_name_of_the_file(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("torchbayes.posteriors.files.save_file", fail)
+    before = saved.read_bytes()
+    with pytest.raises(OSError, match=r"q\.safetensors could not be written \(.*No space left\); what was there"):
+        write_tensors(saved, {"a": normal(2)}, {})
+    assert saved.read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:

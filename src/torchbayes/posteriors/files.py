@@ -31,6 +31,9 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
     Yields:
         A temporary name in the same folder.
+
+    Raises:
+        OSError: if the disk is full or not to be written; what was there before is whole.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,6 +47,11 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private; a result is an ordinary file
         os.replace(name, path)
+    except (OSError, SafetensorError) as error:
+        Path(name).unlink(missing_ok=True)
+        number, said = getattr(error, "errno", None), getattr(error, "strerror", None) or error
+        text = f"{path} could not be written ({said}); what was there before is whole. Make room, then go on"
+        raise (OSError(number, text) if number else OSError(text)) from error
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
