@@ -51,7 +51,7 @@ def test_the_fewest_draws_match_arviz(name, num_draws):
 def test_float32_ranks_match_arviz_on_the_same_numbers():
     draws = chains(4, 100, 0.5, seed=3).float()
     for name in ("ess_bulk", "ess_tail", "rhat_rank"):
-        np.testing.assert_allclose(STATISTICS[name][0](draws).numpy(), by_arviz(name, draws), rtol=1e-6)
+        np.testing.assert_allclose(STATISTICS[name][0](draws).numpy(), by_arviz(name, draws.double()), rtol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -60,8 +60,13 @@ def test_lower_precision_is_the_statistic_of_the_rounded_draws(dtype):
     for statistic, _ in STATISTICS.values():
         result = statistic(draws)
         assert result.dtype == torch.float64
-        # Distances from the median are taken in float32, where some of them tie.
-        torch.testing.assert_close(result, statistic(draws.double()), rtol=1e-3, atol=0)
+        torch.testing.assert_close(result, statistic(draws.double()), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("level", "spread"), [(0.999, 1e-5), (1.0, 1e-6), (5.0, 1e-3)])
+def test_a_small_spread_at_a_high_level_is_no_trouble_in_float32(level, spread):
+    draws = (level + spread * ar1(4, 9, 50, 0.2, seed=6)).float()
+    torch.testing.assert_close(rhat(draws), rhat(draws.double()), rtol=1e-12, atol=0)
 
 
 def test_signs_and_zeros_order_as_numbers_in_float32():

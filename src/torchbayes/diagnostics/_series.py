@@ -97,9 +97,11 @@ def rank_scores(keys_RA: Tensor, order_RA: Tensor) -> Tensor:
 def fold(values_RA: Tensor, order_RA: Tensor) -> Tensor:
     """Return distances from the median of each row, shape (R, A), for an even number of values."""
     half = values_RA.shape[-1] // 2
-    middle_R2 = values_RA.gather(-1, order_RA[:, half - 1 : half + 1])
+    # In float64, where the median of two float32 numbers is exact: a rounded one would shift one side against the
+    # other, and change ranks where the spread is small beside the level, as that of probabilities near 1.
+    middle_R2 = values_RA.gather(-1, order_RA[:, half - 1 : half + 1]).double()
     # Halves are taken first, so that the sum of two large values does not overflow.
-    return (values_RA - (0.5 * middle_R2).sum(-1, keepdim=True)).abs()
+    return (values_RA - (0.5 * middle_R2).sum(-1, keepdim=True)).abs_().to(values_RA.dtype)
 
 
 def rank_rhat(values_RCn: Tensor, order_RA: Tensor, scores_RCn: Tensor) -> Tensor:
