@@ -105,7 +105,7 @@ def test_the_default_directory_is_named_after_the_experiment(experiment, tmp_pat
 
 
 def test_names_scales_and_seeds_are_checked(experiment, tmp_path):
-    assert set(names()) == {"multiswag_corruption", "uci_table"}
+    assert {"multiswag_corruption", "uci_table", "hmc_reference", "hmc_mixing"} <= set(names())
     for name in names():
         assert get(name).claim == names()[name]
         assert set(get(name).recipes) == set(get(name).cost) == {"small", "paper"}

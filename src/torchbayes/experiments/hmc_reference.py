@@ -6,13 +6,13 @@ it: agreement, the share of equal decisions, and total variation, mean_i ½ Σ_c
 the others is the ceiling: there the method is exact, and only the chains are short.
 
 Settings were chosen on a repeat that is none of the seeds: digits drawn with seed 1000, judged on the training rows
-that it left over. Step sizes and momentum of SG-MCMC are those whose chains came closest to HMC in total variation there,
-among step sizes from 1e-6 to 4e-5. SGLD has the 10,000 epochs of the paper; with 4,000, what it had first, its chains were
-further away, on those rows (0.028 instead of 0.020) and on the test rows of seed 0, which had been looked at by then. The
-prior, σ = 0.3, is the widest that is affordable: 0.5 needs twice the leapfrog steps. Which prior it is matters for the
-claim on NLL. On the left-over rows HMC tied with the single network at σ = 0.3, and was worse than it for networks of
-tanh units (σ from 0.15 to 1), for σ = 0.5, on whole MNIST images and with ten hidden units: there its average is not sure
-enough. One setting serves all problems. Temperatures are fitted on left-over training rows too.
+that it left over. Step sizes and momentum of SG-MCMC are those whose chains came closest to HMC in total variation
+there, among step sizes from 1e-6 to 4e-5. SGLD has the 10,000 epochs of the paper. With 4,000, which it had first, its
+chains were further away, on those rows (0.028 instead of 0.020) and on the test rows of seed 0, which had been looked
+at by then. The prior, σ = 0.3, is the widest that is affordable: 0.5 needs twice the leapfrog steps. Which prior it is
+matters for the claim on NLL. On the left-over rows HMC tied with the single network at σ = 0.3, and was worse than it
+for networks of tanh units (σ from 0.15 to 1), for σ = 0.5, on whole MNIST images and with ten hidden units: its average
+is not sure enough there. One setting serves all problems. Temperatures are fitted on left-over training rows too.
 """
 
 from __future__ import annotations
@@ -290,9 +290,9 @@ EXPERIMENT = Experiment(
     differences="The small scale has perceptrons with 50 + 50 hidden units on 1,000 images: digits of 8 x 8 pixels, "
     "the same with a fifth of all labels drawn at random, and MNIST averaged to 14 x 14. HMC adapts its step size. "
     "A single network is the mode under the same prior, found by Adam; the paper trains one by SGD with twice the "
-    "weight precision. ECE has 15 bins of equal width. Variational inference is left out. With wider priors, tanh units or "
-    "fewer units, HMC is less sure than it should be on data as clean as these, and its NLL is worse than a single "
-    "network's.",
+    "weight precision. ECE has 15 bins of equal width. Variational inference is left out. With wider priors, tanh "
+    "units or fewer units, HMC is less sure than it should be on data as clean as these, and its NLL is worse than a "
+    "single network's.",
     recipes={"small": SMALL, "paper": PAPER},
     cost={
         "small": "a few minutes on 2 cores",
