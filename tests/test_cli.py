@@ -21,6 +21,7 @@ from torchbayes.config import load_run, read_config
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
 FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]
 MOONS = ["compare", "--data", "two_moons", *TINY, *FITS, "--multiswag.rank", "2", "--draws", "4"]
+MOONS += ["--methods", "single", "ensemble", "swag", "multiswag"]
 SHARED = Path(os.environ.get("TORCHBAYES_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 

@@ -10,7 +10,8 @@ import yaml
 
 import torchbayes as tb
 from torchbayes import data
-from torchbayes.config import Problem, defaults, describe, entries, fit_run, load_run, read_config, write_config
+from torchbayes.config import Problem, describe, entries, fit_run, load_run, read_config, write_config
+from torchbayes.usual import defaults
 
 MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, prior_scale=2.0)
 SINE = Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian", train_size=20)

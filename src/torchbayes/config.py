@@ -1,7 +1,7 @@
 """What a run is made of, by name: data, network, likelihood, prior, method. A run is written down and read back here.
 
-`defaults` holds settings for every data set in one table. A fit leaves `config.yaml` in its directory, from which
-`load_run` rebuilds model and posterior, and which the command line takes with `--config`.
+A fit leaves `config.yaml` in its directory, from which `load_run` rebuilds model and posterior, and which the command
+line takes with `--config`. Settings that are usual for a data set are in `torchbayes.usual`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from torchbayes.inference import MAP, SGD, SWAG, Adam, fit
+from torchbayes.inference import fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model import Model, Ranks, likelihoods, priors
-from torchbayes.model.ways import Way
-from torchbayes.native.build import available
 from torchbayes.posteriors import Draws, Posterior, load
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.store import DrawFile
@@ -151,90 +149,6 @@ class Problem:
             priors.Normal(self.prior_scale),
             temperature=self.temperature,
         )
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """Settings of one data set: the same prior and number of epochs for every method.
-
-    Attributes:
-        problem: network, likelihood and prior.
-        ensemble: MAP, several members.
-        multiswag: SWAG, several members.
-        note: how they were chosen.
-    """
-
-    problem: Problem
-    ensemble: MAP
-    multiswag: SWAG
-    note: str = ""
-
-
-def usual_plan(problem: Problem) -> Way:
-    """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again.
-
-    Args:
-        problem: what is run.
-
-    Returns:
-        "native" or "vmap" for fully connected networks, else "loop".
-    """
-    if problem.network != "mlp":
-        return "loop"
-    return "native" if problem.place == "cpu" and available() else "vmap"
-
-
-def _settings(
-    problem: Problem, epochs: int, batch_size: int, *, optimizer: SGD | Adam, averaging_lr: float, **swag: Any
-) -> Defaults:
-    plan = usual_plan(problem)
-    ensemble = MAP(5, epochs, batch_size, optimizer, plan=plan)
-    return Defaults(problem, ensemble, SWAG(5, epochs, batch_size, optimizer, averaging_lr, plan=plan, **swag))
-
-
-def defaults(data: str) -> Defaults:
-    """Return the settings of a data set.
-
-    Args:
-        data: its name.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ValueError: if there is no such data set, or no network here can take it.
-    """
-    from torchbayes.data import names
-    from torchbayes.data.base import check_name
-
-    check_name("data set", data, names())
-    if data == "imdb":
-        raise ValueError(
-            "`imdb` holds texts, and no network here takes them. Fit a module of your own from Python, or evaluate "
-            "published predictions: torchbayes evaluate --predictions FILE."
-        )
-    if data == "digits":
-        found = _settings(Problem(data, threads=1), 60, 64, optimizer=SGD(0.15), averaging_lr=0.1, per_epoch=2)
-        return replace(found, note=_CROSS_VALIDATED)
-    if data == "cifar10":  # 1/(N s²) is a weight decay of 3e-4, as in Maddox et al. (2019)
-        problem = Problem(data, "preresnet20", prior_scale=0.25)
-        return _settings(problem, 100, 128, optimizer=SGD(0.1), averaging_lr=0.02)
-    if data in {"mnist", "fashion_mnist", "kmnist"}:
-        problem = Problem(data, "lenet", prior_scale=0.2)
-        return _settings(problem, 10, 128, optimizer=SGD(0.05), averaging_lr=0.02, per_epoch=4)
-    if data == "two_moons":
-        return _settings(Problem(data, "mlp", threads=1), 300, 200, optimizer=Adam(0.01), averaging_lr=0.01)
-    if data.startswith("toy_"):
-        problem = Problem(data, "mlp", {"activation": "tanh"}, "gaussian", prior_scale=3.0, threads=1)
-        return _settings(problem, 600, 400, optimizer=Adam(0.01), averaging_lr=0.01)
-    problem = Problem(data, "mlp", {"hidden": [50]}, "gaussian", prior_scale=0.4, threads=1)
-    return _settings(problem, 100, 100, optimizer=Adam(0.01), averaging_lr=0.003)
-
-
-_CROSS_VALIDATED = (
-    "Network, prior, epochs and learning rates are shared by all methods. They were chosen by the NLL of the deep "
-    "ensemble and of MultiSWAG in cross-validation on the training images; the test images had no part in it."
-)
 
 
 def describe(settings: Any) -> Any:

@@ -95,24 +95,25 @@ def _usage() -> str:
 
 
 def compare(argv: list[str]) -> None:
-    """Fit a single network, a deep ensemble, SWAG and MultiSWAG; print one table, write a report with pictures.
+    """Fit several methods and a reference by HMC; print one table, write a report with pictures.
 
     Args:
         argv: options.
     """
-    from torchbayes.experiments.compare import Comparison
     from torchbayes.experiments.compare import compare as run
     from torchbayes.experiments.compare_report import caption, table, tables
+    from torchbayes.experiments.compare_settings import FITS, Comparison
 
     seen = peek(argv)
-    usual = Comparison(seen.usual.problem, seen.usual.ensemble, seen.usual.multiswag)
+    settings = {f.name: getattr(seen.usual, f.name) for f in fields(seen.usual) if f.name != "note"}
+    usual = Comparison(**settings)
     parser = new_parser("compare", _first_line(compare), config=True)
     add_problem(parser, seen.usual)
-    parser.add_class_arguments(Comparison, None, skip={"problem", "ensemble", "multiswag", *_LISTS})
+    parser.add_class_arguments(Comparison, None, skip={"problem", *FITS, *_LISTS})
     for name, text in _LISTS.items():
         parser.add_argument(f"--{name}", nargs="*", type=str, default=list(getattr(usual, name)), help=text)
-    add_method(parser, "ensemble", usual.ensemble, text="Deep ensemble; the single network is its first member")
-    add_method(parser, "multiswag", usual.multiswag, text="MultiSWAG; SWAG is its first member")
+    for name in FITS:
+        add_method(parser, name, getattr(usual, name), text=_FITS[name])
     add_directory(parser, f"compare_{seen.data}")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier comparison in the directory")
     chosen = parse(parser, seen.argv)
@@ -124,12 +125,20 @@ def compare(argv: list[str]) -> None:
         found = run(
             comparison, directory, resume=resume, overwrite=overwrite, callbacks=callbacks(), say=say, track=track
         )
-    whole = table(found.outcomes, caption=caption(found.setup, found.outcomes))
-    print_table(whole, narrow=tables(found.setup, found.outcomes))
+    about = (found.setup, found.outcomes, found.diagnosis)
+    print_table(table(found.outcomes, caption=caption(*about)), narrow=tables(*about))
     print(f"Report: {found.report}")
 
 
 _LISTS = {"methods": "methods, in the order of the table", "corruptions": "image corruptions, none to leave them out"}
+_FITS = {
+    "ensemble": "Deep ensemble; the single network is its first member",
+    "multiswag": "MultiSWAG; SWAG is its first member",
+    "hmc": "Hamiltonian Monte Carlo, the reference",
+    "sgld": "Stochastic gradient Langevin dynamics",
+    "sghmc": "Stochastic gradient Hamiltonian Monte Carlo",
+    "csghmc": "The same in cycles",
+}
 
 
 def fit(argv: list[str]) -> None:
@@ -199,6 +208,7 @@ def diagnose(argv: list[str]) -> None:
         ValueError: if no run is named, or there is nothing to compare functions at.
     """
     from torchbayes.config import CONFIG, load_run, read_config
+    from torchbayes.experiments.compare_reference import spread
     from torchbayes.report import diagnosis as page
 
     parser = new_parser("diagnose", _first_line(diagnose))
@@ -213,7 +223,7 @@ def diagnose(argv: list[str]) -> None:
         raise ValueError(f"`--inputs` must be at least 1; got {chosen['inputs']}.")
     run = Path(chosen["run"])
     setup, posterior = load_run(run, unfinished=True)
-    inputs, targets = _spread(setup.data.test, chosen["inputs"])
+    inputs, targets = spread(setup.data.test, chosen["inputs"])
     with setup.problem.threading():
         found = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
     settings = read_config(run / CONFIG)
@@ -232,14 +242,6 @@ def diagnose(argv: list[str]) -> None:
         return
     print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
     print("\n".join([*page.remarks(found), f"Report: {report}"]))
-
-
-def _spread(rows: Any, count: int) -> tuple[Any, Any]:
-    # rows at even distances: the first ones of a sorted test set would all be of one class
-    import torch
-
-    chosen = torch.arange(min(count, len(rows.inputs))) * len(rows.inputs) // min(count, len(rows.inputs))
-    return rows.inputs[chosen], rows.targets[chosen]
 
 
 def _published(path: Path) -> dict[str, float]:

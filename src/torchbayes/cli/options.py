@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, get_args
 import jsonargparse
 
 from torchbayes.cli.terminal import one_line
-from torchbayes.config import CONFIG, Defaults, Problem, defaults, read_config, usual_plan
+from torchbayes.config import CONFIG, Problem, read_config
 from torchbayes.inference import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, RandomWalk
 from torchbayes.inference.method import Method
 from torchbayes.inference.optimizers import Optimizer
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.schedules import Schedule, StepSchedule
 from torchbayes.model import Ranks
+from torchbayes.usual import Defaults, defaults, usual_plan
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
 METHODS = (MAP, SWA, SWAG, *SAMPLERS)
@@ -122,13 +123,13 @@ def add_problem(parser: Parser, usual: Defaults) -> None:
     parser.set_defaults({f.name: getattr(usual.problem, f.name) for f in fields(Problem)})
 
 
-def add_method(parser: Parser, name: str, method: MAP | SWAG, *, text: str) -> None:
+def add_method(parser: Parser, name: str, method: Any, *, text: str) -> None:
     """Add the settings of one method as `--NAME.SETTING`.
 
     Args:
         parser: where.
         name: prefix of the options.
-        method: the defaults.
+        method: a method that holds the defaults.
         text: heading in the help.
     """
     parser.add_class_arguments(type(method), name, help=text)

@@ -93,7 +93,7 @@ def print_table(table: Table, *, narrow: Sequence[Table] = ()) -> None:
     console = Console()
     parts = [table]
     if not console.is_terminal:
-        console = Console(width=max(console.width, 140))
+        console = Console(width=max(console.width, 160))
     elif narrow and Console(width=1000).measure(table.rich()).maximum > console.width:
         parts = narrow
     for part in parts:

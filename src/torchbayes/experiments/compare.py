@@ -1,7 +1,7 @@
-"""Compare a single network, a deep ensemble, SWAG and MultiSWAG on one data set: fits, scores, one table, a report.
+"""Compare methods with each other and with a reference on one data set: fits, scores, one table, a report.
 
-Two fits serve four methods: the single network is the first member of the ensemble and SWAG the first member of
-MultiSWAG, exactly as if each had been fitted alone with the same seed.
+The single network is the first member of the ensemble and SWAG the first member of MultiSWAG, exactly as if each had
+been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo, fitted here or read from a directory.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchbayes.config import CONFIG, Setup, entries, fit_run, write_config
+from torchbayes.diagnose import Diagnosis
+from torchbayes.experiments.compare_reference import load_reference, quality
 from torchbayes.experiments.compare_report import report
-from torchbayes.experiments.compare_scores import LABELS, Comparison, Outcome, Track, member, score
+from torchbayes.experiments.compare_scores import Outcome, Track, member, score
+from torchbayes.experiments.compare_settings import FIRST_OF, FITS, LABELS, REFERENCE, Comparison
+from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
+from torchbayes.inference.sampler import Sampler
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
+from torchbayes.report.diagnosis import numbers as diagnosis_numbers
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class Compared:
         setup: data and model.
         outcomes: method -> what it gave.
         report: path of `report.html`; PNGs, `results.json` and `config.yaml` lie beside it.
+        diagnosis: what the reference's chains are worth; None without a reference, or if it has no chains.
     """
 
     setup: Setup
     outcomes: dict[str, Outcome]
     report: Path
+    diagnosis: Diagnosis | None = None
 
 
 def compare(
@@ -61,24 +69,50 @@ def compare(
         The outcomes and the report.
 
     Raises:
-        ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is said.
+        FileNotFoundError: if the directory of the reference holds no finished fit.
+        ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is said, or if the reference
+            is of another posterior, or would be overwritten.
     """
     home = Path(directory)
+    given = load_reference(comparison) if comparison.reference is not None else None
     if (home / CONFIG).exists() and not resume:
         if not overwrite:
             raise ValueError(
                 f"{home} already holds a run. Add --resume to go on with it, --overwrite to replace it, or choose "
                 f"another --directory."
             )
-        shutil.rmtree(home / "fits", ignore_errors=True)
+        _clear(home / "fits", comparison)
     setup = comparison.problem.setup()
     text = write_config(home, configuration(comparison))
     posteriors = _fit(setup, comparison, home / "fits", resume=resume, callbacks=callbacks, say=say)
+    where = home / "fits" / "hmc"
+    if given is not None:
+        posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.reference or "")
     with setup.problem.threading():
         outcomes = score(setup, posteriors, comparison, track=track)
-    numbers = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
-    write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
-    return Compared(setup, outcomes, report(home, setup, comparison, outcomes=outcomes, settings=text))
+        name = comparison.compared_with
+        diagnosis = None if name is None else quality(setup, posteriors[name], where)
+    write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
+    page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
+    return Compared(setup, outcomes, page, diagnosis)
+
+
+def _clear(fits: Path, comparison: Comparison) -> None:
+    """Remove the fits of an earlier comparison.
+
+    Raises:
+        ValueError: if the reference is one of them.
+    """
+    if comparison.reference is not None and fits.resolve() in Path(comparison.reference).resolve().parents:
+        raise ValueError(
+            f"--overwrite would remove {comparison.reference}, which is the reference. Choose another --directory."
+        )
+    shutil.rmtree(fits, ignore_errors=True)
+
+
+def _numbers(setup: Setup, outcomes: dict[str, Outcome], diagnosis: Diagnosis | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
+    return found if diagnosis is None else {**found, "reference": diagnosis_numbers(diagnosis)}
 
 
 def configuration(comparison: Comparison) -> dict[str, Any]:
@@ -92,7 +126,7 @@ def configuration(comparison: Comparison) -> dict[str, Any]:
     """
     found = {**entries(comparison.problem), **entries(comparison)}
     del found["problem"]
-    return {**found, "ensemble": entries(comparison.ensemble), "multiswag": entries(comparison.multiswag)}
+    return found | {name: entries(getattr(comparison, name)) for name in FITS}
 
 
 def _fit(
@@ -104,14 +138,20 @@ def _fit(
     callbacks: Sequence[Callback] | None,
     say: Callable[[str], None],
 ) -> dict[str, Posterior]:
-    """Return the posterior of each method, from at most two fits."""
-    found: dict[str, Posterior] = {}
-    pairs = (("ensemble", "single", comparison.ensemble), ("multiswag", "swag", comparison.multiswag))
-    for many, one, method in pairs:
-        if many not in comparison.methods and one not in comparison.methods:
-            continue
-        name, wanted = (many, method) if many in comparison.methods else (one, replace(method, members=1))
-        say(f"fitting: {LABELS[name]}, {wanted.members} × {wanted.epochs} epochs on {setup.data}")
-        posterior = fit_run(setup, wanted, home / name, seed=comparison.seed, resume=resume, callbacks=callbacks)
-        found |= {many: posterior, one: member(posterior, 0)}
-    return {name: found[name] for name in comparison.methods}
+    """Return the posterior of each method, from as few fits as serve them."""
+    fitted: dict[str, Posterior] = {}
+    for method in comparison.methods:
+        name, settings = comparison.fit_of(method)
+        if name not in fitted:
+            say(f"fitting: {LABELS[name]}, {_length(settings)} on {setup.data}")
+            fitted[name] = fit_run(
+                setup, settings, home / name, seed=comparison.seed, resume=resume, callbacks=callbacks
+            )
+    first = {one: member(fitted[many], 0) for one, many in FIRST_OF.items() if many in fitted}
+    return {method: fitted[method] if method in fitted else first[method] for method in comparison.methods}
+
+
+def _length(settings: Method | Sampler) -> str:
+    if isinstance(settings, Sampler):
+        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.rows else 'iterations'}"
+    return f"{settings.members} × {settings.epochs} epochs"

@@ -10,7 +10,8 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.config import Setup
 from torchbayes.data import Data
-from torchbayes.experiments.compare_scores import LABELS, SEVERITIES, Comparison, Outcome
+from torchbayes.experiments.compare_scores import SEVERITIES, Outcome
+from torchbayes.experiments.compare_settings import REFERENCE, Comparison, label_of
 from torchbayes.predictive import predict
 from torchbayes.report import Picture, figures
 
@@ -29,8 +30,10 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     Returns:
         file name without ending -> picture.
     """
-    data, named = setup.data, {LABELS[name]: outcome for name, outcome in outcomes.items()}
+    data, named = setup.data, {label_of(name): outcome for name, outcome in outcomes.items()}
     drawn: dict[str, Picture] = {}
+    if comparison.compared_with is not None and len(outcomes) > 1:
+        drawn |= _fidelity(named, label_of(comparison.compared_with))
     if data.task == "regression" and data.input_shape == (1,):
         drawn["band"] = _band(data, named)
     if data.task == "classification" and data.input_shape == (2,) and data.num_classes == 2:
@@ -62,6 +65,45 @@ def _severities(named: Mapping[str, Outcome], count: int) -> dict[str, Picture]:
         )
         for metric, (title, text) in texts.items()
     }
+
+
+def _fidelity(named: Mapping[str, Outcome], reference: str) -> dict[str, Picture]:
+    own, others = named[reference].fidelity, {name: o for name, o in named.items() if name != reference}
+    to = "the reference" if reference == REFERENCE else reference
+    measures: dict[str, tuple[str, figures.Better]] = {
+        "agreement": (f"agreement with {to}", "high"),
+        "total_variation": (f"total variation to {to}", "low"),
+        "wasserstein1": (f"Wasserstein-1 distance to {to}\n(units of the target)", "low"),
+    }
+    known = {
+        metric: words for metric, words in measures.items() if metric in next(iter(others.values())).fidelity.clean
+    }
+    ceilings = {
+        words: [chain[metric] for chain in own.by_chain] for metric, (words, _) in known.items() if own.by_chain
+    }
+    dots = figures.fidelity_dots(
+        {words: {n: o.fidelity.clean[metric] for n, o in others.items()} for metric, (words, _) in known.items()},
+        ceilings=ceilings,
+        better=dict(known.values()),
+    )
+    told = "On the test set."
+    if ceilings:
+        told += (
+            " A method at the line or beyond is as close to the reference as one of its chains is to the others: "
+            "nothing tells it from another chain of that length."
+        )
+    found = {"fidelity": Picture(f"How close each method is to {to}", dots, told)}
+    if not own.corrupted:
+        return found
+    for metric, (words, direction) in known.items():
+        curves = {name: _means(o.fidelity.severity(metric)) for name, o in named.items()}
+        found[f"fidelity_severity_{metric}"] = Picture(
+            f"{words[0].upper()}{words[1:]} under corruption",
+            figures.severity_curves(curves, words, better=direction),
+            f"Mean over {len(own.corrupted)} corruptions. The curve of {reference} is the ceiling: one of its chains "
+            f"against the others.",
+        )
+    return found
 
 
 def _means(rows: list[list[float]]) -> list[list[float]]:

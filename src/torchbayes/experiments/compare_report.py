@@ -7,10 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchbayes.config import Setup, defaults
+from torchbayes.config import Setup
+from torchbayes.diagnose import Diagnosis
 from torchbayes.experiments.compare_figures import pictures
-from torchbayes.experiments.compare_scores import LABELS, Comparison, Outcome
+from torchbayes.experiments.compare_reference import section, warning
+from torchbayes.experiments.compare_scores import Outcome
+from torchbayes.experiments.compare_settings import FITS, REFERENCE, Comparison, label_of
+from torchbayes.inference.sampler import Sampler
 from torchbayes.report import Table, savefig, write_report
+from torchbayes.usual import defaults
 
 
 class Column(NamedTuple):
@@ -20,7 +25,7 @@ class Column(NamedTuple):
     number: Any
     form: str
     better: Literal["low", "high"] | None
-    kind: Literal["clean", "shifted"] = "clean"
+    kind: Literal["clean", "shifted", "fidelity"] = "clean"
 
 
 def _clean(metric: str) -> Any:
@@ -31,6 +36,10 @@ def _at(severity: int, metric: str) -> Any:
     return lambda outcome: outcome.at(severity, metric)
 
 
+def _close(metric: str, severity: int = 0) -> Any:
+    return lambda outcome: outcome.fidelity.at(severity, metric) if severity else outcome.fidelity.clean.get(metric)
+
+
 COLUMNS = (
     Column("accuracy", _clean("accuracy"), ".1%", "high"),
     Column("RMSE", _clean("rmse"), ".3f", "low"),
@@ -38,6 +47,10 @@ COLUMNS = (
     Column("Brier", _clean("brier"), ".3f", "low"),
     Column("ECE", _clean("ece"), ".3f", "low"),
     Column("in 95 % interval", _clean("coverage"), ".1%", None),
+    # no value is marked as the best: that of the reference itself is of another kind
+    Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
+    Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
+    Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
     Column("NLL at 3", _at(3, "nll"), ".3f", "low", "shifted"),
     Column("NLL at 5", _at(5, "nll"), ".3f", "low", "shifted"),
     Column("acc. at 3", _at(3, "accuracy"), ".1%", "high", "shifted"),
@@ -46,12 +59,15 @@ COLUMNS = (
 )
 
 
-def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = ("clean", "shifted"), caption: str = "") -> Table:
+KINDS = ("clean", "fidelity", "shifted")
+
+
+def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "") -> Table:
     """Return the table of methods and metrics.
 
     Args:
         outcomes: method -> what it gave.
-        kinds: which columns: on the test set, on shifted data, or both.
+        kinds: which columns: on the test set, against the reference, on shifted data.
         caption: what it shows.
 
     Returns:
@@ -64,43 +80,46 @@ def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = ("clean", "
     ]
     return Table(
         ["method", *(column.head for column in columns)],
-        [[LABELS[name], *(column.number(outcome) for column in columns)] for name, outcome in outcomes.items()],
+        [[label_of(name), *(column.number(outcome) for column in columns)] for name, outcome in outcomes.items()],
         caption,
         better={column.head: column.better for column in columns if column.better},
         formats={column.head: column.form for column in columns},
     )
 
 
-def tables(setup: Setup, outcomes: Mapping[str, Outcome]) -> list[Table]:
+def tables(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> list[Table]:
     """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
 
     Args:
         setup: data and model.
         outcomes: method -> what it gave.
+        diagnosis: of the reference.
 
     Returns:
         One or two tables, the caption under the last.
     """
-    parts = [table(outcomes, kinds=["clean"]), table(outcomes, kinds=["shifted"])]
+    parts = [table(outcomes, kinds=["clean", "fidelity"]), table(outcomes, kinds=["shifted"])]
     parts = [part for part in parts if len(part.columns) > 1]
-    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes))]
+    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis))]
 
 
-def caption(setup: Setup, outcomes: Mapping[str, Outcome]) -> str:
+def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> str:
     """Return how to read the table.
 
     Args:
         setup: data and model.
         outcomes: method -> what it gave.
+        diagnosis: of the reference.
 
     Returns:
         Sentences.
     """
-    data = setup.data
+    data, closeness = setup.data, _closeness(outcomes, diagnosis)
     if data.task == "regression":
         return (
             f"{len(data.test.inputs)} test rows. RMSE and NLL (negative log density of the average, nats per row) are "
             f"in the target's own units; the 95 % interval is the central one of the average, and should hold 95 %."
+            f"{closeness}"
         )
     some = next(iter(outcomes.values()))
     said = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
@@ -113,7 +132,37 @@ def caption(setup: Setup, outcomes: Mapping[str, Outcome]) -> str:
         said += (
             f" NLL of the {len(alone)} ensemble members alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
         )
-    return said
+    return said + closeness
+
+
+def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
+    """Return the method that the others are compared with, None if they are not.
+
+    Args:
+        outcomes: method -> what it gave.
+
+    Returns:
+        Its name.
+    """
+    if not any(outcome.fidelity.clean for outcome in outcomes.values()):
+        return None
+    return REFERENCE if REFERENCE in outcomes else "hmc"
+
+
+def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
+    """Return how to read the columns that compare with the reference."""
+    name = reference_of(outcomes)
+    if name is None:
+        return ""
+    other, chains = outcomes[name], len(outcomes[name].fidelity.by_chain)
+    whose = "the reference" if name == REFERENCE else label_of(name)
+    if other.clean.probs is None:
+        said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in the target's own units."
+    else:
+        said = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
+    if chains:
+        said += f" In its own row stands the ceiling: each of its {chains} chains against the others, on average."
+    return f"{said} {warning(diagnosis)}".rstrip() if diagnosis is not None else said
 
 
 def _alone(outcomes: Mapping[str, Outcome]) -> list[float]:
@@ -136,13 +185,11 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     done = (
         f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
-        f"N(0, {problem.prior_scale:g}²). {_budget(comparison)} The single network is the first member of the "
-        f"ensemble, SWAG the first of MultiSWAG. SWAG and MultiSWAG average {comparison.draws} drawn functions, the "
-        f"ensemble its members."
+        f"N(0, {problem.prior_scale:g}²). {_budget(comparison)}"
     )
     best = defaults(problem.data)
-    usual = (best.problem, best.ensemble, best.multiswag) == (problem, comparison.ensemble, comparison.multiswag)
-    done += f" {best.note}" if usual else ""
+    usual = best.problem == problem and all(getattr(best, name) == getattr(comparison, name) for name in FITS)
+    done += f" {best.note}" if usual and best.note else ""
     found = [_winner(outcomes, "the test set", lambda outcome: outcome.clean.metrics["nll"])]
     if next(iter(outcomes.values())).corrupted:
         found.append(_winner(outcomes, "images corrupted at severity 5", lambda outcome: outcome.at(5, "nll")))
@@ -152,17 +199,34 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
 
 
 def _budget(comparison: Comparison) -> str:
+    """Return what each method was allowed, and what it averages."""
+    chosen, said = set(comparison.methods), []
     pairs = {"deep ensemble": comparison.ensemble, "MultiSWAG": comparison.multiswag}
     if len({(m.members, m.epochs, m.batch_size) for m in pairs.values()}) == 1:
         m = comparison.ensemble
-        return f"Deep ensemble and MultiSWAG: {m.members} members each, {m.epochs} epochs, batches of {m.batch_size}."
-    said = (f"{name}: {m.members} members, {m.epochs} epochs, batches of {m.batch_size}." for name, m in pairs.items())
+        said.append(
+            f"Deep ensemble and MultiSWAG: {m.members} members each, {m.epochs} epochs, batches of {m.batch_size}."
+        )
+    else:
+        said += [
+            f"{name}: {m.members} members, {m.epochs} epochs, batches of {m.batch_size}." for name, m in pairs.items()
+        ]
+    said.append("The single network is the first member of the ensemble, SWAG the first of MultiSWAG.")
+    said.append(f"SWAG and MultiSWAG average {comparison.draws} drawn functions, the ensemble its members.")
+    for name in (name for name in FITS if name in chosen):
+        settings = getattr(comparison, name)
+        if isinstance(settings, Sampler):
+            rows = f"batches of {settings.rows}" if settings.rows else "all the data"
+            said.append(
+                f"{label_of(name)}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
+                f"{settings.chains * settings.kept(settings.steps):,} draws kept, all averaged."
+            )
     return " ".join(said)
 
 
 def _winner(outcomes: Mapping[str, Outcome], where: str, number: Any) -> str:
     ranked = sorted(outcomes, key=lambda name: number(outcomes[name]))
-    said = ", ".join(f"{LABELS[name]} {number(outcomes[name]):.3f}" for name in ranked)
+    said = ", ".join(f"{label_of(name)} {number(outcomes[name]):.3f}" for name in ranked)
     return f"Negative log likelihood on {where}, best first: {said}."
 
 
@@ -181,7 +245,7 @@ def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
         return None
     heads: dict[str, Literal["low", "high"]] = {"AUROC": "high", "AUPR": "high", "FPR95": "low"}
     rows = [
-        [LABELS[name], other, *(found[name][other].get(f"{head.lower()}_entropy") for head in heads)]
+        [label_of(name), other, *(found[name][other].get(f"{head.lower()}_entropy") for head in heads)]
         for other in sets
         for name in outcomes
     ]
@@ -193,7 +257,51 @@ def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
     )
 
 
-def report(home: Path, setup: Setup, comparison: Comparison, *, outcomes: Mapping[str, Outcome], settings: str) -> Path:
+def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
+    """Return agreement and total variation with the reference on corrupted images, or None where there are none.
+
+    Args:
+        outcomes: method -> what it gave.
+
+    Returns:
+        The table.
+    """
+    name = reference_of(outcomes)
+    if name is None or not any(outcome.fidelity.corrupted for outcome in outcomes.values()):
+        return None
+    heads = {"agreement": ("agreement", ".1%"), "TV": ("total_variation", ".3f")}
+    columns = {
+        f"{head}{f' at {s}' if s else ''}": (_close(metric, s), form)
+        for head, (metric, form) in heads.items()
+        for s in (0, 1, 3, 5)
+    }
+    rows = [
+        [
+            label_of(n) if n != name else f"{label_of(n)}: one chain to the others",
+            *(number(o) for number, _ in columns.values()),
+        ]
+        for n, o in outcomes.items()
+        if o.fidelity.clean
+    ]
+    whose = "the reference" if name == REFERENCE else label_of(name)
+    return Table(
+        ["method", *columns],
+        rows,
+        f"Closeness to {whose} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
+        f"the closer. One chain to the others is the ceiling.",
+        formats={head: form for head, (_, form) in columns.items()},
+    )
+
+
+def report(
+    home: Path,
+    setup: Setup,
+    comparison: Comparison,
+    *,
+    outcomes: Mapping[str, Outcome],
+    diagnosis: Diagnosis | None,
+    settings: str,
+) -> Path:
     """Write the pictures and the page.
 
     Args:
@@ -201,20 +309,25 @@ def report(home: Path, setup: Setup, comparison: Comparison, *, outcomes: Mappin
         setup: data and model.
         comparison: what was compared.
         outcomes: method -> what it gave.
+        diagnosis: of the reference; None if there is none.
         settings: the resolved configuration, YAML.
 
     Returns:
         Path of `report.html`.
     """
     drawn = pictures(setup, comparison, outcomes)
+    judged: list[Table] = []
+    if diagnosis is not None:
+        judged, more = section(diagnosis)
+        drawn |= more
     for name, picture in drawn.items():
         savefig(picture.image, home / f"{name}.png")  # type: ignore[arg-type]
-    more = foreign_table(outcomes)
+    extra = [fidelity_table(outcomes), foreign_table(outcomes), *judged]
     return write_report(
         home / "report.html",
-        title=f"{setup.data.name}: {', '.join(LABELS[name] for name in outcomes)}",
+        title=f"{setup.data.name}: {', '.join(label_of(name) for name in outcomes)}",
         lead=lead(setup, comparison, outcomes),
-        tables=[*tables(setup, outcomes), *([more] if more else [])],
+        tables=[*tables(setup, outcomes, diagnosis), *(part for part in extra if part)],
         figures=drawn.values(),
         settings=settings,
     )

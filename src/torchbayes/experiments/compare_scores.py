@@ -3,71 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.config import Problem, Setup
-from torchbayes.data import CORRUPTIONS, corrupt_data, out_of_distribution
-from torchbayes.data.base import check_name
-from torchbayes.evaluate import Evaluation, Scores, detection, evaluate, uncertainty
-from torchbayes.inference import MAP, SWAG
+from torchbayes.config import Setup
+from torchbayes.data import corrupt_data, out_of_distribution
+from torchbayes.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
+from torchbayes.experiments.compare_fidelity import (
+    Fidelity,
+    between_chains,
+    chain_probs,
+    chain_probs_of,
+    distances,
+    mean,
+)
+from torchbayes.experiments.compare_settings import Comparison
 from torchbayes.posteriors import Functions, Posterior
+from torchbayes.predictive import predict
 
-LABELS = {"single": "single network", "ensemble": "deep ensemble", "swag": "SWAG", "multiswag": "MultiSWAG"}
 SEVERITIES = (1, 2, 3, 4, 5)
 Track = Callable[[list[Any], str], Iterable[Any]]
 """Passes a list through, item by item, and shows how far it is; told what is done."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What is compared on what; everything that decides the numbers.
-
-    Attributes:
-        problem: data, network, likelihood and prior.
-        ensemble: the fit behind the deep ensemble and the single network.
-        multiswag: the fit behind MultiSWAG and SWAG.
-        methods: some of single, ensemble, swag, multiswag.
-        corruptions: names of the image corruptions; each is applied at severities 1 to 5.
-        rows: test images that are corrupted, and images of each foreign set.
-        draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members.
-        seed: seed of fits, draws and corruptions.
-    """
-
-    problem: Problem
-    ensemble: MAP
-    multiswag: SWAG
-    methods: tuple[str, ...] = tuple(LABELS)
-    corruptions: tuple[str, ...] = CORRUPTIONS
-    rows: int = 1000
-    draws: int = 30
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check what can be checked before hours of fitting.
-
-        Raises:
-            ValueError: if a name is unknown or a number does not fit.
-        """
-        for method in self.methods:
-            check_name("method", method, LABELS)
-        for corruption in self.corruptions:
-            check_name("corruption", corruption, CORRUPTIONS)
-        if not self.methods or self.rows < 1:
-            raise ValueError(
-                f"a comparison needs at least one method and one row; got {len(self.methods)} and {self.rows}."
-            )
-        members = self.multiswag.members if "multiswag" in self.methods else 1
-        if self.draws < 1 or self.draws % members:
-            low, high = self.draws // members * members, (self.draws // members + 1) * members
-            raise ValueError(
-                f"`draws` must be a multiple of MultiSWAG's {members} members; got {self.draws}. "
-                f"Try {f'{low} or ' if low > 0 else ''}{high}."
-            )
 
 
 @dataclass(frozen=True)
@@ -81,6 +41,7 @@ class Outcome:
         unshifted: metrics on the rows that are corrupted, before they are.
         corrupted: corruption -> evaluation at severities 1 to 5.
         foreign: foreign set -> how uncertain the method is there.
+        fidelity: how close it is to the reference; of the reference itself one chain against the others.
     """
 
     functions: Functions
@@ -89,6 +50,7 @@ class Outcome:
     unshifted: dict[str, float] = field(default_factory=dict)
     corrupted: dict[str, list[Evaluation]] = field(default_factory=dict)
     foreign: dict[str, Scores] = field(default_factory=dict)
+    fidelity: Fidelity = field(default_factory=Fidelity)
 
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
@@ -123,6 +85,8 @@ class Outcome:
             }
         if self.foreign:
             found["out_of_distribution"] = self.detected()
+        if self.fidelity.clean:
+            found["fidelity"] = self.fidelity.numbers()
         return found
 
 
@@ -148,7 +112,7 @@ def member(posterior: Any, index: int) -> Any:
 def score(
     setup: Setup, posteriors: Mapping[str, Posterior], comparison: Comparison, *, track: Track
 ) -> dict[str, Outcome]:
-    """Evaluate every method: clean, corrupted, and on foreign images.
+    """Evaluate every method: clean, corrupted, on foreign images, and against the reference.
 
     Args:
         setup: data and model.
@@ -171,25 +135,75 @@ def score(
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
         outcomes[name] = Outcome(functions, clean, members)
+    reference = comparison.compared_with
+    chains = posteriors[reference].members if reference is not None else 0
+    ceilings: dict[str, list[Tensor]] = {}
     if data.is_image:
-        _shift(setup, outcomes, comparison, track)
+        ceilings = _shift(setup, outcomes, comparison, track=track, chains=chains)
+    if reference is not None:
+        _compare(setup, outcomes, comparison, chains=chains, ceilings=ceilings)
     return outcomes
 
 
-def _shift(setup: Setup, outcomes: dict[str, Outcome], comparison: Comparison, track: Track) -> None:
-    """Fill in what corruption and foreign images do."""
-    data, rows = setup.data, comparison.rows
+def _shift(
+    setup: Setup, outcomes: dict[str, Outcome], comparison: Comparison, *, track: Track, chains: int
+) -> dict[str, list[Tensor]]:
+    """Fill in what corruption and foreign images do.
+
+    Returns:
+        corruption -> class probabilities of each chain of the reference, (M, B, K), at each severity.
+    """
+    data, rows, model = setup.data, comparison.rows, setup.model
+    by_chain: dict[str, list[Tensor]] = {}
     for outcome in outcomes.values():
         outcome.unshifted.update(_first(outcome.clean, rows))
     shifts = [(name, severity) for name in comparison.corruptions for severity in SEVERITIES]
     for name, severity in track(shifts, "corrupted images"):
         pair = corrupt_data(data, name, severity, seed=comparison.seed, limit=rows)
-        for outcome in outcomes.values():
-            outcome.corrupted.setdefault(name, []).append(evaluate(outcome.functions, tuple(pair)))
+        for method, outcome in outcomes.items():
+            predictive = predict(outcome.functions, pair.inputs)
+            outcome.corrupted.setdefault(name, []).append(evaluate(predictive, model.place(pair.targets)))
+            if method == comparison.compared_with:
+                by_chain.setdefault(name, []).append(chain_probs(predictive, chains))
     foreign = out_of_distribution(data, limit=rows, seed=comparison.seed)
     for name, inputs in track(list(foreign.items()), "foreign images"):
         for outcome in outcomes.values():
             outcome.foreign[name] = uncertainty(outcome.functions, inputs.to(setup.model.network.device))
+    return by_chain
+
+
+def _compare(
+    setup: Setup,
+    outcomes: dict[str, Outcome],
+    comparison: Comparison,
+    *,
+    chains: int,
+    ceilings: Mapping[str, Sequence[Tensor]],
+) -> None:
+    """Fill in how close every method is to the reference, and the reference's chains are to each other."""
+    reference, inputs = comparison.compared_with, setup.data.test.inputs
+    assert reference is not None
+    other = outcomes[reference]
+    if setup.data.task == "regression":
+        functions = {name: outcome.functions for name, outcome in outcomes.items()}
+        found = distances(functions, reference, inputs, chains=chains, scale=setup.target_scale, seed=comparison.seed)
+    else:
+        probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
+        found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
+        found[reference] = between_chains(chain_probs_of(other.functions, inputs, chains))
+        for name, outcome in outcomes.items():
+            if name != reference:
+                for corruption, steps in outcome.corrupted.items():
+                    pairs = zip(steps, other.corrupted[corruption], strict=True)
+                    outcome.fidelity.corrupted[corruption] = [
+                        fidelity(_needed(one.probs), _needed(two.probs)) for one, two in pairs
+                    ]
+        if chains > 1:
+            for corruption, steps in ceilings.items():
+                other.fidelity.corrupted[corruption] = [mean(between_chains(probs_MBK)) for probs_MBK in steps]
+    for name, outcome in outcomes.items():
+        outcome.fidelity.clean.update(mean(found[name]))
+    other.fidelity.by_chain.extend(found[reference])
 
 
 def _first(evaluation: Evaluation, rows: int) -> dict[str, float]:

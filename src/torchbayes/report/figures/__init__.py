@@ -4,16 +4,18 @@ Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.writ
 """
 
 from torchbayes.report.figures.chains import ess_histograms, rhat_histogram, traces_and_ranks
-from torchbayes.report.figures.comparison import metric_dots, severity_curves, training_curves
+from torchbayes.report.figures.comparison import Better, fidelity_dots, metric_dots, severity_curves, training_curves
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
 from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
 
 __all__ = [
     "Band",
+    "Better",
     "classification_surface",
     "entropy_histograms",
     "ess_histograms",
+    "fidelity_dots",
     "metric_dots",
     "predictive_band",
     "reliability_diagram",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchbayes.report.style import (
+    FAINT,
+    INK,
     QUIET,
     Look,
     as_array,
@@ -171,6 +173,61 @@ def _dots_panel(
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.12)
     axes.locator_params(axis="x", nbins=4)
+
+
+@house_style
+def fidelity_dots(
+    panels: Mapping[str, Mapping[str, float]],
+    *,
+    ceilings: Mapping[str, Any] | None = None,
+    better: Mapping[str, Better] | None = None,
+    among: str = "chains of the reference, each against the others",
+) -> Figure:
+    """Draw how close each method is to a reference, one panel per measure, with the ceiling as a line.
+
+    Args:
+        panels: measure -> {method: value}.
+        ceilings: measure -> what the reference's own chains reach, shape (R,): a line at their mean, a band from the
+            smallest to the largest.
+        better: measure -> which way is closer.
+        among: what the R values of a ceiling are.
+
+    Returns:
+        The figure, one axes per measure; methods from top to bottom in the order given.
+
+    Raises:
+        ValueError: if there is no measure, or a ceiling is of none of them.
+    """
+    ceilings, better = ceilings or {}, better or {}
+    strange = sorted(set(ceilings) - set(panels))
+    if not panels or strange:
+        named = f"; got ceilings of {', '.join(strange)}" if panels else ", at least one; got none"
+        raise ValueError(f"`panels` must hold the measures{named}.")
+    methods = list(dict.fromkeys(name for values in panels.values() for name in values))
+    drawn, heights = looks(methods), {name: -index for index, name in enumerate(methods)}
+    width = max(map(len, methods), default=0) * 0.075 + 2.6 * len(panels)
+    figure = new_figure(max(width, 5.4), 0.27 * len(methods) + 1.25)
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    handles: dict[str, Any] = {}
+    for axes, (measure, values) in zip(grid, panels.items(), strict=True):
+        if measure in ceilings:
+            reached = as_array(ceilings[measure], 1, f"ceiling of {measure}")
+            axes.axvspan(reached.min(), reached.max(), color=FAINT, alpha=0.6, linewidth=0)
+            handles[f"ceiling: {len(reached)} {among}"] = axes.axvline(reached.mean(), color=INK, linewidth=1.3)
+        for name, value in values.items():
+            axes.plot(value, heights[name], color=drawn[name].colour, marker=drawn[name].marker, markersize=6.5)
+        axes.set_xlabel(metric_label(measure, better.get(measure)).replace(", ", "\n"))
+        if measure.startswith("agreement"):
+            percent_axis(axes.xaxis)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.margins(x=0.12)
+        axes.locator_params(axis="x", nbins=5)
+    grid[0].set_yticks(list(heights.values()), list(heights))
+    grid[0].set_ylim(-len(methods) + 0.4, 0.6)
+    if handles:
+        legend_above(figure, handles)
+    return figure
 
 
 @house_style
