@@ -120,7 +120,7 @@ def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch):
     assert torch.equal(draws("run"), draws("whole"))
 
 
-@pytest.mark.parametrize(("network", "plans"), [("mlp", {"native", "vmap"}), ("small_cnn", {"loop"})])
+@pytest.mark.parametrize(("network", "plans"), [("mlp", {"native", "vmap"}), ("small_cnn", {"native", "loop"})])
 def test_the_usual_plan_of_a_sampler_is_that_of_its_network(network, plans):
     """A loop over a small perceptron is twenty times slower than the library's kernel."""
     for seen in (peek(["--network", network, "--method", "HMC"]), peek(["--method", "SGLD", f"--network={network}"])):

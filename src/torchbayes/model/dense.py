@@ -1,33 +1,26 @@
-"""Which models the kernel of fully connected networks can run, and the kernel made for one.
+"""Which models the library's own kernel can run, and the kernel made for one.
 
-A model qualifies when its network is an nn.Sequential of Linear layers, activations and Flatten in front, all of whose
-parameters are random and untied, on a CPU, under a categorical, Gaussian or heteroscedastic likelihood. Any prior
-will do: the normal part of it is the kernel's, the rest is added here.
+A model qualifies when its network is one that architecture.py can read off, all of whose parameters are random and
+untied, on a CPU, under a categorical, Gaussian or heteroscedastic likelihood. Any prior will do: the normal part of it
+is the kernel's, the rest is added here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.model.architecture import Architecture, architecture
 from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torchbayes.model.priors import Flat, Normal
 from torchbayes.native.build import UnavailableError
-from torchbayes.native.dense import Activation, DenseKernel, Family, Layer, Noise, Segment
-
-_ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Identity: Activation.IDENTITY,
-    nn.ReLU: Activation.RELU,
-    nn.Tanh: Activation.TANH,
-    nn.Sigmoid: Activation.SIGMOID,
-    nn.SiLU: Activation.SILU,
-}
+from torchbayes.native.dense import DenseKernel
+from torchbayes.native.description import Family, Noise, Segment
 
 
 @dataclass(frozen=True)
@@ -38,8 +31,7 @@ class DenseModel:
         kernel: the kernel.
         prior: the whole prior.
         normal: whether all of it is normal or flat, so that the kernel has the whole density.
-        width: features of one row.
-        flatten: whether the network flattens its inputs itself.
+        network: the network.
         targets: values in the targets of one row.
         dtype: dtype of weights and inputs.
         classes: whether targets are class labels.
@@ -48,8 +40,7 @@ class DenseModel:
     kernel: DenseKernel
     prior: BoundPrior
     normal: bool
-    width: int
-    flatten: bool
+    network: Architecture
     targets: int
     dtype: torch.dtype
     classes: bool
@@ -69,7 +60,7 @@ class DenseModel:
         rows = inputs.shape[:lead].numel()
         fine = weights_MD.shape[-1] == self.kernel.size and (shared or len(inputs) == len(weights_MD))
         fine &= all(t.dtype == self.dtype and t.device.type == "cpu" for t in (weights_MD, inputs))
-        fine &= rows > 0 and inputs.numel() == rows * self.width and (self.flatten or inputs.ndim == lead + 1)
+        fine &= rows > 0 and self.network.takes(inputs.shape[lead:])
         if targets is None:
             return fine
         fine &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
@@ -154,7 +145,7 @@ class DenseModel:
         """
         if not self.takes(weights_MD, inputs, targets, shared=shared):
             raise ValueError(
-                f"the network takes rows of {self.width} features in {self.dtype}, with targets to match; got "
+                f"the network takes rows of {self.network.rows} in {self.dtype}, with targets to match; got "
                 f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
                 f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
             )
@@ -175,83 +166,17 @@ def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, pr
     Raises:
         UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
     """
-    parts = list(_parts(module))
-    layers, dtype = _layers(module, parts, layout), next(module.parameters()).dtype
-    noise, targets = _noise(likelihood, layout, layers[-1].fan_out)
+    network, dtype = architecture(module, layout), next(module.parameters()).dtype
+    noise, targets = _noise(likelihood, layout, network.layers[-1].fan_out)
     segments = [
         Segment(s.where.start, s.where.stop, s.prior.loc, 1 / s.prior.scale**2)
         if isinstance(s.prior, Normal)
         else Segment(s.where.start, s.where.stop, 0.0, 0.0)
         for s in prior.segments
     ]
-    kernel = DenseKernel(layout.size, layers, noise=noise, segments=segments)
-    flatten, classes = isinstance(parts[0], nn.Flatten), noise.family == Family.CATEGORICAL
+    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, noise=noise, segments=segments)
     normal = all(isinstance(s.prior, Normal | Flat) for s in prior.segments)
-    return DenseModel(kernel, prior, normal, layers[0].fan_in, flatten, targets, dtype, classes)
-
-
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the leaves of nested nn.Sequential modules in the order they run.
-
-    Exact types only, without hooks: a subclass or a hook may do anything.
-
-    Yields:
-        Modules that are not nn.Sequential.
-
-    Raises:
-        UnavailableError: if a module has hooks.
-    """
-    if vars(module).get("forward") or any(
-        getattr(module, table, None) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    ):
-        raise UnavailableError("a module of the network has hooks")
-    if type(module) is nn.Sequential:
-        for child in module:
-            yield from _parts(child)
-    else:
-        yield module
-
-
-def _layers(module: nn.Module, parts: list[nn.Module], layout: Layout) -> list[Layer]:
-    """Return the layers in order.
-
-    Raises:
-        UnavailableError: if the parts are not linear layers with activations between them.
-    """
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers: list[Layer] = []
-    for place, part in enumerate(parts):
-        if type(part) is nn.Linear:
-            at = [_offset(names, layout, p) for p in (part.weight, part.bias)]
-            layers.append(Layer(at[0], at[1], part.in_features, part.out_features))
-        elif type(part) is nn.Flatten and place == 0 and (part.start_dim, part.end_dim) == (1, -1):
-            continue
-        elif type(part) in _ACTIVATIONS and layers and layers[-1].activation == Activation.IDENTITY:
-            last = layers.pop()
-            layers.append(Layer(last.weight_at, last.bias_at, last.fan_in, last.fan_out, _ACTIVATIONS[type(part)]))
-        else:
-            raise UnavailableError(f"the network has a {type(part).__name__} where the kernel knows none")
-    if not layers or len({layer.weight_at for layer in layers}) < len(layers):
-        raise UnavailableError("the network is not a plain stack of linear layers")
-    if layers[-1].activation != Activation.IDENTITY:
-        raise UnavailableError("the network ends in an activation")
-    if any(p.device.type != "cpu" or p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
-        raise UnavailableError("the kernel runs float32 and float64 on a CPU")
-    return layers
-
-
-def _offset(names: dict[int, str], layout: Layout, parameter: Tensor | None) -> int:
-    """Return where a parameter starts in the flat vector, -1 if there is none.
-
-    Raises:
-        UnavailableError: if it is not random.
-    """
-    if parameter is None:
-        return -1
-    name = names[id(parameter)]
-    if name not in layout.slices:
-        raise UnavailableError(f"`{name}` is not random")
-    return layout.slices[name].start
+    return DenseModel(kernel, prior, normal, network, targets, dtype, noise.family == Family.CATEGORICAL)
 
 
 def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:

@@ -1,9 +1,10 @@
 """LogDensity: the hot function `weights_MD -> (log_density_M, gradient_MD)`.
 
 Everything that moves weights calls it and does vector algebra around it. It alone decides how a stack of M members
-is run: by the library's own kernel ("native": fully connected networks on a CPU), one after the other ("loop"),
-together ("vmap"), or together and compiled ("compiled"). The choice is a `Plan`, made on the first batch unless it is
-set: the kernel where it can run, which is the fastest there, else loop or vmap by measuring. `density.plan` says which.
+is run: by the library's own kernel ("native": stacks of linear layers, with convolutions in front or not, on a CPU),
+one after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). The choice is a `Plan`, made on
+the first batch unless it is set: the kernel where it can run, which is the fastest there, else loop or vmap by
+measuring. `density.plan` says which.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Model:
 
     @cached_property
     def kernel(self) -> DenseModel | UnavailableError:
-        """The kernel that runs this model, or why there is none: fully connected networks on a CPU have one."""
+        """The kernel that runs this model, or why there is none: many a stack of layers on a CPU has one."""
         try:
             return dense_model(self.network.module, self.layout, likelihood=self.likelihood, prior=self.prior)
         except UnavailableError as error:

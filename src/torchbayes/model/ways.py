@@ -1,7 +1,7 @@
 """Ways to run a stack of members by autograd, and the plan that chooses one.
 
-One after the other ("loop"), together under `vmap`, or together and compiled ("compiled"); "native" is the kernel of
-fully connected networks (dense.py). All are one function up to rounding.
+One after the other ("loop"), together under `vmap`, or together and compiled ("compiled"); "native" is the library's
+own kernel (dense.py). All are one function up to rounding.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Ways:
         """
         kernel = self.model.kernel
         if not isinstance(kernel, UnavailableError) and kernel.takes(call.weights_MD, *call.batch, shared=call.shared):
-            return Plan("native", "the network is fully connected and on a CPU, where the library has its own kernel")
+            return Plan("native", "the library has its own kernel for this network on a CPU")
         if len(call.weights_MD) == 1:
             return Plan("loop", "there is one member")
         if self.training and _stochastic(self.model, call):

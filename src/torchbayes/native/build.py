@@ -1,8 +1,9 @@
 """Compile a C++ source of this folder once, and load it.
 
-The shared library is kept in the user's cache folder under a name that depends on the source, the flags, the compiler
-and the processor, so that a stale or foreign one is never loaded. Matrix products come from the BLAS inside PyTorch's
-own library, whose entry points are handed over as pointers: there is nothing to link and no second thread pool.
+The shared library is kept in the user's cache folder under a name that depends on the source, its headers, the flags,
+the compiler and the processor, so that a stale or foreign one is never loaded. Matrix products come from the BLAS
+inside PyTorch's own library, whose entry points are handed over as pointers: there is nothing to link and no second
+thread pool.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _compiled(source: Path) -> Path:
     if not compiler:
         raise UnavailableError("there is no C++ compiler; install g++ or clang++")
     flags = [*_FLAGS, *_FLAGS_OF.get(source.stem, ())]
-    key = hashlib.sha256("\n".join([source.read_text(), *flags, compiler, _processor()]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join([*_texts(source), *flags, compiler, _processor()]).encode()).hexdigest()[:16]
     library = _cache() / f"{source.stem}-{key}.so"
     if library.exists():
         return library
@@ -112,6 +113,13 @@ def _compiled(source: Path) -> Path:
     except OSError as error:
         raise UnavailableError(f"{library.parent} cannot be written to: {error}") from error
     return library
+
+
+def _texts(source: Path) -> list[str]:
+    """Return the text of a source and of the headers of this folder, if it has any."""
+    text = source.read_text()
+    headers = sorted(source.parent.glob("*.hpp")) if '#include "' in text else []
+    return [text, *(header.read_text() for header in headers)]
 
 
 def _cache() -> Path:

@@ -1,4 +1,5 @@
-// Value and gradient of the log likelihood of fully connected networks, for M members at once.
+// Value and gradient of the log likelihood of fully connected networks, for M members at once, with convolutions and
+// pools in front (images.hpp) or not.
 //
 // Activations are kept feature by feature (each feature's rows are contiguous), so that biases, activations and the
 // softmax run over contiguous rows whatever the number of outputs, and every matrix product is a plain GEMM.
@@ -13,13 +14,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <new>
 #include <vector>
 
 #include <omp.h>
+
+#include "common.hpp"
+#include "images.hpp"
 
 namespace {
 
@@ -31,16 +31,19 @@ Gemm32 gemm32 = nullptr;
 Gemm64 gemm64 = nullptr;
 int (*set_threads)(int) = nullptr;  // of the products that this thread calls; returns what it was
 
-enum Activation : int64_t { kIdentity, kRelu, kTanh, kSigmoid, kSilu };
 enum Likelihood : int64_t { kNone, kCategorical, kGaussian, kHeteroscedastic };
 
 constexpr double kLogRootTwoPi = 0.91893853320467274178;
 // rows per thread from which splitting the rows of one member beats threads inside each product
 constexpr int64_t kRowsPerThread = 192;
+// the same for images
+constexpr int64_t kImagesPerThread = 4;
 // multiplications of a pass below which the threads of a product cost more than they bring
 constexpr int64_t kWorkForThreads = 10'000'000;
 // rows whose activations stay in a core's own cache while the next layer reads them
 constexpr int64_t kRowsAtOnce = 512;
+// weights of a linear layer from which it is the products with it that want rows, and how many
+constexpr int64_t kWideLayer = 1 << 16, kRowsOfWide = 32;
 
 }  // namespace
 
@@ -59,6 +62,8 @@ struct Network {
   int64_t scales_at;          // offset of learned log scales
   int64_t num_scales;         // 1 or K of them
   double floor;               // smallest variance of a heteroscedastic Gaussian
+  int64_t stages;             // convolutions and pools in front, none where rows are vectors
+  const Stage* stage;
 };
 
 struct Rows {
@@ -68,6 +73,8 @@ struct Rows {
   int64_t input_stride;   // elements from one member's inputs to the next; 0 when shared
   int64_t target_stride;
   int64_t chunk;          // most rows that go through the network at once
+  int64_t features;       // elements of one row
+  int64_t height, width;  // of images
 };
 
 struct Prior {  // normal, segment by segment; precision 0 where it is flat or somebody else's
@@ -92,145 +99,6 @@ inline void gemm(const char* ta, const char* tb, int m, int n, int k, const doub
   const double one = 1.0;
   gemm64(ta, tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
 }
-
-// exp without branches or calls, so that loops over it are vectorised: 2^n times a Taylor polynomial of degree 7 on
-// |r| <= log(2)/2, relative error below 2e-7. NaN stays NaN.
-inline float exponential(float x) {
-  const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer in the low bits
-  const float n = shifted - 12582912.0f;
-  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.98412698e-4f;
-  p = p * r + 1.38888889e-3f;
-  p = p * r + 8.33333333e-3f;
-  p = p * r + 4.16666667e-2f;
-  p = p * r + 1.66666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof power);
-  const float value = p * power;
-  const float low = x < -87.0f ? 0.0f : value;
-  return x > 88.0f ? std::numeric_limits<float>::infinity() : low;
-}
-inline double exponential(double x) { return std::exp(x); }
-
-template <typename T>
-inline T sigmoid(T z) {
-  return T(1) / (T(1) + exponential(-z));
-}
-
-// tanh |z| = (1 - e) / (1 + e), e = exp(-2 |z|); near 0, where 1 - e would cancel, the odd Taylor polynomial
-inline float hyperbolic(float z) {
-  const float size = std::fabs(z);
-  const float e = exponential(-2.0f * size);
-  const float far = (1.0f - e) / (1.0f + e);
-  const float s = z * z;
-  const float near = size * (1.0f + s * (-3.33333333e-1f + s * (1.33333333e-1f + s * (-5.39682540e-2f + s * 2.18694885e-2f))));
-  return std::copysign(size < 0.25f ? near : far, z);
-}
-inline double hyperbolic(double z) { return std::tanh(z); }
-
-// z <- z + bias; h <- activation(z). `kept` receives z where the derivative needs it.
-template <typename T>
-void activate(Activation kind, int64_t rows, int64_t width, const T* bias, T* z, T* kept) {
-  for (int64_t j = 0; j < width; ++j) {
-    T* row = z + j * rows;
-    const T b = bias ? bias[j] : T(0);
-    switch (kind) {
-      case kIdentity:
-        if (bias)
-#pragma omp simd
-          for (int64_t i = 0; i < rows; ++i) row[i] += b;
-        break;
-      case kRelu:
-#pragma omp simd
-        for (int64_t i = 0; i < rows; ++i) {
-          const T v = row[i] + b;
-          row[i] = v < T(0) ? T(0) : v;  // NaN stays NaN
-        }
-        break;
-      case kTanh:
-#pragma omp simd
-        for (int64_t i = 0; i < rows; ++i) row[i] = hyperbolic(row[i] + b);
-        break;
-      case kSigmoid:
-#pragma omp simd
-        for (int64_t i = 0; i < rows; ++i) row[i] = sigmoid(row[i] + b);
-        break;
-      case kSilu: {
-        T* keep = kept + j * rows;
-#pragma omp simd
-        for (int64_t i = 0; i < rows; ++i) {
-          const T v = row[i] + b;
-          keep[i] = v;
-          row[i] = v * sigmoid(v);
-        }
-        break;
-      }
-    }
-  }
-}
-
-// g <- g * activation'(z), from the activation h, or from z where it was kept.
-template <typename T>
-void differentiate(Activation kind, int64_t count, const T* h, const T* kept, T* g) {
-  switch (kind) {
-    case kIdentity:
-      break;
-    case kRelu:
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) g[i] = h[i] <= T(0) ? T(0) : g[i];
-      break;
-    case kTanh:
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) g[i] *= T(1) - h[i] * h[i];
-      break;
-    case kSigmoid:
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) g[i] *= h[i] * (T(1) - h[i]);
-      break;
-    case kSilu:
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) {
-        const T s = sigmoid(kept[i]);
-        g[i] *= s * (T(1) + kept[i] * (T(1) - s));
-      }
-      break;
-  }
-}
-
-// Memory that starts on a cache line: products then round alike in every process, whatever the allocator does.
-constexpr int64_t kLine = 64;
-
-template <typename T>
-class Aligned {
- public:
-  T* at_least(int64_t count) {
-    if (count > size_) {
-      std::free(data_);
-      data_ = static_cast<T*>(std::aligned_alloc(kLine, padded(count) * sizeof(T)));
-      if (!data_) throw std::bad_alloc();
-      size_ = count;
-    }
-    return data_;
-  }
-  Aligned() = default;
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
-  ~Aligned() { std::free(data_); }
-
-  static int64_t padded(int64_t count) {
-    const int64_t per_line = kLine / static_cast<int64_t>(sizeof(T));
-    return (count + per_line - 1) / per_line * per_line;
-  }
-
- private:
-  T* data_ = nullptr;
-  int64_t size_ = 0;
-};
 
 template <typename T>
 struct Workspace {
@@ -362,6 +230,7 @@ double pass(const Network& net, const T* weights, const T* inputs, const void* t
             T* gradient, bool first) {
   Workspace<T>& work = workspace<T>();
   work.prepare(net, rows);
+  if (net.stages) inputs = front<T>().forward(inputs, rows);
   forward(net, weights, inputs, rows, work);
   const int64_t last = net.layers - 1, outputs = net.widths[net.layers];
   T* f = work.activations[last];
@@ -400,7 +269,12 @@ double pass(const Network& net, const T* weights, const T* inputs, const void* t
         bias[j] = first ? sum : bias[j] + sum;
       }
     }
-    if (l == 0) break;
+    if (l == 0) {
+      if (!net.stages) break;
+      gemm("N", "T", in, rows, out, weights + net.weights_at[l], in, g, rows, T(0), front<T>().slopes(), in);
+      front<T>().backward(rows);
+      break;
+    }
     T* below = work.delta[l % 2];
     gemm("N", "T", rows, in, out, g, rows, weights + net.weights_at[l], in, T(0), below, rows);
     differentiate(static_cast<Activation>(net.activations[l - 1]), rows * in, work.activations[l - 1],
@@ -418,21 +292,32 @@ const void* shifted(const Network& net, const void* targets, int64_t rows) {
 }
 
 // Size of the fewest chunks of equal size that `count` rows fall into.
-int64_t evenly(int64_t count, int64_t chunk) {
-  chunk = std::min(chunk, kRowsAtOnce);
+template <typename T>
+int64_t evenly(const Network& net, const Rows& rows, int64_t count) {
+  int64_t most = kRowsAtOnce;
+  if (net.stages) {
+    const int64_t least = net.widths[0] * net.widths[1] > kWideLayer ? kRowsOfWide : 1;
+    most = std::max(least, Front<T>::rows_at_once(net.stage, net.stages, rows.height, rows.width));
+  }
+  const int64_t chunk = std::min(rows.chunk, most);
   const int64_t chunks = (count + chunk - 1) / chunk;
   return (count + chunks - 1) / chunks;
 }
 
 // `count` rows in chunks.
 template <typename T>
-double passes(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t count, int64_t limit,
-              T scale, T* gradient) {
-  const int64_t chunk = evenly(count, limit);
+double passes(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t count,
+              const Rows& rows, T scale, T* gradient) {
+  const int64_t chunk = evenly<T>(net, rows, count);
+  if (net.stages) {
+    front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk);
+    front<T>().begin(weights, gradient);
+  }
   double total = 0.0;
   for (int64_t at = 0; at < count; at += chunk)
-    total += pass(net, weights, inputs + at * net.widths[0], shifted<T>(net, targets, at),
-                  std::min(chunk, count - at), scale, gradient, at == 0);
+    total += pass(net, weights, inputs + at * rows.features, shifted<T>(net, targets, at), std::min(chunk, count - at),
+                  scale, gradient, at == 0);
+  if (net.stages && gradient) front<T>().finish(gradient);
   return total;
 }
 
@@ -440,10 +325,10 @@ double passes(const Network& net, const T* weights, const T* inputs, const void*
 template <typename T>
 double shared(const Network& net, const T* weights, const T* inputs, const void* targets, const Rows& rows, T scale,
               T* gradient, int threads) {
-  if (threads == 1 || rows.count < threads * kRowsPerThread) {
+  if (threads == 1 || rows.count < threads * (net.stages ? kImagesPerThread : kRowsPerThread)) {
     const bool small = threads > 1 && rows.count * net.size < kWorkForThreads;
     const int before = small ? set_threads(1) : 0;
-    const double total = passes(net, weights, inputs, targets, rows.count, rows.chunk, scale, gradient);
+    const double total = passes(net, weights, inputs, targets, rows.count, rows, scale, gradient);
     if (small) set_threads(before);
     return total;
   }
@@ -456,8 +341,8 @@ double shared(const Network& net, const T* weights, const T* inputs, const void*
     const int64_t t = omp_get_thread_num();
     const int64_t from = rows.count * t / threads, to = rows.count * (t + 1) / threads;
     T* into = !gradient ? nullptr : t == 0 ? gradient : others + (t - 1) * stride;
-    totals[t] = passes(net, weights, inputs + from * net.widths[0], shifted<T>(net, targets, from), to - from,
-                       rows.chunk, scale, into);
+    totals[t] = passes(net, weights, inputs + from * rows.features, shifted<T>(net, targets, from), to - from, rows,
+                       scale, into);
 #pragma omp barrier
     if (gradient) {
 #pragma omp for simd
@@ -521,7 +406,7 @@ struct Density {
                         ? static_cast<const void*>(static_cast<const int64_t*>(rows.targets) + m * rows.target_stride)
                         : static_cast<const void*>(static_cast<const T*>(rows.targets) + m * rows.target_stride);
     const T factor = static_cast<T>(scale);
-    value = threads == 1 ? passes(net, w, x, y, rows.count, rows.chunk, factor, gradient)
+    value = threads == 1 ? passes(net, w, x, y, rows.count, rows, factor, gradient)
                          : shared(net, w, x, y, rows, factor, gradient, threads);
     log_prior = add_prior(prior, w, static_cast<T>(prior_scale), gradient, threads);
   }
@@ -584,11 +469,16 @@ void predict(const Network& net, const Rows& rows, int64_t members, const T* wei
   const auto one = [&](int64_t m, int64_t from, int64_t to) {
     Workspace<T>& work = workspace<T>();
     const T* inputs = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
-    const int64_t chunk = evenly(to - from, rows.chunk);
+    const int64_t chunk = evenly<T>(net, rows, to - from);
+    if (net.stages) {
+      front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk);
+      front<T>().begin(weights + m * net.size, false);
+    }
     for (int64_t at = from; at < to; at += chunk) {
       const int64_t count = std::min(chunk, to - at);
       work.prepare(net, count);
-      forward(net, weights + m * net.size, inputs + at * net.widths[0], count, work);
+      const T* x = inputs + at * rows.features;
+      forward(net, weights + m * net.size, net.stages ? front<T>().forward(x, count) : x, count, work);
       const T* f = work.activations[net.layers - 1];
       T* into = outputs + (m * rows.count + at) * width;
       for (int64_t i = 0; i < count; ++i)
@@ -599,7 +489,7 @@ void predict(const Network& net, const Rows& rows, int64_t members, const T* wei
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
   for (int64_t m = 0; m < alone; ++m) one(m, 0, rows.count);
   for (int64_t m = alone; m < members; ++m) {
-    if (rows.count < threads * kRowsPerThread) {
+    if (rows.count < threads * (net.stages ? kImagesPerThread : kRowsPerThread)) {
       one(m, 0, rows.count);
       continue;
     }

@@ -1,11 +1,10 @@
-"""The kernel of fully connected networks (dense.cpp) as functions of tensors."""
+"""The kernel of fully connected networks, with convolutions in front or not (dense.cpp), as functions of tensors."""
 
 from __future__ import annotations
 
 import ctypes
-import enum
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,155 +12,43 @@ import torch
 from torch import Tensor
 
 from torchbayes.native.build import load
-
-_Integers = ctypes.POINTER(ctypes.c_int64)
-_Doubles = ctypes.POINTER(ctypes.c_double)
-
-
-class Activation(enum.IntEnum):
-    """Activations the kernel knows; the numbers are those of dense.cpp."""
-
-    IDENTITY = 0
-    RELU = 1
-    TANH = 2
-    SIGMOID = 3
-    SILU = 4
-
-
-class Family(enum.IntEnum):
-    """Likelihoods the kernel knows; the numbers are those of dense.cpp."""
-
-    NONE = 0
-    CATEGORICAL = 1
-    GAUSSIAN = 2
-    HETEROSCEDASTIC = 3
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One linear layer and the activation behind it.
-
-    Attributes:
-        weight_at: where its matrix (fan_out, fan_in) starts in the flat vector.
-        bias_at: where its bias starts; -1 if it has none.
-        fan_in: width of its input.
-        fan_out: width of its output.
-        activation: what follows.
-    """
-
-    weight_at: int
-    bias_at: int
-    fan_in: int
-    fan_out: int
-    activation: Activation = Activation.IDENTITY
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The likelihood.
-
-    Attributes:
-        family: which one.
-        scales: fixed noise scales of a Gaussian, 1 or K; empty when they are learned.
-        scales_at: where learned log scales start in the flat vector.
-        num_scales: how many noise scales there are.
-        floor: smallest variance of a heteroscedastic Gaussian.
-    """
-
-    family: Family
-    scales: tuple[float, ...] = ()
-    scales_at: int = -1
-    num_scales: int = 0
-    floor: float = 0.0
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A run of the flat vector under a normal prior of its own; precision 0 where it is flat or left to the caller."""
-
-    start: int
-    stop: int
-    location: float
-    precision: float
-
-
-class _Network(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_int64),
-        ("layers", ctypes.c_int64),
-        ("widths", _Integers),
-        ("weights_at", _Integers),
-        ("biases_at", _Integers),
-        ("activations", _Integers),
-        ("likelihood", ctypes.c_int64),
-        ("scales", _Doubles),
-        ("scales_at", ctypes.c_int64),
-        ("num_scales", ctypes.c_int64),
-        ("floor", ctypes.c_double),
-    ]
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = [
-        ("inputs", ctypes.c_void_p),
-        ("targets", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("input_stride", ctypes.c_int64),
-        ("target_stride", ctypes.c_int64),
-        ("chunk", ctypes.c_int64),
-    ]
-
-
-class _Prior(ctypes.Structure):
-    _fields_ = [
-        ("segments", ctypes.c_int64),
-        ("starts", _Integers),
-        ("locations", _Doubles),
-        ("precisions", _Doubles),
-    ]
+from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Stage, network, prior
 
 
 class DenseKernel:
-    """Value, gradient and outputs of M fully connected networks at once.
+    """Value, gradient and outputs of M networks at once: linear layers, with convolutions and pools in front or not.
 
     Attributes:
         size: D.
     """
 
-    def __init__(self, size: int, layers: Sequence[Layer], *, noise: Noise, segments: Sequence[Segment]) -> None:
+    def __init__(
+        self,
+        size: int,
+        layers: Sequence[Layer],
+        *,
+        noise: Noise,
+        segments: Sequence[Segment],
+        stages: Sequence[Stage] = (),
+    ) -> None:
         """Describe the network to the kernel.
 
         Args:
             size: D, the length of the flat vector.
-            layers: the layers in order.
+            layers: the linear layers in order.
             noise: the likelihood.
             segments: the normal part of the prior; segments lie side by side and cover the flat vector.
+            stages: convolutions and pools in front of the layers, in order; rows are then images.
 
         Raises:
             UnavailableError: if the kernel cannot be built here.
         """
-        self._made_of = (partial(DenseKernel, noise=noise, segments=segments), (size, layers))
+        self._made_of = (partial(DenseKernel, noise=noise, segments=segments, stages=stages), (size, layers))
         self._functions = _functions()
-        self.size, self._width, self._outputs = size, layers[0].fan_in, layers[-1].fan_out
-        self._network = _Network(
-            size,
-            len(layers),
-            _integers([layers[0].fan_in, *(layer.fan_out for layer in layers)]),
-            _integers([layer.weight_at for layer in layers]),
-            _integers([layer.bias_at for layer in layers]),
-            _integers([int(layer.activation) for layer in layers]),
-            int(noise.family),
-            _doubles(noise.scales) if noise.scales else None,
-            noise.scales_at,
-            noise.num_scales,
-            noise.floor,
-        )
-        self._prior = _Prior(
-            len(segments),
-            _integers([*(s.start for s in segments), segments[-1].stop]),
-            _doubles([s.location for s in segments]),
-            _doubles([s.precision for s in segments]),
-        )
+        self.size, self._outputs = size, layers[-1].fan_out
+        self._width, self._images = layers[0].fan_in, bool(stages)
+        self._network = network(size, layers, stages=stages, noise=noise)
+        self._prior = prior(segments)
 
     def evaluate(
         self,
@@ -289,16 +176,21 @@ class DenseKernel:
         )
         return outputs_SBK
 
-    def _rows(self, inputs: Tensor, targets: Tensor, groups: int, chunk_size: int) -> _Rows:
+    def _rows(self, inputs: Tensor, targets: Tensor, groups: int, chunk_size: int) -> RowsStruct:
         """Return what the kernel needs to know of rows; `groups` is M when every member has its own, else 1."""
         own = groups > 1
-        return _Rows(
+        image = inputs.shape[-3:] if self._images else (self._width, 0, 0)
+        features = math.prod(image) if self._images else self._width
+        return RowsStruct(
             inputs.data_ptr(),
             targets.data_ptr(),
-            inputs.numel() // (self._width * groups),
+            inputs.numel() // (features * groups),
             inputs.numel() // groups if own else 0,
             targets.numel() // groups if own else 0,
             chunk_size,
+            features,
+            image[1],
+            image[2],
         )
 
     def _check_labels(self, fine: bool, targets: Tensor) -> None:
@@ -329,11 +221,3 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _integers(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _doubles(values: Sequence[float]) -> Any:
-    return (ctypes.c_double * len(values))(*values)

@@ -1,0 +1,210 @@
+"""Networks that the library's own kernel can run, read off a module.
+
+An nn.Sequential of Linear layers and activations, with Flatten in front or not; or of Conv2d layers, pools and
+activations, then Flatten and such layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.model.layout import Layout
+from torchbayes.native.build import UnavailableError
+from torchbayes.native.description import Activation, Kind, Layer, Stage
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation.RELU,
+    nn.Tanh: Activation.TANH,
+    nn.Sigmoid: Activation.SIGMOID,
+    nn.SiLU: Activation.SILU,
+}
+
+
+_STAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+# values of one image that a layer may have: the kernel counts those of a few images in 32 bits
+_LARGEST = 1 << 22
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network in the kernel's terms.
+
+    Attributes:
+        stages: convolutions and pools, in order; none where rows are vectors.
+        layers: the linear layers behind them.
+        flatten: whether the network flattens its inputs itself.
+    """
+
+    stages: tuple[Stage, ...]
+    layers: tuple[Layer, ...]
+    flatten: bool
+
+    @property
+    def rows(self) -> str:
+        """What one row is, in words."""
+        width = f"{self.layers[0].fan_in} features"
+        return f"{self.stages[0].channels[0]} channels that come to {width}" if self.stages else width
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Return whether rows of this shape go through the network.
+
+        Args:
+            shape: of one row.
+        """
+        if not self.stages:
+            return math.prod(shape) == self.layers[0].fan_in and (self.flatten or len(shape) == 1)
+        if len(shape) != 3 or shape[0] != self.stages[0].channels[0]:
+            return False
+        high, wide = shape[1:]
+        for stage in self.stages:
+            bordered = (high + 2 * stage.padding[0]) * (wide + 2 * stage.padding[1])
+            if stage.channels[0] * bordered > _LARGEST:
+                return False
+            high, wide = stage.sides(high, wide)
+            if high < 1 or wide < 1 or stage.channels[1] * high * wide > _LARGEST:
+                return False
+        return self.stages[-1].channels[1] * high * wide == self.layers[0].fan_in
+
+
+def architecture(module: nn.Module, layout: Layout) -> Architecture:
+    """Return a module in the kernel's terms.
+
+    Args:
+        module: the network.
+        layout: names and shapes of all random weights.
+
+    Returns:
+        The network.
+
+    Raises:
+        UnavailableError: if the kernel cannot run it; the message says why.
+    """
+    parts = list(_parts(module))
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    stages: list[Stage] = []
+    layers: list[Layer] = []
+    flatten = False
+    for part in parts:
+        last = layers or stages
+        if type(part) is nn.Identity:
+            continue
+        if type(part) is nn.Linear and (flatten or not stages):
+            at = [_offset(names, layout, p) for p in (part.weight, part.bias)]
+            layers.append(Layer(at[0], at[1], part.in_features, part.out_features))
+        elif type(part) is nn.Flatten and not flatten and not layers and (part.start_dim, part.end_dim) == (1, -1):
+            flatten = True
+        elif type(part) in _ACTIVATIONS and last and last[-1].activation == Activation.IDENTITY:
+            last[-1] = replace(last[-1], activation=_ACTIVATIONS[type(part)])  # type: ignore[call-overload]
+        elif type(part) in _STAGES and not flatten and not layers:
+            stages += _stage(part, names, layout, stages)
+        else:
+            raise UnavailableError(f"the network has a {type(part).__name__} where the kernel knows none")
+    _check(module, stages, layers)
+    return Architecture(tuple(stages), tuple(layers), flatten)
+
+
+def _check(module: nn.Module, stages: list[Stage], layers: list[Layer]) -> None:
+    """Check what the parts come to.
+
+    Raises:
+        UnavailableError: if the kernel cannot run it.
+    """
+    if stages and not layers:
+        raise UnavailableError("the network has no linear layer behind its Conv2d layers")
+    places = [at for part in (*stages, *layers) for at in (part.weight_at, part.bias_at) if at >= 0]
+    if not layers or len(set(places)) < len(places):
+        raise UnavailableError("the network is not a plain stack of layers with weights of their own")
+    if layers[-1].activation != Activation.IDENTITY:
+        raise UnavailableError("the network ends in an activation")
+    if any(p.device.type != "cpu" or p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
+        raise UnavailableError("the kernel runs float32 and float64 on a CPU")
+
+
+def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[Stage]) -> list[Stage]:
+    """Return a convolution or a pool; nothing where it does nothing.
+
+    Raises:
+        UnavailableError: if it has settings that the kernel does not know.
+    """
+    if isinstance(part, nn.Conv2d):
+        if part.groups != 1 or part.padding_mode != "zeros":
+            raise UnavailableError("the kernel knows no convolution by groups of channels, and pads with zeros alone")
+        channels, stride, dilation = (part.in_channels, part.out_channels), _pair(part.stride), _pair(part.dilation)
+        stage = Stage(Kind.CONVOLUTION, channels, _pair(part.kernel_size), stride, _padding(part), dilation)
+        weight_at, bias_at = (_offset(names, layout, p) for p in (part.weight, part.bias))
+        return [replace(stage, weight_at=weight_at, bias_at=bias_at)]
+    assert isinstance(part, nn.MaxPool2d | nn.AvgPool2d), "the caller knows"
+    kernel, stride = _pair(part.kernel_size), _pair(part.stride)
+    if isinstance(part, nn.MaxPool2d):
+        plain = not part.return_indices and _pair(part.dilation) == (1, 1)
+    else:
+        plain = part.divisor_override is None
+    if not plain or part.ceil_mode or _pair(part.padding) != (0, 0):
+        raise UnavailableError(f"the kernel knows {type(part).__name__} by kernel size and stride alone")
+    if not before:
+        raise UnavailableError("the network pools its inputs")
+    if kernel == stride == (1, 1):
+        return []
+    kind, channels = Kind.MAXIMUM if isinstance(part, nn.MaxPool2d) else Kind.AVERAGE, before[-1].channels[1]
+    return [Stage(kind, (channels, channels), kernel, stride)]
+
+
+def _padding(part: nn.Conv2d) -> tuple[int, int]:
+    """Return the zeros on each side.
+
+    Raises:
+        UnavailableError: if there are more on one side than on the other.
+    """
+    if not isinstance(part.padding, str):
+        return _pair(part.padding)
+    if part.padding == "valid":
+        return 0, 0
+    high, wide = (d * (k - 1) for d, k in zip(part.dilation, part.kernel_size, strict=True))
+    if high % 2 or wide % 2:
+        raise UnavailableError("the kernel knows no padding that differs from one side to the other")
+    return high // 2, wide // 2
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the leaves of nested nn.Sequential modules in the order they run.
+
+    Exact types only, without hooks: a subclass or a hook may do anything.
+
+    Yields:
+        Modules that are not nn.Sequential.
+
+    Raises:
+        UnavailableError: if a module has hooks.
+    """
+    if vars(module).get("forward") or any(
+        getattr(module, table, None) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    ):
+        raise UnavailableError("a module of the network has hooks")
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from _parts(child)
+    else:
+        yield module
+
+
+def _offset(names: dict[int, str], layout: Layout, parameter: Tensor | None) -> int:
+    """Return where a parameter starts in the flat vector, -1 if there is none.
+
+    Raises:
+        UnavailableError: if it is not random.
+    """
+    if parameter is None:
+        return -1
+    name = names[id(parameter)]
+    if name not in layout.slices:
+        raise UnavailableError(f"`{name}` is not random")
+    return layout.slices[name].start

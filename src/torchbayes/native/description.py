@@ -1,0 +1,243 @@
+"""A network, its rows and its prior in the terms of dense.cpp: dataclasses to say it in, structures to hand over."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_Integers = ctypes.POINTER(ctypes.c_int64)
+_Doubles = ctypes.POINTER(ctypes.c_double)
+
+
+class Activation(enum.IntEnum):
+    """Activations the kernel knows; the numbers are those of dense.cpp."""
+
+    IDENTITY = 0
+    RELU = 1
+    TANH = 2
+    SIGMOID = 3
+    SILU = 4
+
+
+class Family(enum.IntEnum):
+    """Likelihoods the kernel knows; the numbers are those of dense.cpp."""
+
+    NONE = 0
+    CATEGORICAL = 1
+    GAUSSIAN = 2
+    HETEROSCEDASTIC = 3
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer and the activation behind it.
+
+    Attributes:
+        weight_at: where its matrix (fan_out, fan_in) starts in the flat vector.
+        bias_at: where its bias starts; -1 if it has none.
+        fan_in: width of its input.
+        fan_out: width of its output.
+        activation: what follows.
+    """
+
+    weight_at: int
+    bias_at: int
+    fan_in: int
+    fan_out: int
+    activation: Activation = Activation.IDENTITY
+
+
+class Kind(enum.IntEnum):
+    """Stages the kernel knows; the numbers are those of images.hpp."""
+
+    CONVOLUTION = 0
+    MAXIMUM = 1
+    AVERAGE = 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One convolution or pool, and the activation behind it. Sizes are (height, width).
+
+    Attributes:
+        kind: which.
+        channels: channels of its input and of its output.
+        kernel: size of its window.
+        stride: step from one window to the next.
+        padding: zeros around the image, fewer than the window reaches.
+        dilation: distance of neighbours in a window.
+        weight_at: where its weights (out, in, height, width) start in the flat vector; -1 for a pool.
+        bias_at: where its bias starts; -1 if it has none.
+        activation: what follows.
+    """
+
+    kind: Kind
+    channels: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    weight_at: int = -1
+    bias_at: int = -1
+    activation: Activation = Activation.IDENTITY
+
+    def sides(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of the output for an input of this size; not positive where it is too small."""
+        sizes = zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        high, wide = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
+        return high, wide
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The likelihood.
+
+    Attributes:
+        family: which one.
+        scales: fixed noise scales of a Gaussian, 1 or K; empty when they are learned.
+        scales_at: where learned log scales start in the flat vector.
+        num_scales: how many noise scales there are.
+        floor: smallest variance of a heteroscedastic Gaussian.
+    """
+
+    family: Family
+    scales: tuple[float, ...] = ()
+    scales_at: int = -1
+    num_scales: int = 0
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of the flat vector under a normal prior of its own; precision 0 where it is flat or left to the caller."""
+
+    start: int
+    stop: int
+    location: float
+    precision: float
+
+
+class _Stage(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int64),
+        ("channels", ctypes.c_int64 * 2),
+        ("kernel", ctypes.c_int64 * 2),
+        ("stride", ctypes.c_int64 * 2),
+        ("padding", ctypes.c_int64 * 2),
+        ("dilation", ctypes.c_int64 * 2),
+        ("weight_at", ctypes.c_int64),
+        ("bias_at", ctypes.c_int64),
+        ("activation", ctypes.c_int64),
+    ]
+
+
+class NetworkStruct(ctypes.Structure):
+    """`Network` of dense.cpp."""
+
+    _fields_ = [
+        ("size", ctypes.c_int64),
+        ("layers", ctypes.c_int64),
+        ("widths", _Integers),
+        ("weights_at", _Integers),
+        ("biases_at", _Integers),
+        ("activations", _Integers),
+        ("likelihood", ctypes.c_int64),
+        ("scales", _Doubles),
+        ("scales_at", ctypes.c_int64),
+        ("num_scales", ctypes.c_int64),
+        ("floor", ctypes.c_double),
+        ("stages", ctypes.c_int64),
+        ("stage", ctypes.POINTER(_Stage)),
+    ]
+
+
+class RowsStruct(ctypes.Structure):
+    """`Rows` of dense.cpp."""
+
+    _fields_ = [
+        ("inputs", ctypes.c_void_p),
+        ("targets", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("input_stride", ctypes.c_int64),
+        ("target_stride", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+        ("height", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+    ]
+
+
+class PriorStruct(ctypes.Structure):
+    """`Prior` of dense.cpp."""
+
+    _fields_ = [
+        ("segments", ctypes.c_int64),
+        ("starts", _Integers),
+        ("locations", _Doubles),
+        ("precisions", _Doubles),
+    ]
+
+
+def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], noise: Noise) -> NetworkStruct:
+    """Return a network in the kernel's terms.
+
+    Args:
+        size: D, the length of the flat vector.
+        layers: the linear layers in order.
+        stages: the convolutions and pools in front of them, in order.
+        noise: the likelihood.
+
+    Returns:
+        The structure.
+    """
+    return NetworkStruct(
+        size,
+        len(layers),
+        _integers([layers[0].fan_in, *(layer.fan_out for layer in layers)]),
+        _integers([layer.weight_at for layer in layers]),
+        _integers([layer.bias_at for layer in layers]),
+        _integers([int(layer.activation) for layer in layers]),
+        int(noise.family),
+        _doubles(noise.scales) if noise.scales else None,
+        noise.scales_at,
+        noise.num_scales,
+        noise.floor,
+        len(stages),
+        (_Stage * len(stages))(*map(_stage, stages)) if stages else None,
+    )
+
+
+def prior(segments: Sequence[Segment]) -> PriorStruct:
+    """Return a prior in the kernel's terms.
+
+    Args:
+        segments: its segments, side by side.
+
+    Returns:
+        The structure.
+    """
+    return PriorStruct(
+        len(segments),
+        _integers([*(s.start for s in segments), segments[-1].stop]),
+        _doubles([s.location for s in segments]),
+        _doubles([s.precision for s in segments]),
+    )
+
+
+def _stage(stage: Stage) -> _Stage:
+    sizes = [
+        (ctypes.c_int64 * 2)(*pair)
+        for pair in (stage.channels, stage.kernel, stage.stride, stage.padding, stage.dilation)
+    ]
+    return _Stage(int(stage.kind), *sizes, stage.weight_at, stage.bias_at, int(stage.activation))
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _doubles(values: Sequence[float]) -> Any:
+    return (ctypes.c_double * len(values))(*values)
