@@ -1,19 +1,9 @@
-"""The UCI regression table: deep ensembles and MultiSWAG beside Lakshminarayanan et al. (2017), table 1.
-
-Networks of a few hundred weights leave a core mostly idle between calls, so the splits are spread over as many worker
-processes of one thread as PyTorch has threads (`torch.set_num_threads`, `OMP_NUM_THREADS`). The numbers do not depend
-on how many there are. A script that calls `reproduce` needs the usual `if __name__ == "__main__":` around the call, as
-every script that starts processes does.
-"""
+"""The UCI regression table: deep ensembles and MultiSWAG beside Lakshminarayanan et al. (2017), table 1."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchbayes.data import load, num_splits
+from torchbayes.data import load
 from torchbayes.evaluate import evaluate
-from torchbayes.experiments.experiment import Experiment, Findings, as_json
+from torchbayes.experiments.experiment import Experiment, Findings
+from torchbayes.experiments.splits import over_splits
 from torchbayes.experiments.verdicts import Verdict, below, interval, mean_and_error
 from torchbayes.inference import MAP, SWAG, Adam, fit
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.posteriors import Functions
-from torchbayes.posteriors.files import write_whole
 from torchbayes.predictive import Predictive, predict
 from torchbayes.report import Picture, Table, figures
 
@@ -124,24 +114,6 @@ class TwoHeads(nn.Module):
         return torch.cat([self.mean(hidden), self.noise(hidden)], dim=-1)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One split of one set, with the file its scores go to."""
-
-    recipe: Recipe
-    name: str
-    split: int
-    seed: int
-    path: Path
-
-    def __call__(self) -> None:
-        """Fit, score and write, unless that has been done."""
-        if not self.path.exists():
-            with _one_thread():
-                scores = split_scores(self.recipe, self.name, self.split, seed=self.seed)
-            write_whole(self.path, as_json(scores))
-
-
 def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
     """Run every split of every set; each leaves a file, so that an interrupted run continues with the next.
 
@@ -153,19 +125,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
     Returns:
         set -> method -> metric -> one value per split, in the target's units.
     """
-    jobs = [
-        _Job(recipe, name, split, seed, directory / name / f"split_{split}.json")
-        for name in recipe.sets
-        for split in range(min(recipe.splits, num_splits(f"uci_{name}")))
-    ]
-    for _ in _progress(_completed(jobs), len(jobs)):
-        pass
-    found: dict[str, Any] = {name: {m: {metric: [] for metric in METRICS} for m in METHODS} for name in recipe.sets}
-    for job in jobs:
-        for method, scores in json.loads(job.path.read_text("utf-8")).items():
-            for metric, value in scores.items():
-                found[job.name][method][metric].append(value)
-    return found
+    return over_splits(split_scores, recipe, sets=recipe.sets, splits=recipe.splits, seed=seed, directory=directory)
 
 
 def split_scores(recipe: Recipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
@@ -201,42 +161,6 @@ def split_scores(recipe: Recipe, name: str, split: int, *, seed: int) -> dict[st
         "ensemble": score(ensemble),
         "MultiSWAG": score(average(swag.functions(recipe.members * recipe.draws, seed=seed))),
     }
-
-
-def _completed(jobs: Sequence[_Job]) -> Iterator[object]:
-    """Yield once per job run, here or in worker processes."""
-    workers = min(torch.get_num_threads(), len(jobs))
-    if workers == 1:
-        yield from (job() for job in jobs)
-        return
-    # spawn: a fork of a process whose PyTorch has started threads can hang
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run on one thread, as a worker does, and go back: another number of threads may round differently."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _progress(done: Iterable[object], total: int) -> Iterable[object]:
-    """Return the iterable with a bar on standard error, if it is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(done, "splits", total, console=console, disable=not console.is_terminal)
 
 
 def summarise(results: Sequence[dict[str, Any]]) -> Findings:

@@ -1,0 +1,120 @@
+"""UCI regression over the standard splits: one job for each split, over worker processes, each leaving a file.
+
+Networks of a few hundred weights leave a core mostly idle between calls, so the splits are spread over as many worker
+processes of one thread as PyTorch has threads (`torch.set_num_threads`, `OMP_NUM_THREADS`). The numbers do not depend
+on how many there are. A script that calls `reproduce` needs the usual `if __name__ == "__main__":` around the call, as
+every script that starts processes does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from torchbayes.data import num_splits
+from torchbayes.experiments.experiment import as_json
+from torchbayes.posteriors.files import write_whole
+
+Scores = Mapping[str, Mapping[str, Any]]
+
+
+class Score(Protocol):
+    """Fits and scores on one split; a function of a module, for worker processes import it."""
+
+    def __call__(self, recipe: Any, name: str, split: int, *, seed: int) -> Scores:
+        """Return method -> metric -> value."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One split of one set, with the file its scores go to."""
+
+    score: Score
+    recipe: Any
+    name: str
+    split: int
+    seed: int
+    path: Path
+
+    def __call__(self) -> None:
+        """Fit, score and write, unless that has been done."""
+        if not self.path.exists():
+            with _one_thread():
+                scores = self.score(self.recipe, self.name, self.split, seed=self.seed)
+            write_whole(self.path, as_json(scores))
+
+
+def over_splits(
+    score: Score, recipe: Any, *, sets: Sequence[str], splits: int, seed: int, directory: Path
+) -> dict[str, Any]:
+    """Score every split of every set; each leaves a file, so that an interrupted run continues with the next.
+
+    Args:
+        score: what fits and scores on one split.
+        recipe: its settings.
+        sets: UCI sets, without `uci_`.
+        splits: standard splits of each set, from the first on; all if it has fewer.
+        seed: replicate: seed of everything random on every split.
+        directory: of this seed; the files are `SET/split_SPLIT.json`.
+
+    Returns:
+        set -> method -> metric -> one value per split.
+    """
+    jobs = [
+        _Job(score, recipe, name, split, seed, directory / name / f"split_{split}.json")
+        for name in sets
+        for split in range(min(splits, num_splits(f"uci_{name}")))
+    ]
+    for _ in _progress(_completed(jobs), len(jobs)):
+        pass
+    found: dict[str, Any] = {name: {} for name in sets}
+    for job in jobs:
+        for method, scores in json.loads(job.path.read_text("utf-8")).items():
+            for metric, value in scores.items():
+                found[job.name].setdefault(method, {}).setdefault(metric, []).append(value)
+    return found
+
+
+def _completed(jobs: Sequence[_Job]) -> Iterator[object]:
+    """Yield once per job run, here or in worker processes."""
+    workers = min(torch.get_num_threads(), len(jobs))
+    if workers == 1:
+        yield from (job() for job in jobs)
+        return
+    # spawn: a fork of a process whose PyTorch has started threads can hang
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run on one thread, as a worker does, and go back: another number of threads may round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _progress(done: Iterable[object], total: int) -> Iterable[object]:
+    """Return the iterable with a bar on standard error, if it is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(done, "splits", total, console=console, disable=not console.is_terminal)
