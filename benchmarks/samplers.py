@@ -10,13 +10,15 @@
 | sghmc, sgld          | 20 steps of MLP 784-400-400-10 (ReLU), batch 128 in memory, with the noise they need    |
 
 Data and starting weights are the same in every library (benchmarks/peers/work.py), and a case is only timed when all of
-them find the same log density there.
+them find the same log density there. Below each table stands the floor: what the products of one forward and backward
+pass take at the rate of a large matrix product, measured in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import pairwise
@@ -88,6 +90,32 @@ def torchbayes(case: Case) -> dict[str, Work]:
     return {"torchbayes": run}
 
 
+def products(case: Case) -> int:
+    """Return the floating-point operations of the products of one gradient of all chains.
+
+    Two for each weight, row and place where it is used; forward, for the weights and for the inputs of each layer, of
+    which the first needs no gradient.
+    """
+    rows = len(problem(case).targets)
+    if case.network == "conv":
+        features, outputs = case.widths
+        layers = [features * 9 * 16, features * 9 * 16 * 32, 32 * features * outputs]
+    else:
+        layers = [fan_in * fan_out for fan_in, fan_out in pairwise(case.widths)]
+    return 2 * rows * case.chains * (3 * sum(layers) - layers[0])
+
+
+def matrix_rate(size: int = 1024, rounds: int = 20) -> float:
+    """Return operations per second of a product of large float32 matrices, the best of some rounds."""
+    left, right = torch.randn(2, size, size)
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        torch.mm(left, right)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
+
+
 def compare(
     case: Case,
     ours: Mapping[str, Work],
@@ -129,7 +157,12 @@ def compare(
             clocks[way] = peer.time
         race = alternate(clocks, ours=pids, rounds=rounds, block=block, patience=patience)
     steps = [Timing(each.name, [seconds / case.steps for seconds in each.seconds]) for each in race.timings]
-    note = f"other processes used up to {race.others:.1f} of {os.cpu_count()} cores meanwhile"
+    floor = products(case) / matrix_rate()
+    shares = ", ".join(f"{each.name} {floor / each.median:.0%}" for each in steps if each.name in ours)
+    note = (
+        f"Products alone at the rate of a large matrix: {floor * 1e3:.3f} ms; share of that rate: {shares}. "
+        f"Other processes used up to {race.others:.1f} of {os.cpu_count()} cores meanwhile."
+    )
     return report(f"{case.name}: one step of {case.chains} chains", steps, ways[0], note)
 
 
