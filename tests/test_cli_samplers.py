@@ -127,6 +127,11 @@ def test_the_usual_plan_of_a_sampler_is_that_of_its_network(network, plans):
         method = usual_method(seen.method, seen.usual, seen.network)
         assert method.plan in plans
         assert method.members == 4
+    for kind in ("MAP", "SWA", "SWAG"):  # also where the usual network of the data has another plan
+        seen = peek(["--data", "cifar10", "--network", network, "--method", kind])
+        method = usual_method(seen.method, seen.usual, seen.network)
+        assert type(method).__name__ == kind
+        assert method.plan in plans
 
 
 def test_samplers_are_listed(capsys):

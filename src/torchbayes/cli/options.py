@@ -158,15 +158,15 @@ def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
     Returns:
         The settings.
     """
-    swag = replace(usual.multiswag, members=1)
+    plan = usual_plan(replace(usual.problem, network=network))
+    swag = replace(usual.multiswag, members=1, plan=plan)
     for sampler in SAMPLERS:
         if sampler.__name__ == name:
             rows: dict[str, Any] = {"batch_size": swag.batch_size} if sampler in {SGLD, SGHMC, SGNHT} else {}
-            # a chain takes so many small steps that the way to run it matters more than for optimisers
-            return sampler(plan=usual_plan(replace(usual.problem, network=network)), **rows)
+            return sampler(plan=plan, **rows)
     if name == "SWA":
         return SWA(**{f.name: getattr(swag, f.name) for f in fields(SWA)})
-    return replace(usual.ensemble, members=1) if name == "MAP" else swag
+    return replace(usual.ensemble, members=1, plan=plan) if name == "MAP" else swag
 
 
 def problem_of(chosen: Mapping[str, Any]) -> Problem:
