@@ -86,7 +86,7 @@ def defaults(data: str) -> Defaults:
         # about the widest prior that HMC samples in minutes: at 1 logits are so large that steps must be far smaller
         problem = Problem(data, prior_scale=0.3, threads=1)
         found = _settings(problem, 60, 64, optimizer=SGD(0.15), averaging_lr=0.1, per_epoch=2)
-        hmc = HMC(3, 34, 4, step_size=0.0038, trajectory=0.3, accept_in_burn_in=True, plan=found.hmc.plan)
+        hmc = HMC(4, 46, 6, step_size=0.0036, trajectory=0.3, accept_in_burn_in=True, plan=found.hmc.plan)
         found = _sampled(found, hmc, (4, 1600, 960, 80), sgld=1e-4, sghmc=3e-5, csghmc=1e-4)
         return replace(found, note=_DIGITS)
     if data == "cifar10":  # 1/(N s²) is a weight decay of 3e-4, as in Maddox et al. (2019)

@@ -18,7 +18,7 @@ from torchbayes.report.diagnosis import pictures, remarks, space_numbers, space_
 
 ROWS = 200  # test rows at which chains are compared
 BOUND = 1.1  # of R-hat (Izmailov et al. 2021)
-MOST = 0.8  # share of predictions that must be below it
+MOST = 0.9  # share of predictions that must be below it
 _SAME = (
     "data",
     "split",
