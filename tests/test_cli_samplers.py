@@ -102,18 +102,21 @@ def test_a_finished_run_goes_on(capsys, longer):
     assert "another method" in capsys.readouterr().err
 
 
-def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "terminated"])
+def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, number):
     assert main(["fit", *HMC, "--directory", "whole"]) == 0
+    before = signal.getsignal(signal.SIGTERM)
 
     def interrupt(event):
         if event.step == 15:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         patch.setattr("torchbayes.cli.commands.callbacks", lambda: (interrupt,))
         assert main(["fit", *HMC, "--directory", "run"]) == 130
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said == "Stopped. Continue with: torchbayes fit --directory run --resume"
+    assert signal.getsignal(signal.SIGTERM) == before
     assert main(["evaluate", "run"]) == 2
     assert "has no posterior yet" in capsys.readouterr().err
     assert main(said.partition("torchbayes ")[2].split()) == 0

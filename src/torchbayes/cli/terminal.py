@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):
-    """Ctrl-C in a command that can be continued; the message says how."""
+    """Ctrl-C or SIGTERM in a command that can be continued; the message says how."""
 
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """Say how to go on when Ctrl-C is pressed inside.
+    """Say how to go on when Ctrl-C is pressed inside, or the process is asked to end, as torchrun does.
 
     Args:
         command: what continues the work.
@@ -29,12 +31,17 @@ def resumable(command: str) -> Iterator[None]:
         Nothing.
 
     Raises:
-        Interrupted: on Ctrl-C.
+        Interrupted: on Ctrl-C or SIGTERM.
     """
+    own = threading.current_thread() is threading.main_thread()  # others may not set handlers
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if own else None
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(f"Continue with: {command}") from None
+    finally:
+        if own:
+            signal.signal(signal.SIGTERM, before)
 
 
 def callbacks() -> tuple[Callback, ...] | None:
