@@ -228,6 +228,6 @@ def _answered() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostRankError(
-            f"a rank of this fit no longer answers: it died, or stopped with an error that it has said itself. So this "
-            f"one stops too. A run with a directory can be resumed, on any number of ranks."
+            "a rank of this fit no longer answers: it died, or stopped with an error that it has said itself. So this "
+            "one stops too. A run with a directory can be resumed, on any number of ranks."
         ) from error
