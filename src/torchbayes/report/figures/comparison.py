@@ -148,7 +148,8 @@ def metric_dots(
     remove_spare(grid, len(datasets))
     grid[0, 0].set_yticks(list(heights.values()), list(heights))
     grid[0, 0].set_ylim(-len(heights) + 0.4, 0.6)
-    hollow = ["hollow: published value with its published error bar"] if sources else []
+    bars = any(bar for values in published.values() for _, bar in values.values())
+    hollow = [f"hollow: published value{' with its published error bar' if bars else ''}"] if sources else []
     note_below(figure, metric_label(metric, better), f"mean over {over} ± two standard errors", *hollow)
     return figure
 
