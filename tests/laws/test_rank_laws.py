@@ -272,6 +272,15 @@ def test_what_cannot_be_shared_is_refused() -> None:
         fitted("map_sgd", tb.Ranks(data=2), network="conv_batch_norm")
 
 
+def test_a_grid_of_one_process_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match=r"there is one process, and 2 times 3 .* torchrun --nproc-per-node 6"):
+        tb.Ranks.grid(data=2, chains=3)
+    for data, chains in ((0, None), (None, 0), (-1, 1)):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            tb.Ranks.grid(data, chains)
+
+
 def wrong_grid(data: int, chains: int) -> None:
     """Ask for a grid of another size."""
     tb.Ranks.grid(data, chains)

@@ -74,12 +74,19 @@ class Ranks:
             The grid. Use it in a `with`, which ends the process group.
 
         Raises:
-            ValueError: if the shares do not multiply to the number of processes.
+            ValueError: if the shares do not multiply to the number of processes, or are not positive.
         """
+        if any(shares is not None and shares < 1 for shares in (data, chains)):
+            raise ValueError(f"`data` and `chains` must be at least 1; got {data} and {chains}.")
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         opened = not dist.is_initialized()
-        if opened and int(os.environ.get("WORLD_SIZE", "1")) == 1 and (data or 1) * (chains or 1) == 1:
-            return cls()
+        if opened and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            if (data or 1) * (chains or 1) == 1:
+                return cls()
+            raise ValueError(
+                f"there is one process, and {data or 1} times {chains or 1} were asked for. Start the program with "
+                f"torchrun --nproc-per-node {(data or 1) * (chains or 1)}."
+            )
         if kind == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if opened:
