@@ -117,8 +117,8 @@ _DIGITS = (
     "Network, epochs and learning rates are shared by the optimisers. They were chosen by the NLL of the deep "
     "ensemble and of MultiSWAG in cross-validation on the training images, under a prior of scale 1; the prior here "
     "is narrower, because HMC cannot sample under that one in minutes. Step sizes of the samplers on minibatches "
-    "were chosen by the NLL on a fifth of the training images, those of HMC by its acceptance. The labels of the "
-    "test images had no part in it."
+    "were chosen by the NLL on a fifth of the training images; step size, trajectory and length of HMC by its "
+    "acceptance and by R-hat of its predictions at test images. The labels of those had no part in it."
 )
 
 
