@@ -29,12 +29,14 @@ from torchbayes.inference import (
     Decay,
     DivergedError,
     Event,
+    Laplace,
     PiecewiseLinear,
     RandomWalk,
     Steady,
     fit,
     sample,
 )
+from torchbayes.linearised import Linearised
 from torchbayes.model import (
     Batch,
     FunctionDensity,
@@ -46,8 +48,9 @@ from torchbayes.model import (
     member_seeds,
     priors,
 )
-from torchbayes.posteriors import Draws, Functions, Gaussian, Point, load
+from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, load
 from torchbayes.predictive import Predictive, predict, stream
+from torchbayes.tuning import tune
 
 __version__ = "0.1.0"
 
@@ -92,6 +95,9 @@ __all__ = [
     "FunctionDensity",
     "Functions",
     "Gaussian",
+    "Laplace",
+    "LaplacePosterior",
+    "Linearised",
     "LogDensity",
     "LostRankError",
     "Model",
@@ -115,5 +121,6 @@ __all__ = [
     "priors",
     "sample",
     "stream",
+    "tune",
     "uncertainty",
 ]

@@ -17,7 +17,7 @@ from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.predictive import Predictive, as_functions, predict, stream
+from torchbayes.predictive import Predictive, Source, as_source, predict, stream
 
 _ROWS = 1024
 
@@ -77,7 +77,7 @@ class _Columns:
 
 
 def evaluate(
-    posterior: Posterior | Functions | Predictive,
+    posterior: Posterior | Functions | Source | Predictive,
     data: Any,
     *,
     draws: int | None = None,
@@ -88,7 +88,7 @@ def evaluate(
     """Score a Bayesian model average on data with targets.
 
     Args:
-        posterior: a posterior, functions drawn from one, or a `Predictive` already made.
+        posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
         data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive.
         draws: S, a multiple of the members; the posterior's default if None.
         seed: seed of the draws.
@@ -127,12 +127,17 @@ def evaluate(
 
 
 def uncertainty(
-    posterior: Posterior | Functions, inputs: Any, *, draws: int | None = None, seed: int = 0, chunk_size: int = _ROWS
+    posterior: Posterior | Functions | Source,
+    inputs: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = _ROWS,
 ) -> Scores:
     """Return how uncertain a classifier's model average is at inputs without targets.
 
     Args:
-        posterior: a posterior, or functions drawn from one.
+        posterior: a posterior, functions drawn from one, or a `Linearised` one.
         inputs: tensor (N, ...), or a tuple or mapping of such.
         draws: S, a multiple of the members; the posterior's default if None.
         seed: seed of the draws.
@@ -141,9 +146,8 @@ def uncertainty(
     Returns:
         The scores, each (N,).
     """
-    functions = as_functions(posterior, draws, seed)
     columns = _Columns()
-    _add_scores(columns, predict(functions, inputs, chunk_size=chunk_size))
+    _add_scores(columns, predict(posterior, inputs, draws=draws, seed=seed, chunk_size=chunk_size))
     return Scores(*(columns.joined()[n] for n in Scores.__annotations__))
 
 
@@ -217,13 +221,13 @@ class TemperatureScaling:
 
 
 def _predictives(
-    posterior: Posterior | Functions | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
+    posterior: Posterior | Functions | Source | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
 ) -> Iterator[tuple[Predictive, Tensor]]:
     if isinstance(posterior, Predictive):
         yield posterior, data
         return
-    functions = as_functions(posterior, draws, seed)
-    yield from stream(functions, batches(functions.model, data), chunk_size=chunk_size)
+    source = as_source(posterior, draws, seed)
+    yield from stream(source, batches(source.model, data), chunk_size=chunk_size)
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:

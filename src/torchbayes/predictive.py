@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.utils.data import DataLoader
 
-from torchbayes.model.likelihoods import Categorical, Likelihood, Parameters
-from torchbayes.model.model import Batch, check_finite
+from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
+from torchbayes.model.model import Batch, Model, check_finite
 from torchbayes.model.seeds import seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
@@ -31,11 +31,14 @@ class Predictive:
         outputs_SBK: outputs of the drawn functions, before the likelihood.
         likelihood: what turns outputs into a distribution of targets.
         parameters: learned likelihood parameters of each draw, broadcasting against the outputs.
+        function_variance: variance of each draw's outputs in closed form, (S, B, K), where a draw is a Gaussian over
+            functions and the likelihood a normal one; None where draws are functions.
     """
 
     outputs_SBK: Tensor
     likelihood: Likelihood
     parameters: Parameters = field(default_factory=dict)
+    function_variance: Tensor | None = None
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Predictive:
@@ -64,6 +67,14 @@ class Predictive:
     @property
     def distribution(self) -> Distribution:
         """The S distributions p(y | f_s), batch shape (S, B, ...)."""
+        own = self._noise
+        if self.function_variance is None:
+            return own
+        return distributions.Normal(own.mean, (own.variance + self.function_variance).sqrt(), validate_args=False)
+
+    @property
+    def _noise(self) -> Distribution:
+        """What the likelihood makes of the outputs."""
         return self.likelihood.distribution(self.outputs_SBK, self.parameters)
 
     @property
@@ -83,12 +94,13 @@ class Predictive:
     @property
     def epistemic(self) -> Tensor:
         """Variance of the mean over draws, Var_s E[y | f_s]: what more data would remove; (B, K')."""
-        return self.distribution.mean.var(0, correction=0)
+        between = self.distribution.mean.var(0, correction=0)
+        return between if self.function_variance is None else between + self.function_variance.mean(0)
 
     @property
     def aleatoric(self) -> Tensor:
         """Mean over draws of the variance, E_s Var[y | f_s]: the noise in the data; (B, K')."""
-        return self.distribution.variance.mean(0)
+        return self._noise.variance.mean(0)
 
     @property
     def variance(self) -> Tensor:
@@ -104,7 +116,8 @@ class Predictive:
         Returns:
             Tensor (B,), in nats.
         """
-        each_SB = self.likelihood.log_prob(self.outputs_SBK, targets, self.parameters)
+        likelihood = self.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
+        each_SB = likelihood.log_prob(self.outputs_SBK, targets, self.parameters)
         return torch.logsumexp(each_SB, dim=0) - math.log(self.draws)
 
     @property
@@ -188,6 +201,39 @@ def _entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(-1)
 
 
+class Source(Protocol):
+    """What gives predictives: functions drawn from a posterior, or a closed form."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        ...
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The average of drawn functions.
+
+    Attributes:
+        functions: the functions.
+    """
+
+    functions: Functions
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.functions.model
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, (B, ...)."""
+        return _predictive(self.functions, self.functions(inputs, chunk_size=chunk_size))
+
+
 def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
     """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
     extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
@@ -196,12 +242,17 @@ def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
 
 
 def predict(
-    posterior: Posterior | Functions, inputs: Any, *, draws: int | None = None, seed: int = 0, chunk_size: int = 1024
+    posterior: Posterior | Functions | Source,
+    inputs: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
 ) -> Predictive:
     """Average the predictions of functions drawn from a posterior.
 
     Args:
-        posterior: a posterior, or functions already drawn from one.
+        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
         inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are left aside). A loader's
             outputs are kept, S · N · K numbers; use `stream` when that is too much.
         draws: S, a multiple of the members; the posterior's default if None. Not for functions.
@@ -214,21 +265,21 @@ def predict(
     Raises:
         ValueError: if `draws` does not fit, inputs are empty or not finite.
     """
-    functions = as_functions(posterior, draws, seed)
-    if isinstance(inputs, DataLoader):
-        parts = [p for p, _ in stream(functions, inputs, chunk_size=chunk_size)]
-        if not parts:
-            raise ValueError("the loader yields no rows; there is nothing to predict.")
-        outputs_SBK = torch.cat([p.outputs_SBK for p in parts], dim=1)
-    else:
-        placed = functions.model.place(inputs)
+    source = as_source(posterior, draws, seed)
+    if not isinstance(inputs, DataLoader):
+        placed = source.model.place(inputs)
         check_finite(placed)
-        outputs_SBK = functions(placed, chunk_size=chunk_size)
-    return _predictive(functions, outputs_SBK)
+        return source.predictive(placed, chunk_size=chunk_size)
+    parts = [p for p, _ in stream(source, inputs, chunk_size=chunk_size)]
+    if not parts:
+        raise ValueError("the loader yields no rows; there is nothing to predict.")
+    joined = torch.cat([p.outputs_SBK for p in parts], dim=1)
+    spreads = [p.function_variance for p in parts if p.function_variance is not None]
+    return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
 
 
 def stream(
-    posterior: Posterior | Functions,
+    posterior: Posterior | Functions | Source,
     batches: Iterable[Any],
     *,
     draws: int | None = None,
@@ -238,7 +289,7 @@ def stream(
     """Yield (predictive, targets) batch by batch, with the same functions throughout and in bounded memory.
 
     Args:
-        posterior: a posterior, or functions already drawn from one.
+        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
         batches: a DataLoader or any iterable of batches that the model's hook can read.
         draws: S, a multiple of the members; the posterior's default if None. Not for functions.
         seed: seed of the draws.
@@ -247,12 +298,11 @@ def stream(
     Yields:
         The predictive of a batch, and the batch's targets.
     """
-    functions = as_functions(posterior, draws, seed)
+    source = as_source(posterior, draws, seed)
     for item in batches:
-        batch = item if isinstance(item, Batch) else functions.model.unpack(item)
+        batch = item if isinstance(item, Batch) else source.model.unpack(item)
         check_finite(batch.inputs)
-        outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)
-        yield _predictive(functions, outputs_SBK), batch.targets
+        yield source.predictive(batch.inputs, chunk_size=chunk_size), batch.targets
 
 
 def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
@@ -266,3 +316,16 @@ def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int)
             raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
         return posterior
     return posterior.functions(draws, seed=seed)
+
+
+def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
+    """Return what gives predictives: functions drawn from a posterior, the given ones, or the closed form itself.
+
+    Raises:
+        ValueError: if `draws` is given where nothing is drawn.
+    """
+    if isinstance(posterior, Posterior | Functions):
+        return Sampled(as_functions(posterior, draws, seed))
+    if draws is not None:
+        raise ValueError(f"a closed form draws nothing; got draws={draws}. Leave it out.")
+    return posterior

@@ -198,3 +198,63 @@ def test_what_is_no_univariate_prior(prior: Any, message: str):
 def test_settings_outside_their_range(make: Callable[[], object], message: str):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- draws ---
+
+
+@each
+def test_draws_have_the_priors_distribution(prior: Prior, oracle: Callable[[Any], Any]):
+    """Kolmogorov's test against the distribution function, which is the integral of the oracle's density."""
+    bound = BoundPrior(Layout({"w": (4,)}), prior)
+    draws = bound.sample(5000, seed=1).flatten().numpy()
+    grid = np.linspace(-400, 400, 400_001)
+    with np.errstate(divide="ignore"):  # of a density that is 0 there
+        density = np.exp(oracle(grid))
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2) * (grid[1] - grid[0])])
+    assert stats.kstest(draws, lambda x: np.interp(x, grid, below)).pvalue > 1e-3
+    # neighbours and rows do not depend on each other
+    columns = torch.special.ndtri(torch.as_tensor(np.interp(draws, grid, below)).clamp(1e-6, 1 - 1e-6)).view(5000, 4)
+    assert_close(torch.corrcoef(columns.T), torch.eye(4), rtol=0, atol=5 / math.sqrt(5000))
+    assert abs(float((columns[1:] * columns[:-1]).mean())) < 5 / math.sqrt(20_000)
+
+
+def test_draws_of_each_glob_are_its_own(untouched_rng: None):
+    rules = {
+        "head.*": priors.Normal(3.0, loc=100.0),
+        "*bias": distributions.Uniform(double(5.0), double(6.0)),
+        "body.weight": priors.FanInNormal(gain=1e-3),
+        "*": priors.Laplace(0.1, loc=-50.0),
+    }
+    bound = BoundPrior(LAYOUT, rules)
+    draws = bound.sample(400, seed=2)
+    assert draws.shape == (400, LAYOUT.size)
+    assert draws.dtype == torch.float64
+    views = LAYOUT.split(draws)
+    assert_close(views["head.weight"].mean(), 100.0, atol=5 * 3 / math.sqrt(3200))
+    assert_close(views["head.weight"].std(), 3.0, rtol=0.1)
+    assert ((views["body.bias"] > 5) & (views["body.bias"] < 6)).all()
+    assert_close(views["body.weight"].std(), 1e-3 / math.sqrt(3), rtol=0.1)
+    assert_close(views["scale"].mean(), -50.0, atol=0.05)
+    assert len(draws.unique()) == draws.numel()
+    assert torch.equal(draws, bound.sample(400, seed=2))
+    assert not torch.equal(draws, bound.sample(400, seed=3))
+    assert torch.isfinite(bound.log_prob(draws)).all()
+
+
+def test_draws_of_a_distribution_in_float32_are_float64():
+    draws = BoundPrior(LAYOUT, distributions.Normal(torch.tensor([2.0]), torch.tensor([1.0]))).sample(500, seed=0)
+    assert draws.shape == (500, LAYOUT.size)
+    assert draws.dtype == torch.float64
+    assert_close(draws.mean(), 2.0, atol=5 / math.sqrt(draws.numel()))
+
+
+def test_priors_without_draws():
+    class Own:
+        def log_prob(self, weights: Tensor) -> Tensor:
+            return -weights.abs()
+
+    with pytest.raises(ValueError, match=r"from Flat\(\), which is improper. Choose a prior such as Normal"):
+        BoundPrior(LAYOUT, {"head.*": priors.Normal(), "*": priors.Flat()}).sample(2)
+    with pytest.raises(ValueError, match=r"which has no `sample`"):
+        BoundPrior(LAYOUT, Own()).sample(2)

@@ -3,6 +3,7 @@
 from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.fit import fit
 from torchbayes.inference.hmc import HMC
+from torchbayes.inference.laplace import Laplace
 from torchbayes.inference.map import MAP
 from torchbayes.inference.metropolis import MALA, RandomWalk
 from torchbayes.inference.nuts import NUTS
@@ -36,6 +37,7 @@ __all__ = [
     "Decay",
     "DivergedError",
     "Event",
+    "Laplace",
     "PiecewiseLinear",
     "RandomWalk",
     "Steady",

@@ -56,7 +56,7 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), for every member alike; (M, D) or a point
-            posterior, one per member. Fresh initialisations if None.
+            posterior, one per member. Fresh initialisations if None; Laplace needs it, and has as many members.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -78,7 +78,8 @@ def fit(
             ranks share the members the last one that was written.
         LostRankError: if another rank died or stopped.
     """
-    method, share = _of_length(method, steps), Share(method.members, ranks or Ranks())
+    method = _at_modes(_of_length(method, steps), start)
+    share = Share(method.members, ranks or Ranks())
     rows = method.rows if isinstance(method, Sampler) else method.batch_size
     source = as_source(model, data, rows or 1024)
     source.check()
@@ -130,6 +131,24 @@ def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
             f"epochs. Set those, or start a new run at its weights with `start=`."
         )
     return dataclasses.replace(method, steps=steps)
+
+
+def _at_modes(method: Method | Sampler, start: nn.Module | Posterior | Tensor | None) -> Method | Sampler:
+    """Return the method with one member for every mode it is to start at, if it is one that starts at modes.
+
+    Raises:
+        ValueError: if it is, and there is no start.
+    """
+    if not getattr(method, "at_modes", False):
+        return method
+    if start is None:
+        raise ValueError(
+            f"{type(method).__name__} approximates the posterior around modes and does not look for them. Pass them as "
+            f"`start`: a trained module, or the posterior of a MAP fit with the same Model."
+        )
+    weights = start.weights_MD if isinstance(start, Point) else start
+    members = len(weights) if isinstance(weights, Tensor) and weights.ndim == 2 else 1
+    return dataclasses.replace(method, members=members)  # type: ignore[type-var]
 
 
 def _refuse_split(model: Model, method: Method | Sampler, ranks: Ranks) -> None:

@@ -6,54 +6,53 @@ and a line in `STRUCTURES`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
+from torchbayes.linalg.blocks import Blocks, Scaled
+from torchbayes.linalg.dense import Dense
 from torchbayes.linalg.diagonal import Diagonal
-from torchbayes.linalg.low_rank import LowRankPlusDiagonal
+from torchbayes.linalg.kronecker import Kronecker
+from torchbayes.linalg.low_rank import LowRankPlusDiagonal, LowRankPrecision
+from torchbayes.linalg.structure import Structure, unnested
 
-
-class Structure(Protocol):
-    """A symmetric positive matrix per member, known through its operations."""
-
-    @property
-    def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample."""
-        ...
-
-    def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x."""
-        ...
-
-    def solve(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ⁻¹ x."""
-        ...
-
-    def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ."""
-        ...
-
-    def logdet(self) -> Tensor:
-        """Return log det Σ."""
-        ...
-
-    def diagonal(self) -> Tensor:
-        """Return diag Σ."""
-        ...
-
-    def dense(self) -> Tensor:
-        """Return Σ as matrices."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure, by field name."""
-        ...
-
-
-STRUCTURES: dict[str, type[Diagonal] | type[LowRankPlusDiagonal]] = {
-    "diagonal": Diagonal,
-    "low_rank_plus_diagonal": LowRankPlusDiagonal,
+STRUCTURES: dict[str, Any] = {
+    structure.kind: structure
+    for structure in (Blocks, Dense, Diagonal, Kronecker, LowRankPlusDiagonal, LowRankPrecision, Scaled)
 }
 
-__all__ = ["STRUCTURES", "Diagonal", "LowRankPlusDiagonal", "Structure"]
+
+def restore(kind: str, tensors: dict[str, Tensor]) -> Structure:
+    """Return the structure rebuilt from the tensors that define it.
+
+    Args:
+        kind: its name in `STRUCTURES`.
+        tensors: as `tensors` gave them.
+
+    Returns:
+        The structure.
+
+    Raises:
+        KeyError: if the kind is unknown or a tensor is missing.
+    """
+    own, parts = unnested(tensors, restore)
+    if kind == Blocks.kind:
+        return Blocks(own["order_D"], parts)
+    if kind == Scaled.kind:
+        return Scaled(own["scale_MD"], parts[0])
+    return STRUCTURES[kind](**own)
+
+
+__all__ = [
+    "STRUCTURES",
+    "Blocks",
+    "Dense",
+    "Diagonal",
+    "Kronecker",
+    "LowRankPlusDiagonal",
+    "LowRankPrecision",
+    "Scaled",
+    "Structure",
+    "restore",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ class Diagonal:
     """
 
     variance_MD: Tensor
+
+    kind: ClassVar[str] = "diagonal"
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.variance_MD.shape[-1]
 
     @property
     def noise_size(self) -> int:

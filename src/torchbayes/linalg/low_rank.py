@@ -1,8 +1,10 @@
-"""Low-rank plus diagonal covariance: Σ = diag(v) + Fᵀ F."""
+"""Low rank plus diagonal, as a covariance Σ = diag(v) + Fᵀ F or as a precision Σ⁻¹ = diag(p) + Fᵀ F."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,13 @@ class LowRankPlusDiagonal:
 
     variance_MD: Tensor
     factor_MRD: Tensor
+
+    kind: ClassVar[str] = "low_rank_plus_diagonal"
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.variance_MD.shape[-1]
 
     @property
     def noise_size(self) -> int:
@@ -68,3 +77,83 @@ class LowRankPlusDiagonal:
         rank = self.factor_MRD.shape[-2]
         identity = torch.eye(rank, dtype=scaled.dtype, device=scaled.device)
         return torch.linalg.cholesky(identity + scaled @ self.factor_MRD.mT)
+
+
+@dataclass(frozen=True)
+class LowRankPrecision:
+    """Σ_m⁻¹ = diag(p_m) + F_mᵀ F_m for each member m: what a few directions of curvature leave of a wide prior.
+
+    With F diag(p)^−½ = V diag(s) Wᵀ it is Σ = diag(p)^−½ (I − W diag(s²/(1 + s²)) Wᵀ) diag(p)^−½, whose inner part has
+    the symmetric root I − W diag(1 − (1 + s²)^−½) Wᵀ. O(D R²) time once, then O(D R).
+
+    Attributes:
+        precision_MD: p, positive, (M, D).
+        factor_MRD: F, R directions, (M, R, D).
+    """
+
+    precision_MD: Tensor
+    factor_MRD: Tensor
+
+    kind: ClassVar[str] = "low_rank_precision"
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.precision_MD.shape[-1]
+
+    @property
+    def noise_size(self) -> int:
+        """Number of standard normals that `sqrt_matvec` turns into one sample: D."""
+        return self.precision_MD.shape[-1]
+
+    @property
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """Shares s²/(1 + s²) that F takes of the prior's variance, (M, R), and its directions W as rows, (M, R, D)."""
+        squares_MR, rows_MRD = self._spectrum
+        return squares_MR / (1 + squares_MR), rows_MRD
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        """Squares of the singular values s, (M, R), and W as rows, (M, R, D)."""
+        _, values_MR, rows_MRD = torch.linalg.svd(
+            self.factor_MRD * self.precision_MD.rsqrt().unsqueeze(-2), full_matrices=False
+        )
+        return values_MR.square(), rows_MRD
+
+    def matvec(self, vector_MD: Tensor) -> Tensor:
+        """Return Σ x, shape (..., M, D)."""
+        root = self.precision_MD.rsqrt()
+        return root * self._damped(root * vector_MD, self.taken[0])
+
+    def solve(self, vector_MD: Tensor) -> Tensor:
+        """Return Σ⁻¹ x = p ∘ x + Fᵀ F x, shape (..., M, D)."""
+        inner = torch.einsum("mrd,...md->...mr", self.factor_MRD, vector_MD)
+        return self.precision_MD * vector_MD + torch.einsum("mrd,...mr->...md", self.factor_MRD, inner)
+
+    def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
+        """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D)."""
+        squares_MR, _ = self._spectrum
+        return self.precision_MD.rsqrt() * self._damped(noise_MZ, 1 - (1 + squares_MR).rsqrt())
+
+    def logdet(self) -> Tensor:
+        """Return log det Σ = −Σ log p − Σ log(1 + s²), shape (M,), in nats."""
+        return -self.precision_MD.log().sum(-1) - self._spectrum[0].log1p().sum(-1)
+
+    def diagonal(self) -> Tensor:
+        """Return the marginal variances, (M, D)."""
+        shares_MR, rows_MRD = self.taken
+        return (1 - torch.einsum("mrd,mr->md", rows_MRD.square(), shares_MR)) / self.precision_MD
+
+    def dense(self) -> Tensor:
+        """Return Σ as matrices (M, D, D): for tests and small D."""
+        return torch.linalg.inv(torch.diag_embed(self.precision_MD) + self.factor_MRD.mT @ self.factor_MRD)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that define the structure, by field name."""
+        return {"precision_MD": self.precision_MD, "factor_MRD": self.factor_MRD}
+
+    def _damped(self, vector_MD: Tensor, shares_MR: Tensor) -> Tensor:
+        """Return x − W diag(shares) Wᵀ x."""
+        rows_MRD = self._spectrum[1]
+        inner = torch.einsum("mrd,...md->...mr", rows_MRD, vector_MD) * shares_MR
+        return vector_MD - torch.einsum("mrd,...mr->...md", rows_MRD, inner)

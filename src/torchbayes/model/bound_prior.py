@@ -10,21 +10,25 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout, matches
-from torchbayes.model.priors import Flat, Normal, Prior, PriorLike, PriorRules, ShapedPrior, Univariate
+from torchbayes.model.priors import Flat, Normal, Prior, PriorLike, PriorRules, SampledPrior, ShapedPrior, Univariate
+from torchbayes.model.seeds import generator
+
+_PRIOR = 21  # purpose number of this stream of random numbers
 
 
 @dataclass(frozen=True)
 class Segment:
     """A run of neighbouring parameters that share one univariate prior."""
 
-    prior: Prior
+    prior: Prior | Joint
     where: slice
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | Flat):
+        if isinstance(self.prior, Normal | Flat | Joint):
             self.prior.add_gradient_(into, part, scale)
             return
         with torch.enable_grad():
@@ -36,17 +40,24 @@ class Segment:
 class BoundPrior:
     """Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
 
-    def __init__(self, layout: Layout, rules: PriorRules) -> None:
+    def __init__(self, layout: Layout, rules: PriorRules | Joint) -> None:
         """Resolve `rules` for every name of `layout`.
 
         Args:
             layout: the names and shapes of the random weights.
-            rules: one prior for all, or glob -> prior, first match wins.
+            rules: one prior for all, or glob -> prior, first match wins; or one over all weights together.
 
         Raises:
-            ValueError: if a parameter matches no glob or a glob no parameter, or a Distribution is not univariate.
+            ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate, or a
+                joint prior is over another number of weights.
             TypeError: if a prior has no log density.
         """
+        self.segments: list[Segment] = []
+        if isinstance(rules, Joint):
+            if len(rules.loc_D) != layout.size:
+                raise ValueError(f"the joint prior is over {len(rules.loc_D)} weights; the model has {layout.size}.")
+            self.segments.append(Segment(rules, slice(0, layout.size)))
+            return
         table = rules if isinstance(rules, Mapping) else {"*": rules}
         unused = [glob for glob in table if not layout.select(glob)]
         if unused:
@@ -54,7 +65,6 @@ class BoundPrior:
                 f"the prior's glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
                 f"{', '.join(layout.names)}."
             )
-        self.segments: list[Segment] = []
         for name, shape in layout.shapes.items():
             glob = next((g for g in table if matches(name, g)), None)
             if glob is None:
@@ -81,10 +91,73 @@ class BoundPrior:
     def stds(self) -> Tensor:
         """Return the prior standard deviation of every weight, float64 (D,); infinite where it is not known."""
         parts = [
-            torch.full((s.where.stop - s.where.start,), float(getattr(s.prior, "std", math.inf)), dtype=torch.float64)
+            s.prior.stds()
+            if isinstance(s.prior, Joint)
+            else torch.full((s.where.stop - s.where.start,), getattr(s.prior, "std", math.inf), dtype=torch.float64)
             for s in self.segments
         ]
         return torch.cat(parts)
+
+    @property
+    def joint(self) -> Joint | None:
+        """The prior over all weights together, if it is one."""
+        prior = self.segments[0].prior
+        return prior if isinstance(prior, Joint) else None
+
+    def locs(self) -> Tensor:
+        """Return the prior mean of every weight, float64 (D,); 0 where it is not known."""
+        parts = [
+            s.prior.loc_D.double().cpu()
+            if isinstance(s.prior, Joint)
+            else torch.full((s.where.stop - s.where.start,), getattr(s.prior, "loc", 0.0), dtype=torch.float64)
+            for s in self.segments
+        ]
+        return torch.cat(parts)
+
+    def precision(self, weights: Tensor) -> Tensor:
+        """Return −∂² log p / ∂w² of every weight, of the shape of `weights` (..., D); 0 for flat priors.
+
+        Correlations of a joint prior are left out.
+        """
+        found = torch.zeros_like(weights)
+        for segment in self.segments:
+            into, part = found[..., segment.where], weights[..., segment.where]
+            if isinstance(segment.prior, Normal):
+                into.fill_(1 / segment.prior.scale**2)
+            elif isinstance(segment.prior, Joint):
+                into.copy_(segment.prior.precision())
+            elif not isinstance(segment.prior, Flat):
+                with torch.enable_grad():
+                    leaf = part.detach().requires_grad_()
+                    (first,) = torch.autograd.grad(segment.prior.log_prob(leaf).sum(), leaf, create_graph=True)
+                    if first.requires_grad:  # else it is constant, as that of a Laplace density
+                        into.copy_(-torch.autograd.grad(first.sum(), leaf)[0])
+        return found
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """Draw weights from the prior.
+
+        Args:
+            count: number of draws S.
+            seed: seed of the draws.
+
+        Returns:
+            Independent draws, float64 (S, D), on the CPU.
+
+        Raises:
+            ValueError: if a prior is improper, or has a density and no `sample`.
+        """
+        parts = []
+        for number, segment in enumerate(self.segments):
+            if not isinstance(segment.prior, SampledPrior):
+                why = "is improper" if isinstance(segment.prior, Flat) else "has no `sample`"
+                raise ValueError(
+                    f"weights cannot be drawn from {segment.prior!r}, which {why}. Choose a prior such as Normal, or "
+                    f"give yours a method `sample(shape, generator)`."
+                )
+            shape = (count, segment.where.stop - segment.where.start)
+            parts.append(segment.prior.sample(shape, generator(seed, _PRIOR, number)))
+        return torch.cat(parts, dim=1)
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw to `gradient` in place: closed form where the prior has one, else autograd.
@@ -119,7 +192,7 @@ class BoundPrior:
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:
-    if isinstance(prior, Normal | Flat):
+    if isinstance(prior, Normal | Flat | Joint):
         return prior.total(weights)
     return prior.log_prob(weights).sum(-1, dtype=torch.float64)
 

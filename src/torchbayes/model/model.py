@@ -9,6 +9,7 @@ With `tempering="likelihood"` only the likelihood is divided by T (Wenzel et al.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.dense import DenseModel, dense_model
+from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Globs, Layout
 from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
 from torchbayes.model.network import Buffers, Network, batch_size
@@ -76,7 +78,7 @@ class Model:
         self,
         network: nn.Module | Callable[[], nn.Module],
         likelihood: Likelihood | Callable[[Tensor], Distribution],
-        prior: PriorRules = Normal(),  # noqa: B008  (frozen and stateless)
+        prior: PriorRules | Joint = Normal(),  # noqa: B008  (frozen and stateless)
         *,
         random: Globs = "*",
         temperature: float = 1.0,
@@ -88,7 +90,8 @@ class Model:
         Args:
             network: any nn.Module (copied, never written to), or a function that makes a fresh one.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
-            prior: one prior for all weights, or a mapping glob -> prior; standard normal by default.
+            prior: one prior for all weights, or a mapping glob -> prior, or a joint one over all of them; standard
+                normal by default.
             random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants.
             temperature: T of the tempered posterior; 1 is Bayes.
             tempering: what T divides.
@@ -236,14 +239,41 @@ class Model:
         return outputs
 
 
+def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood | None = None) -> Model:
+    """Return a model of the same network with another prior or likelihood; the network is shared, not copied.
+
+    Args:
+        model: the model; it stays as it is.
+        prior: over all weights together; the same prior if None.
+        likelihood: with the same learned parameters; the same likelihood if None.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if the likelihood learns other parameters, or the prior is over another number of weights.
+    """
+    other = copy.copy(model)
+    other.__dict__.pop("kernel", None)  # made for the prior and likelihood before
+    if likelihood is not None:
+        if likelihood.parameters().keys() != model.likelihood.parameters().keys():
+            raise ValueError("the other likelihood must learn the same parameters.")
+        other.likelihood = likelihood
+    if prior is not None:
+        other.prior = BoundPrior(model.layout, prior)
+    return other
+
+
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
     """Return weights with the likelihood's learned parameters behind, at their start."""
     extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in learned.values()]
     return torch.cat([weights_MD, *extra], dim=1)
 
 
-def _with_learned_priors(prior: PriorRules, learned: Mapping[str, Learned]) -> PriorRules:
+def _with_learned_priors(prior: PriorRules | Joint, learned: Mapping[str, Learned]) -> PriorRules | Joint:
     """Return the rules with those of learned likelihood parameters in front."""
+    if isinstance(prior, Joint):  # it speaks of them too
+        return prior
     own = {PREFIX + n: p.prior for n, p in learned.items()}
     return {**own, **(prior if isinstance(prior, Mapping) else {"*": prior})} if own else prior
 

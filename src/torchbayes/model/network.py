@@ -128,7 +128,7 @@ class Network:
         """
         views = self.layout.split(weights) if isinstance(weights, Tensor) else weights
         state = {**views, **(self.buffers if buffers is None else buffers)}
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments(inputs)
         if torch.compiler.is_compiling():
             outputs = functional_call(self.module, state, args, kwargs)
         else:
@@ -339,7 +339,8 @@ def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     return frozenset(live)
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that inputs stand for: a tuple or a mapping of tensors, or one."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})

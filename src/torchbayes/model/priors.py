@@ -14,8 +14,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
+
+from torchbayes.model.seeds import seeded
 
 
 @runtime_checkable
@@ -24,6 +26,15 @@ class Prior(Protocol):
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p of each element of `weights`, same shape."""
+        ...
+
+
+@runtime_checkable
+class SampledPrior(Prior, Protocol):
+    """A prior that weights can be drawn from: every proper one of this module."""
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU."""
         ...
 
 
@@ -43,6 +54,15 @@ PriorRules = PriorLike | Mapping[str, PriorLike]
 def _positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"`{name}` must be positive and finite; got {value}.")
+
+
+def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _uniforms(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Return numbers in (0, 1): middles of 2⁵² cells, of which neither 0 nor 1 is one."""
+    return (torch.randint(2**52, shape, generator=generator).double() + 0.5) / 2**52
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,10 @@ class Normal:
         """Add scale · d log p / dw = −scale (w − loc)/scale_prior² to `gradient` in place, in one pass."""
         gradient.add_(weights - self.loc if self.loc else weights, alpha=-scale / self.scale**2)
 
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU."""
+        return self.loc + self.scale * _normals(shape, generator)
+
 
 @dataclass(frozen=True)
 class Laplace:
@@ -108,6 +132,10 @@ class Laplace:
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return −|w − loc|/scale − log(2 scale), elementwise."""
         return -(weights - self.loc).abs() / self.scale - math.log(2 * self.scale)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: differences of two exponentials."""
+        return self.loc + self.scale * (_uniforms(shape, generator).log() - _uniforms(shape, generator).log())
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,11 @@ class StudentT:
         constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi) - math.log(self.scale)
         return constant - (df + 1) / 2 * torch.log1p(((weights - self.loc) / self.scale) ** 2 / df)
 
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU."""
+        df, loc, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.df, self.loc, self.scale))
+        return Univariate(distributions.StudentT(df, loc, scale)).sample(shape, generator)
+
 
 @dataclass(frozen=True)
 class Logistic:
@@ -164,6 +197,10 @@ class Logistic:
         """Return −|z| − 2 log(1 + e^{−|z|}) − log scale, elementwise; symmetric in z, so no overflow."""
         size = ((weights - self.loc) / self.scale).abs()
         return -size - 2 * F.softplus(-size) - math.log(self.scale)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: loc + scale · logit u."""
+        return self.loc + self.scale * _uniforms(shape, generator).logit()
 
 
 @dataclass(frozen=True)
@@ -204,6 +241,12 @@ class NormalMixture:
             for scale, proportion in zip(self.scales, self.proportions, strict=True)
         ]
         return torch.logsumexp(torch.stack(parts), dim=0)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: of a component drawn for each."""
+        bounds = torch.tensor(self.proportions, dtype=torch.float64).cumsum(0)
+        component = torch.searchsorted(bounds[:-1] / bounds[-1], _uniforms(shape, generator))
+        return torch.tensor(self.scales, dtype=torch.float64)[component] * _normals(shape, generator)
 
 
 @dataclass(frozen=True)
@@ -272,3 +315,12 @@ class Univariate:
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return the distribution's log density, elementwise."""
         return self.distribution.log_prob(weights)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws of the distribution, float64 on the CPU.
+
+        A Distribution takes no generator: it draws from the global one, under a seed that comes from `generator`.
+        """
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with seeded(seed, "cuda" if torch.cuda.is_initialized() else "cpu"):
+            return self.distribution.sample(torch.Size(shape)).reshape(shape).double().cpu()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.linalg import STRUCTURES, Structure
+from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.posterior import Posterior, normals
 
 
@@ -72,10 +72,10 @@ class Gaussian(Posterior):
 
     def settings(self) -> dict[str, Any]:
         """Return the name of the structure."""
-        return {"covariance": next(n for n, c in STRUCTURES.items() if isinstance(self.covariance, c))}
+        return {"covariance": self.covariance.kind}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Gaussian:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
-        return cls(model, tensors["mean_MD"], STRUCTURES[settings["covariance"]](**parts))
+        return cls(model, tensors["mean_MD"], restore(settings["covariance"], parts))

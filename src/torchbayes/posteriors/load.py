@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import BUFFERS, Calibration, Posterior
 from torchbayes.posteriors.store import DrawFile
 
-KINDS: dict[str, type[Point] | type[Gaussian] | type[Draws]] = {c.kind: c for c in (Point, Gaussian, Draws)}
+KINDS: dict[str, Any] = {c.kind: c for c in (Point, Gaussian, Draws, LaplacePosterior)}
 
 
 def load(path: str | Path, model: Model, *, calibration: Calibration | None = None) -> Posterior:

@@ -1,0 +1,284 @@
+"""Which layers a model's random weights make, and how the curvature of each is taken: found by looking, once.
+
+A layer's own form is used only where it is right: its module must turn one tensor into one tensor whose first axis is
+that of the rows, and the gradient that follows from it must be the one that autograd gives. Weights for which it is not
+(tied ones, those of `nn.MultiheadAttention` and of recurrent layers) fall back to vector-Jacobian products of the whole
+network, one per row: exact, and slow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from torchbayes.curvature.capture import Seen, probe, rows_of, watch
+from torchbayes.curvature.layers import Affine, Call, Layer, layers_of
+from torchbayes.model.layout import Layout
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers, Network, arguments
+
+_PROBE_ROWS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Weights whose layer cannot be told apart: vector-Jacobian products of the whole network, one per row.
+
+    Attributes:
+        index: places of the weights in the flat vector, int64 (n,).
+        network: the network.
+        layout: the weights by name.
+        reason: why.
+        stacked: whether rows go together, by `vmap`, or one after the other.
+    """
+
+    index: Tensor
+    network: Network
+    layout: Layout
+    reason: str
+    stacked: bool = True
+
+    module = ""
+    way = "rows of the whole network"
+
+    def jacobian(self, views: Mapping[str, Tensor], inputs: Any, column: Tensor, *, buffers: Buffers | None) -> Tensor:
+        """Return the Jacobian of one column (B, ...) for each row, (B, n)."""
+        own = {name: views[name].detach() for name in self.layout.names}
+        rest = {n: v.detach() for n, v in views.items() if n not in own} | (buffers or self.network.buffers)
+
+        def one(row: Any, cotangent: Tensor) -> Tensor:
+            args, kwargs = arguments(pytree.tree_map(lambda t: t.unsqueeze(0), row))
+
+            def run(named: dict[str, Tensor]) -> Tensor:
+                return functional_call(self.network.module, {**rest, **named}, args, kwargs).view_as(cotangent)
+
+            return self.layout.join(vjp(run, own)[1](cotangent)[0])
+
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for stacks
+            if self.stacked:
+                return vmap(one)(inputs, column)
+            return torch.stack([one(rows_of(inputs, b), column[b]) for b in range(len(column))])
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The layers of a model's random weights.
+
+    Attributes:
+        model: the model.
+        layers: in the order of the flat vector; together they hold every random weight of the network once.
+        whole: weights that belong to no layer, or None.
+        shared: modules that use their weights at several places for one row.
+    """
+
+    model: Model
+    layers: tuple[Layer, ...]
+    whole: Whole | None = None
+    shared: frozenset[str] = frozenset()
+
+    @property
+    def single(self) -> Affine | None:
+        """The only layer, if there is but one, affine and used at one place."""
+        only = self.layers[0] if len(self.parts) == 1 and self.layers else None
+        one = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
+        return only if one else None  # type: ignore[return-value]
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All layers, the rest of the weights last."""
+        return (*self.layers, self.whole) if self.whole else self.layers
+
+    @property
+    def order(self) -> Tensor:
+        """Places of the weights in the flat vector, part by part, int64 (D,)."""
+        return torch.cat([part.index.flatten() for part in self.parts])
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules whose calls are watched."""
+        return tuple(dict.fromkeys(layer.module for layer in self.layers))
+
+    def watch(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False) -> Seen:
+        """Return a forward pass that keeps what the layers were given."""
+        network = self.model.network
+        return watch(network, views, inputs, modules=self.modules, buffers=buffers, keep_inputs=keep)
+
+    def describe(self) -> str:
+        """Return a few lines that say how the curvature of each layer is taken."""
+        lines = [f"{layer.module or 'the network itself'}: {layer.way}" for layer in self.layers]
+        if self.whole:
+            lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.way} ({self.whole.reason})")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a look at a network has found, in words that a file can hold.
+
+    Attributes:
+        lost: parameter -> why no layer holds it.
+        shared: modules that use their weights at several places for one row.
+        stacked: whether rows of the whole network go together under `vmap`.
+        numbers: numbers that a row takes while the curvature is summed, roughly.
+    """
+
+    lost: Mapping[str, str]
+    shared: tuple[str, ...]
+    stacked: bool
+    numbers: int
+
+    def text(self) -> str:
+        """Return the findings as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Findings:
+        """Return the findings that `text` gave."""
+        found = json.loads(text)
+        return cls(found["lost"], tuple(found["shared"]), found["stacked"], found["numbers"])
+
+
+def anatomy(model: Model, findings: Findings, *, joint_bias: bool = True) -> Anatomy:
+    """Return the layers of a model's random weights.
+
+    Args:
+        model: the model.
+        findings: of `look` at its network.
+        joint_bias: whether biases stand as a column beside their weights, or as layers of their own.
+
+    Returns:
+        The layers.
+    """
+    network, places = model.network, _places(model.network)
+    layers: list[Layer] = []
+    for module, own in _owners(network)[0].items():
+        kept = {key: places[name] for key, name in own.items() if name not in findings.lost}
+        if kept:
+            layers += layers_of(module, network.module.get_submodule(module), kept, joint=joint_bias)
+    whole = None
+    if findings.lost:
+        layout = Layout({n: s for n, s in network.layout.shapes.items() if n in findings.lost})
+        index = torch.cat([places[name].flatten() for name in layout.names])
+        whole = Whole(index, network, layout, "; ".join(dict.fromkeys(findings.lost.values())), findings.stacked)
+    return Anatomy(model, tuple(layers), whole, frozenset(findings.shared))
+
+
+def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
+    """Look at a model's network and find which layers can be taken by their own forms.
+
+    Args:
+        model: the model.
+        weights_D: any weights; the answer does not depend on them but by accident.
+        inputs: some rows of data.
+
+    Returns:
+        The findings.
+    """
+    network = model.network
+    views, _ = model.split(weights_D)
+    rows = network.arrange(_few(inputs))
+    owners, lost = _owners(network)
+    said = probe(network, views, rows, modules=list(owners))
+    while True:  # until every layer's gradient is autograd's
+        lost |= {name: said[module] for module in said for name in owners[module].values()}
+        found = anatomy(model, Findings(lost, (), True, 1))
+        wrong = _wrong(found, views, rows)
+        if not wrong:
+            break
+        said |= dict.fromkeys(wrong, "its weights are used outside its forward")
+    calls = found.watch(views, rows, None).calls
+    shared = tuple(module for module, each in calls.items() if _several(network, module, each))
+    stacked = found.whole is None or _can_stack(found.whole, views, rows)
+    return Findings(lost, shared, stacked, _numbers(found, calls))
+
+
+def _places(network: Network) -> dict[str, Tensor]:
+    """Return where each parameter's elements stand in the flat vector, in its shape."""
+    slices, shapes = network.layout.slices, network.layout.shapes
+    return {n: torch.arange(s.start, s.stop, device=network.device).view(shapes[n]) for n, s in slices.items()}
+
+
+def _few(inputs: Any) -> Any:
+    """Return a few rows, at least two."""
+    first = rows_of(inputs, slice(0, _PROBE_ROWS))
+    single = len(pytree.tree_leaves(first)[0]) == 1
+    return pytree.tree_map(lambda t: torch.cat([t, t]), first) if single else first
+
+
+def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return module -> its random parameters (name in it -> name in the layout), and tied ones -> why they are lost."""
+    held: dict[str, list[tuple[str, str]]] = {}
+    names = {id(p): n for n, p in network.module.named_parameters()}
+    for module, part in network.module.named_modules():
+        for key, tensor in part._parameters.items():
+            name = names.get(id(tensor), "")
+            if name in network.layout.shapes:
+                held.setdefault(name, []).append((module, key))
+    owners: dict[str, dict[str, str]] = {}
+    lost: dict[str, str] = {}
+    for name in network.layout.names:
+        if len(held[name]) > 1:
+            lost[name] = "several layers share the weights"
+        else:
+            module, key = held[name][0]
+            owners.setdefault(module, {})[key] = name
+    return owners, lost
+
+
+def _wrong(found: Anatomy, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
+    """Return the modules whose layers do not give autograd's gradient of a random combination of the outputs."""
+    if not found.layers:
+        return []
+    seen = found.watch(views, inputs, None)
+    source = torch.Generator(device=seen.outputs.device).manual_seed(1)
+    column = torch.randn(seen.outputs.shape, generator=source, dtype=seen.outputs.dtype, device=seen.outputs.device)
+    truth = torch.autograd.grad(seen.outputs, list(seen.leaves.values()), column, retain_graph=True, allow_unused=True)
+    exact = [torch.zeros_like(v) if t is None else t for t, v in zip(truth, seen.leaves.values(), strict=True)]
+    exact_D = torch.cat([t.flatten() for t in exact])
+    (calls,) = seen.columns(column.unsqueeze(0))
+    wrong = []
+    for layer in found.layers:
+        own = layer.rows(calls[layer.module]).sum(0).flatten()
+        expected = exact_D[layer.index.flatten()]
+        tolerance = 1e3 * torch.finfo(own.dtype).eps * float(exact_D.abs().max())
+        if not torch.allclose(own, expected, rtol=1e-2 if own.dtype == torch.float32 else 1e-6, atol=tolerance):
+            wrong.append(layer.module)
+    return wrong
+
+
+def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
+    """Return whether a module is called several times, or sees several places of a row."""
+    convolves = isinstance(network.module.get_submodule(module), nn.Conv1d | nn.Conv2d)
+    return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
+
+
+def _numbers(found: Anatomy, calls: Mapping[str, Sequence[Call]]) -> int:
+    """Return how many numbers one row takes: what layers see at every place, and the Jacobian of the largest one."""
+    total, largest = 0, 1
+    for layer in found.layers:
+        for call in calls[layer.module]:
+            seen = layer.inputs(call.inputs) if isinstance(layer, Affine) else call.inputs
+            total += seen[0].numel() + call.inputs[0].numel()
+        largest = max(
+            largest, layer.index.numel() if _several(found.model.network, layer.module, calls[layer.module]) else 1
+        )
+    return 2 * total + largest + (found.whole.index.numel() if found.whole else 0)
+
+
+def _can_stack(whole: Whole, views: Mapping[str, Tensor], inputs: Any) -> bool:
+    """Return whether rows of the whole network can go together."""
+    with torch.no_grad():
+        column = torch.ones_like(whole.network(views, inputs))
+    try:
+        whole.jacobian(views, inputs, column, buffers=None)
+    except RuntimeError:
+        return False
+    return True

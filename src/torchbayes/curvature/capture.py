@@ -1,0 +1,160 @@
+"""One forward pass that keeps what every layer was given, and gradients at what it gave, one column at a time.
+
+No Jacobian of the network is formed: for a column r of the outputs' curvature, one backward pass gives each layer the
+gradient g at its outputs, which with its inputs a is all that the layer's curvature needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from torchbayes.curvature.layers import Call
+from torchbayes.model.network import Buffers, Network
+
+Calls = dict[str, list[Call]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A forward pass of one member.
+
+    Attributes:
+        outputs: (B, ...), with the graph.
+        calls: module -> its calls, whose `outputs` are graph edges.
+        leaves: the random weights that took part, by name.
+    """
+
+    outputs: Tensor
+    calls: Calls
+    leaves: dict[str, Tensor]
+
+    def is_last(self, module: str) -> bool:
+        """Return whether what the module's only call made is the network's outputs themselves."""
+        edge = get_gradient_edge(self.outputs)
+        (call,) = self.calls[module]
+        return call.outputs.node is edge.node and call.outputs.output_nr == edge.output_nr
+
+    def columns(self, root_RB: Tensor | Sequence[Tensor], *, keep: bool = False) -> Iterator[Calls]:
+        """Yield, for each column (B, ...), the calls with gradients in the place of edges.
+
+        Args:
+            root_RB: columns; Σ_b Σ_k r_bk f_bk is differentiated.
+            keep: keep the graph after the last one, and of the gradients themselves.
+
+        Yields:
+            The calls.
+        """
+        edges = [call.outputs for each in self.calls.values() for call in each]
+        for number, column in enumerate(root_RB):
+            last = number == len(root_RB) - 1
+            gradients = iter(
+                torch.autograd.grad(self.outputs, edges, column, retain_graph=keep or not last, create_graph=keep)
+            )
+            yield {m: [Call(c.inputs, next(gradients)) for c in each] for m, each in self.calls.items()}
+
+
+@contextmanager
+def _watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, Any], None]) -> Iterator[None]:
+    """Call `see(name, inputs, outputs)` whenever one of the modules has run."""
+    handles = []
+    try:
+        for name in modules:
+            part = network.module.get_submodule(name)
+
+            def hook(_: nn.Module, inputs: Any, outputs: Any, name: str = name) -> Any:
+                if isinstance(outputs, Tensor) and outputs._is_view():
+                    outputs = outputs.clone()  # writing into a view would take it out of the graph that the edge is of
+                see(name, inputs, outputs)
+                return outputs
+
+            handles.append(part.register_forward_hook(hook))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def watch(
+    network: Network,
+    views: Mapping[str, Tensor],
+    inputs: Any,
+    *,
+    modules: Sequence[str],
+    buffers: Buffers | None = None,
+    keep_inputs: bool = False,
+) -> Seen:
+    """Run a network forward and keep what the layers were given.
+
+    Args:
+        network: the network.
+        views: its random weights by name.
+        inputs: (B, ...), or a tuple or mapping of such.
+        modules: whose calls are kept.
+        buffers: the network's buffers; its own if None.
+        keep_inputs: keep the graph behind the layers' inputs too, for derivatives in the inputs.
+
+    Returns:
+        What was seen.
+    """
+    calls: Calls = {}
+
+    def see(name: str, given: Any, made: Any) -> None:
+        # the edge is taken now: what an in-place operation does to the tensor later is not the layer's
+        first = given[0] if keep_inputs else given[0].detach()
+        calls.setdefault(name, []).append(Call(first, get_gradient_edge(made)))
+
+    with torch.enable_grad(), _watched(network, modules, see):
+        leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+        outputs = network(leaves, network.arrange(inputs), buffers)
+    return Seen(outputs, calls, leaves)
+
+
+def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules: Sequence[str]) -> dict[str, str]:
+    """Say of which modules a call cannot be used, and why: (not one tensor in and out, or rows are not apart).
+
+    Args:
+        network: the network.
+        views: its random weights by name.
+        inputs: at least two rows.
+        modules: the modules.
+
+    Returns:
+        module -> reason, for those that cannot.
+    """
+    said: dict[str, str] = {}
+    seen: list[tuple[str, GradientEdge]] = []
+
+    def see(name: str, given: Any, made: Any) -> None:
+        if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(made, Tensor):
+            said[name] = "it does not turn one tensor into one tensor"
+        elif made.requires_grad:
+            seen.append((name, get_gradient_edge(made)))
+
+    with torch.enable_grad(), _watched(network, modules, see):
+        leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+        outputs = network(leaves, inputs)
+    rows = len(outputs)
+    source = torch.Generator(device=outputs.device).manual_seed(0)
+    column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
+    column[1:] = 0
+    found = torch.autograd.grad(outputs, [edge for _, edge in seen], column, allow_unused=True)
+    for (name, _), gradient in zip(seen, found, strict=True):
+        if gradient is None:
+            said[name] = "the outputs do not depend on every call"
+        elif len(gradient) != rows or gradient[1:].any():
+            said[name] = "its first axis is not that of the rows"
+    called = {name for name, _ in seen} | said.keys()
+    return said | {name: "its forward is not called" for name in modules if name not in called}
+
+
+def rows_of(inputs: Any, where: slice | int) -> Any:
+    """Return some rows of inputs."""
+    return pytree.tree_map(lambda t: t[where], inputs)

@@ -1,0 +1,230 @@
+"""The pass over the data: batches of all members, in pieces that fit the memory, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.roots import parameter_information
+from torchbayes.curvature.sums import Piece, Sum, Sums
+from torchbayes.linalg.curvature import BlockCurvature, Curvature, DiagonalCurvature
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.ranks import Ranks
+from torchbayes.model.seeds import mix
+
+_TARGETS = 23  # purpose number of this stream of random numbers
+NOISE = "likelihood"
+
+
+class Units(NamedTuple):
+    """The prior's precision as the unit of curvature.
+
+    Attributes:
+        reference_MD: r, the precision of the tempered prior at the weights; 1 where it is flat or correlated.
+        strength_D: 1, and 0 where it is flat or correlated.
+    """
+
+    reference_MD: Tensor
+    strength_D: Tensor
+
+
+def units(model: Model, weights_MD: Tensor) -> Units:
+    """Return the units of a model's prior at some weights.
+
+    Args:
+        model: the model.
+        weights_MD: the weights.
+
+    Returns:
+        The units.
+
+    Raises:
+        ValueError: if the prior curves upwards there, so that it has no precision.
+    """
+    joint = model.prior.joint
+    if joint is not None and not joint.is_independent:
+        return Units(torch.ones_like(weights_MD), torch.zeros_like(weights_MD[0]))
+    precision_MD = model.prior.precision(weights_MD) * model.scales(1, 1).prior
+    if (precision_MD < 0).any():
+        raise ValueError(
+            f"the prior's log density curves upwards at {int((precision_MD < 0).sum())} of {precision_MD.numel()} "
+            f"weights, as heavy-tailed ones do, so it adds no precision there. Use a normal prior."
+        )
+    flat_D = (precision_MD == 0).any(0)
+    strength_D = torch.where(flat_D, 0.0, 1.0).to(weights_MD)
+    return Units(torch.where(flat_D, 1.0, precision_MD), strength_D)
+
+
+class Where(NamedTuple):
+    """Members at their weights.
+
+    Attributes:
+        weights_MD: the weights.
+        buffers: the network's buffers, each (M, ...).
+        seeds: one seed per member.
+    """
+
+    weights_MD: Tensor
+    buffers: Buffers
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Adds up the curvature of M members.
+
+    Attributes:
+        anatomy: the layers of the network.
+        sums: how one structure adds up.
+        kind: of curvature: "ggn", "fisher", "empirical" or "hessian".
+        samples: targets drawn for each row by "fisher".
+        rows: rows in a piece of a batch.
+    """
+
+    anatomy: Anatomy
+    sums: Sums
+    kind: str
+    samples: int
+    rows: int
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.anatomy.model
+
+    def empty(self, where: Where) -> Sum:
+        """Return the sums over no data, each (M, ...)."""
+        size = self.model.network.layout.size
+        each = [
+            self.sums.empty(self.anatomy, w[:size], seed) for w, seed in zip(where.weights_MD, where.seeds, strict=True)
+        ]
+        total = {name: torch.stack([own[name] for own in each]) for name in each[0]}
+        if size < where.weights_MD.shape[1]:
+            total[NOISE] = torch.zeros_like(where.weights_MD[:, size:])
+        return total
+
+    def add_(
+        self,
+        totals_M: Sum,
+        where: Where,
+        batch: Batch,
+        *,
+        gradient_MD: Tensor | None,
+        ranks: Ranks,
+        place: tuple[int, int],
+    ) -> Tensor:
+        """Add a batch to the sums of all members, in place.
+
+        Args:
+            totals_M: the sums.
+            where: the members.
+            batch: one batch per member, (M, B, ...).
+            gradient_MD: receives the gradient of Σ log p(y|f) in the weights; None if it is not wanted.
+            ranks: processes that split the rows.
+            place: number of the pass, and of the batch within it.
+
+        Returns:
+            Σ log p(y|f) of the batch, float64 (M,).
+        """
+        own, found = ranks.rows(batch.targets.shape[1]), []
+        for m in range(len(where.weights_MD)):
+            total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]
+            rows = batch.map(lambda t, m=m: t[m, own])
+            if ranks.data == 1:
+                found.append(self._add(total, where, rows, member=m, gradient_D=into_D, place=place))
+                continue
+            # what is kept between passes must be added to once
+            share, part_D = (
+                {n: t.clone() for n, t in total.items()},
+                None if into_D is None else torch.zeros_like(into_D),
+            )
+            found.append(self._add(share, where, rows, member=m, gradient_D=part_D, place=(place[0], place[1])))
+            change = [share[n] - total[n] for n in total]
+            ranks.sum_(found[-1], *change, *([] if part_D is None else [part_D]))
+            for name, delta in zip(total, change, strict=True):
+                total[name] += delta
+            if into_D is not None and part_D is not None:
+                into_D += part_D
+        return torch.stack(found)
+
+    def _add(
+        self, total: Sum, where: Where, rows: Batch, *, member: int, gradient_D: Tensor | None, place: tuple[int, int]
+    ) -> Tensor:
+        """Add rows of one member.
+
+        Returns:
+            Their log likelihood.
+        """
+        weights_D = where.weights_MD[member]
+        views, parameters = self.model.split(weights_D)
+        scale_D = units(self.model, where.weights_MD[member : member + 1]).reference_MD[0].rsqrt()
+        log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
+        for number, part in enumerate(_pieces(rows, self.rows)):
+            piece = Piece(
+                self.anatomy,
+                views,
+                parameters,
+                part,
+                buffers={n: b[member] for n, b in where.buffers.items()} or None,
+                scale_D=scale_D[: self.model.network.layout.size],
+                kind=self.kind,
+                samples=self.samples,
+                seed=mix(where.seeds[member], _TARGETS, place[1], number),
+            )
+            first = place[0] == 0
+            log_likelihood += piece.log_likelihood(gradient_D if first else None)
+            if first and parameters:
+                noise = parameter_information(
+                    self.model.likelihood, piece.seen.outputs.detach(), part.targets, parameters=parameters
+                )
+                total[NOISE] += torch.cat([information.flatten() for information in noise.values()])
+            self.sums.add_(total, piece, place[0])
+        return log_likelihood
+
+    def turn_(self, totals_M: Sum, where: Where, number: int) -> None:
+        """Do in place what follows pass number `number`."""
+        scale_MD = units(self.model, where.weights_MD).reference_MD.rsqrt()
+        size = self.model.network.layout.size
+        for m in range(len(where.weights_MD)):
+            own = {n: t[m] for n, t in totals_M.items()}
+            self.sums.turn_(own, self.anatomy, scale_MD[m, :size], number=number)
+
+    def curvature(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> Curvature:
+        """Return H in units of the prior, over all weights of the model.
+
+        Args:
+            totals_M: the sums over all passes.
+            reference_MD: r, the unit.
+
+        Returns:
+            The curvature; learned likelihood parameters are independent of the network's weights.
+        """
+        size = self.model.network.layout.size
+        scale_MD = reference_MD.rsqrt()
+        found = self.sums.curvature(self.anatomy, dict(totals_M), scale_MD[:, :size])
+        if NOISE not in totals_M:
+            return found
+        noise = DiagonalCurvature(totals_M[NOISE] * scale_MD[:, size:] ** 2)
+        if isinstance(found, DiagonalCurvature):
+            return DiagonalCurvature(torch.cat([found.values_MD, noise.values_MD], dim=1))
+        order = torch.arange(scale_MD.shape[1], device=scale_MD.device)
+        return BlockCurvature(order, (found, noise))
+
+
+def _pieces(rows: Batch, size: int) -> Iterator[Batch]:
+    """Yield rows in pieces of about the same size, at most `size`.
+
+    Yields:
+        Rows.
+    """
+    count = -(-rows.size // size)
+    bounds = [rows.size * number // count for number in range(count + 1)]
+    for start, stop in pairwise(bounds):
+        yield rows.map(lambda t, a=start, b=stop: t[a:b])

@@ -1,0 +1,228 @@
+"""Layers as their curvature sees them: what each does with a row's inputs and with the gradient at its outputs.
+
+For an affine layer the Jacobian of one output of the network, for one row of data, is Σ_t g_t a_tᵀ: the gradient g at
+the layer's outputs times its inputs a, summed over the places t (pixels, tokens) where the weights are used. Axes:
+B rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a last input of 1), O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from torchbayes.model.layout import Layout
+
+
+class Call(NamedTuple):
+    """One use of a layer in a forward pass.
+
+    Attributes:
+        inputs: what the layer was given.
+        outputs: where gradients at what it gave are found: a graph edge, or later the gradient itself.
+    """
+
+    inputs: Tensor
+    outputs: Any
+
+
+class Layer(Protocol):
+    """Random weights of one layer."""
+
+    @property
+    def module(self) -> str:
+        """Name of the module whose calls are seen."""
+        ...
+
+    @property
+    def index(self) -> Tensor:
+        """Places of the weights in the flat vector, int64; (G, O, I) for affine layers."""
+        ...
+
+    @property
+    def way(self) -> str:
+        """How their curvature is taken, in words."""
+        ...
+
+    def rows(self, calls: Sequence[Call]) -> Tensor:
+        """Return the Jacobian of each row, (B, *index.shape), from calls that hold gradients (B, ...)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A linear layer or convolution: weights and, as a last column, biases.
+
+    Attributes:
+        module: its name.
+        index: places of the weights, (G, O, I).
+        part: the module itself, for its sizes.
+        weight: whether its weights are in.
+        bias: whether its biases are in.
+    """
+
+    module: str
+    index: Tensor
+    part: nn.Module
+    weight: bool
+    bias: bool
+
+    way = "affine"
+
+    def inputs(self, inputs: Tensor) -> Tensor:
+        """Return what each unit sees at each place, (B, G, T, I)."""
+        if not self.weight:
+            return inputs.new_ones(1, 1, 1, 1)
+        seen = _unfolded(self.part, inputs) if isinstance(self.part, nn.Conv1d | nn.Conv2d) else _places(inputs)
+        return F.pad(seen, (0, 1), value=1.0) if self.bias else seen
+
+    def gradients(self, gradient: Tensor) -> Tensor:
+        """Return gradients at the outputs, (B, G, T, O)."""
+        if not isinstance(self.part, nn.Conv1d | nn.Conv2d):
+            return _places(gradient)
+        return gradient.flatten(2).unflatten(1, (self.part.groups, -1)).transpose(2, 3)
+
+    def rows(self, calls: Sequence[Call]) -> Tensor:
+        """Return Σ_t g_t a_tᵀ of each row, (B, G, O, I)."""
+        return sum_of([outer(self.gradients(c.outputs), self.inputs(c.inputs)) for c in calls])
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """An embedding: a linear layer whose inputs are one-hot.
+
+    Attributes:
+        module: its name.
+        index: places of the weights, (1, V, O): V entries.
+        padding: entry that gets no gradient, or -1.
+    """
+
+    module: str
+    index: Tensor
+    padding: int
+
+    way = "embedding"
+
+    def weighted(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return entries (B, T) and gradients (B, T, O), zero where the entry is padding."""
+        entries = inputs.flatten(1) if inputs.ndim > 1 else inputs.unsqueeze(1)
+        gradient = gradient.reshape(*entries.shape, -1)
+        return entries, gradient * (entries != self.padding).unsqueeze(-1)
+
+    def rows(self, calls: Sequence[Call]) -> Tensor:
+        """Return the Jacobian of each row, (B, 1, V, O): for small embeddings."""
+        total = 0
+        for call in calls:
+            entries, gradient = self.weighted(call.inputs, call.outputs)
+            rows = gradient.new_zeros(len(entries), *self.index.shape[1:])
+            total = total + rows.scatter_add(1, entries.unsqueeze(-1).expand_as(gradient), gradient)
+        return total.unsqueeze(1)  # type: ignore[union-attr]
+
+    def squares(self, entries: Tensor, gradient: Tensor) -> Tensor:
+        """Return Σ_b (Σ_t g_bt)² of each entry, (1, V, O), without a row for every entry."""
+        rows = len(entries)
+        keys = entries + self.index.shape[1] * torch.arange(rows, device=entries.device).unsqueeze(1)
+        unique, where = keys.flatten().unique(return_inverse=True)
+        sums = gradient.new_zeros(len(unique), gradient.shape[-1]).index_add_(0, where, gradient.flatten(0, 1))
+        total = gradient.new_zeros(self.index.shape[1:])
+        return total.index_add_(0, unique % self.index.shape[1], sums.square()).unsqueeze(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Other:
+    """Any other layer that turns a row into a row: vector-Jacobian products of the layer alone, one per row.
+
+    Attributes:
+        module: its name.
+        index: places of its weights, (n,).
+        part: the module itself.
+        layout: its own random parameters.
+    """
+
+    module: str
+    index: Tensor
+    part: nn.Module
+    layout: Layout
+
+    way = "rows of the layer"
+
+    def rows(self, calls: Sequence[Call]) -> Tensor:
+        """Return the Jacobian of each row, (B, n)."""
+        own = {name: self.part.get_parameter(name).detach() for name in self.layout.names}
+        return sum_of([self._rows(own, call.inputs, call.outputs) for call in calls])
+
+    def _rows(self, own: Mapping[str, Tensor], inputs: Tensor, gradient: Tensor) -> Tensor:
+        def one(row: Tensor, cotangent: Tensor) -> Tensor:
+            pull: Any = vjp(lambda named: functional_call(self.part, named, (row.unsqueeze(0),)), dict(own))[1]
+            return self.layout.join(pull(cotangent.unsqueeze(0))[0])
+
+        return vmap(one)(inputs, gradient)
+
+
+def _places(tensor: Tensor) -> Tensor:
+    """Return (B, ..., I) as (B, 1, T, I)."""
+    return tensor.reshape(len(tensor), 1, -1, tensor.shape[-1])
+
+
+def outer(gradient: Tensor, inputs: Tensor) -> Tensor:
+    """Return Σ_t g aᵀ, (..., G, O, I), of gradients (..., G, T, O) and inputs (..., G, T, I)."""
+    if inputs.numel() == 1:  # a bias alone, which sees 1
+        return gradient.sum(-2).unsqueeze(-1)
+    return gradient.mT @ inputs
+
+
+def _unfolded(part: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
+    """Return the patch that each output pixel of a convolution sees, (B, G, T, I)."""
+    flat = isinstance(part, nn.Conv1d)
+    sizes = [part.kernel_size, part.stride, part.dilation]
+    kernel, stride, dilation = [(1, *s) if flat else s for s in sizes]
+    pads = part._reversed_padding_repeated_twice  # what the layer itself pads with, for every mode of padding
+    mode = "constant" if part.padding_mode == "zeros" else part.padding_mode
+    inputs = F.pad(inputs, pads, mode=mode) if any(pads) else inputs
+    inputs = inputs.unsqueeze(2) if flat else inputs
+    patches = F.unfold(inputs, kernel, dilation=dilation, stride=stride)
+    return patches.unflatten(1, (part.groups, -1)).transpose(2, 3)
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of one or more tensors."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+Maker = Callable[[str, nn.Module, Mapping[str, Tensor], bool], list[Layer]]
+
+
+def layers_of(name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: bool) -> list[Layer]:
+    """Return the layers that the random parameters of one module make.
+
+    Args:
+        name: of the module.
+        part: the module.
+        own: its random parameters, by their name in it -> their places in the flat vector, in their shape.
+        joint: whether biases are a column beside the weights, or a layer of their own.
+
+    Returns:
+        One layer, or two.
+    """
+    forward = type(part).forward
+    if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and forward in {
+        nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward
+    } and own.keys() <= {"weight", "bias"}:  # fmt: skip
+        groups = getattr(part, "groups", 1)
+        columns = {key: where.reshape(groups, where.shape[0] // groups, -1) for key, where in own.items()}
+        if joint and len(columns) == 2:
+            return [Affine(name, torch.cat([columns["weight"], columns["bias"]], -1), part, True, True)]
+        return [Affine(name, where, part, key == "weight", key == "bias") for key, where in columns.items()]
+    if isinstance(part, nn.Embedding) and forward is nn.Embedding.forward and part.max_norm is None:
+        padding = -1 if part.padding_idx is None else part.padding_idx
+        return [Lookup(name, own["weight"].unsqueeze(0), padding)]
+    layout = Layout({key: tuple(where.shape) for key, where in own.items()})
+    return [Other(name, torch.cat([where.flatten() for where in own.values()]), part, layout)]

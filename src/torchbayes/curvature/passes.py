@@ -1,0 +1,167 @@
+"""Sums that take more than one pass, or no Jacobian rows at all: EKFAC, a low rank, and the exact Hessian."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.layers import Affine
+from torchbayes.curvature.products import curvature_products, hessian_rows
+from torchbayes.curvature.sums import KroneckerSums, OnePass, Piece, Sum, jacobian_rows
+from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
+from torchbayes.model.seeds import generator
+
+_VECTORS = 22  # purpose number of this stream of random numbers
+_EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones kept are accurate
+
+
+@dataclass(frozen=True)
+class EigenvalueSums:
+    """EKFAC (George et al. 2018): in the basis of KFAC, λ = Σ_n Σ_r (U_Rᵀ J_nr U_C)², the exact diagonal of H there.
+
+    Attributes:
+        factors: KFAC, of the first pass.
+    """
+
+    factors: KroneckerSums
+
+    passes = 2
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        total = self.factors.empty(anatomy, like)
+        for place, layer in enumerate(anatomy.layers):
+            if isinstance(layer, Affine):
+                groups, outputs, inputs = layer.index.shape
+                total[f"{place}.rows"] = like.new_zeros(groups, outputs, outputs)
+                total[f"{place}.columns"] = like.new_zeros(groups, inputs, inputs)
+                total[f"{place}.eigenvalues"] = like.new_zeros(groups, outputs, inputs)
+        return total
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add rows in place; without weight sharing the rotation goes to g and a, and one product takes all rows."""
+        if number == 0:
+            self.factors.add_(total, piece)
+            return
+        given = piece.given()
+        squares: dict[int, Tensor] = {}
+        for _, calls in piece.columns():
+            for place, layer in enumerate(piece.anatomy.layers):
+                if not isinstance(layer, Affine):
+                    continue
+                if layer.module in piece.anatomy.shared:
+                    own = jacobian_rows(layer, calls[layer.module], given[layer])
+                    rotated = total[f"{place}.rows"].mT @ own @ self._columns(total, piece, place)
+                    total[f"{place}.eigenvalues"] += rotated.square().sum(0)
+                else:
+                    gradient = layer.gradients(calls[layer.module][0].outputs) @ total[f"{place}.rows"]
+                    squares[place] = squares.get(place, 0) + gradient.squeeze(2) ** 2
+        for place, total_BGO in squares.items():
+            (seen,) = given[piece.anatomy.layers[place]]
+            seen_BGI = (seen @ self._columns(total, piece, place)).squeeze(2).square().expand(len(total_BGO), -1, -1)
+            total[f"{place}.eigenvalues"] += torch.einsum("bgo,bgi->goi", total_BGO, seen_BGI)
+
+    def _columns(self, total: Sum, piece: Piece, place: int) -> Tensor:
+        """Return diag(s) U_C."""
+        layer = piece.anatomy.layers[place]
+        return piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
+
+    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+        """Find the bases after the first pass."""
+        if number:
+            return
+        kfac = self.factors.curvature(anatomy, {n: t.unsqueeze(0) for n, t in total.items()}, scale_D.unsqueeze(0))
+        for place, block in enumerate(kfac.blocks):
+            if f"{place}.eigenvalues" in total:
+                total[f"{place}.rows"].copy_(block.rows_MGOO[0])
+                total[f"{place}.columns"].copy_(block.columns_MGII[0])
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
+        """Return diag(s) H diag(s), block by block."""
+        blocks = []
+        for place in range(len(anatomy.parts)):
+            names = [f"{place}.{name}" for name in ("eigenvalues", "rows", "columns")]
+            if names[0] in totals_M:
+                blocks.append(KroneckerCurvature(*(totals_M[name] for name in names)))
+            else:
+                blocks.append(self.factors.block(anatomy, place, totals_M, scale_MD=scale_MD))
+        return BlockCurvature(anatomy.order, tuple(blocks))
+
+
+@dataclass(frozen=True)
+class LowRankSums:
+    """The R largest directions of diag(s) H diag(s), by randomised subspace iteration (Halko et al. 2011).
+
+    Each pass multiplies by H and makes the products orthonormal; from those of the last one the Nyström formula
+    Y (Qᵀ Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never more than H (Gittens and Mahoney 2016).
+
+    Attributes:
+        rank: R.
+        passes: over the data.
+    """
+
+    rank: int
+    passes: int
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros, and random directions to begin with."""
+        size = anatomy.model.network.layout.size
+        drawn = torch.randn(min(self.rank + _EXTRA, size), size, generator=generator(seed, _VECTORS), dtype=like.dtype)
+        return {"vectors": _orthonormal(drawn.to(like.device)), "products": torch.zeros_like(drawn, device=like.device)}
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add rows in place."""
+        total["products"] += piece.scale_D * curvature_products(
+            piece.anatomy.model,
+            piece.views,
+            piece.rows.inputs,
+            root=piece.root,
+            vectors_RD=piece.scale_D * total["vectors"],
+            buffers=piece.buffers,
+        )
+
+    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+        """Take the products as directions, unless this was the last pass."""
+        if number < self.passes - 1:
+            total["vectors"].copy_(_orthonormal(total["products"]))
+            total["products"].zero_()
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> LowRankCurvature:
+        """Return the low-rank curvature."""
+        vectors_MRD, products_MRD = totals_M["vectors"].double(), totals_M["products"].double()
+        core = products_MRD @ vectors_MRD.mT
+        values, vectors = torch.linalg.eigh((core + core.mT) / 2)
+        kept = values > 1e-12 * values[..., -1:].clamp_min(1e-300)
+        inverse = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)
+        factor_MRD = (vectors * inverse.unsqueeze(-2)).mT @ products_MRD
+        _, singular, rows = torch.linalg.svd(factor_MRD, full_matrices=False)
+        found = singular[..., : self.rank].unsqueeze(-1) * rows[..., : self.rank, :]
+        return LowRankCurvature(found.to(totals_M["products"].dtype))
+
+
+def _orthonormal(vectors_RD: Tensor) -> Tensor:
+    """Return orthonormal rows that span the same space."""
+    return torch.linalg.qr(vectors_RD.mT).Q.mT.contiguous()
+
+
+@dataclass(frozen=True)
+class HessianSums(OnePass):
+    """The exact Hessian of the negative log likelihood, which may have negative eigenvalues."""
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        size = anatomy.model.network.layout.size
+        return {"dense": like.new_zeros(size, size)}
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add rows in place."""
+        model, options = piece.anatomy.model, {"parameters": piece.parameters, "buffers": piece.buffers}
+        total["dense"] += hessian_rows(model, piece.views, piece.rows, **options)
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
+        """Return diag(s) H diag(s)."""
+        scaled = totals_M["dense"] * scale_MD.unsqueeze(-1) * scale_MD.unsqueeze(-2)
+        return DenseCurvature((scaled + scaled.mT) / 2)

@@ -1,0 +1,113 @@
+"""Products of the curvature with vectors, without any matrix: two backward passes through a graph kept for the purpose.
+
+With gradients Jᵀu as a function of u, which is linear, one more derivative gives J v; and JᵀΛJ v follows by one plain
+backward pass (Pearlmutter 1994, Schraudolph 2002). Memory is that of one backward pass, whatever the number of outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+
+
+@contextmanager
+def _graph(model: Model, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None) -> Iterator[Any]:
+    """Yield leaves and outputs, with attention in the form that can be differentiated twice.
+
+    Yields:
+        Leaves by name, outputs.
+    """
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+        yield leaves, model.network(leaves, model.network.arrange(inputs), buffers)
+
+
+def curvature_products(
+    model: Model, views: Mapping[str, Tensor], inputs: Any, *, root: Any, vectors_RD: Tensor, buffers: Buffers | None
+) -> Tensor:
+    """Return H v for several vectors, H = Σ_b JᵀΛJ over some rows.
+
+    Args:
+        model: the model.
+        views: random weights of the network by name.
+        inputs: rows.
+        root: outputs (B, ...) -> columns (R, B, ...) with Σ r rᵀ = Λ.
+        vectors_RD: v, over the network's weights.
+        buffers: of the network.
+
+    Returns:
+        Tensor of the shape of `vectors_RD`.
+    """
+    layout = model.network.layout
+    with _graph(model, views, inputs, buffers) as (leaves, outputs):
+        tensors, columns = list(leaves.values()), root(outputs)
+        dummy = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
+        found = []
+        for vector in vectors_RD:
+            parts = list(layout.split(vector).values())
+            (pushed,) = torch.autograd.grad(pulled, dummy, parts, retain_graph=True)
+            shares = (columns * pushed).flatten(2).sum(-1)  # rᵀ J v of every column and row
+            weighted = (columns * shares.view(*shares.shape, *[1] * (columns.ndim - 2))).sum(0)
+            back = torch.autograd.grad(outputs, tensors, weighted, retain_graph=True, materialize_grads=True)
+            found.append(layout.join(dict(zip(leaves, back, strict=True))))
+    return torch.stack(found)
+
+
+def hessian_rows(
+    model: Model,
+    views: Mapping[str, Tensor],
+    batch: Batch,
+    *,
+    parameters: Mapping[str, Tensor],
+    buffers: Buffers | None,
+) -> Tensor:
+    """Return −∇² Σ_b log p(y_b|f_b) in the network's weights, (D, D): D backward passes, for small networks.
+
+    Args:
+        model: the model.
+        views: random weights of the network by name.
+        batch: rows.
+        parameters: learned likelihood parameters.
+        buffers: of the network.
+
+    Returns:
+        The Hessian, symmetric up to rounding.
+    """
+    layout = model.network.layout
+    with _graph(model, views, batch.inputs, buffers) as (leaves, outputs):
+        loss = -model.likelihood.log_prob(outputs, batch.targets, parameters).sum()
+        tensors = list(leaves.values())
+        first = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+        if not any(f.requires_grad for f in first):
+            return torch.zeros(layout.size, layout.size, dtype=loss.dtype, device=loss.device)
+        rows = [_row(first, tensors, unit) for unit in _units(layout.shapes, first)]
+    return torch.stack([layout.join(dict(zip(leaves, row, strict=True))) for row in rows])
+
+
+def _units(shapes: Mapping[str, tuple[int, ...]], like: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Yield a unit vector for every weight.
+
+    Yields:
+        Number of the weight's tensor, and a tensor of its shape.
+    """
+    for number, (shape, tensor) in enumerate(zip(shapes.values(), like, strict=True)):
+        for place in range(tensor.numel()):
+            unit = torch.zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+            unit[place] = 1
+            yield number, unit.view(shape)
+
+
+def _row(first: Sequence[Tensor], tensors: list[Tensor], unit: tuple[int, Tensor]) -> tuple[Tensor, ...]:
+    number, column = unit
+    if not first[number].requires_grad:
+        return tuple(torch.zeros_like(t) for t in tensors)
+    return torch.autograd.grad(first[number], tensors, column, retain_graph=True, materialize_grads=True)

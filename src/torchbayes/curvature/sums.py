@@ -1,0 +1,391 @@
+"""Sums over the data from which curvatures are made: what one pass, batch by batch, adds up for one member.
+
+A sum is a mapping name -> tensor. `empty` makes it, `add_` adds one batch in place, `curvature` makes H of it, in units
+of the prior. H is the sum over all rows, never a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.capture import Seen
+from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
+from torchbayes.curvature.roots import root
+from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.seeds import seeded
+
+Sum = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a batch, and one member that sees them.
+
+    Attributes:
+        anatomy: the layers.
+        views: the member's random weights by name.
+        parameters: learned likelihood parameters.
+        rows: the rows.
+        buffers: of the network.
+        scale_D: s, the units of the member's weights.
+        kind: of curvature: "ggn", "fisher", "empirical" or "hessian".
+        samples: targets drawn for each row by "fisher".
+        seed: of those.
+    """
+
+    anatomy: Anatomy
+    views: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor]
+    rows: Batch
+    buffers: Buffers | None
+    scale_D: Tensor
+    kind: str
+    samples: int = 1
+    seed: int = 0
+
+    @cached_property
+    def seen(self) -> Seen:
+        """The forward pass."""
+        return self.anatomy.watch(self.views, self.rows.inputs, self.buffers)
+
+    def root(self, outputs: Tensor) -> Tensor:
+        """Return the columns (R, B, ...) of the outputs' curvature."""
+        with seeded(self.seed, outputs.device):
+            return root(
+                self.kind,
+                self.anatomy.model.likelihood,
+                outputs,
+                targets=self.rows.targets,
+                parameters=self.parameters,
+                samples=self.samples,
+            )
+
+    def log_likelihood(self, into_D: Tensor | None) -> Tensor:
+        """Return Σ log p(y|f), float64, and add its gradient to `into_D` unless that is None."""
+        with torch.enable_grad():
+            own = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
+            each = self.anatomy.model.likelihood.log_prob(self.seen.outputs, self.rows.targets, own)
+            if into_D is not None:
+                leaves = [*self.seen.leaves.values(), *own.values()]
+                found = torch.autograd.grad(each.sum(), leaves, retain_graph=True, materialize_grads=True)
+                into_D += torch.cat([gradient.flatten() for gradient in found])
+        return each.detach().sum(dtype=torch.float64)
+
+    def given(self) -> dict[Layer, list[Tensor]]:
+        """Return what the units of every affine layer see, (B, G, T, I), one tensor a call."""
+        return {
+            layer: [layer.inputs(call.inputs) for call in self.seen.calls[layer.module]]
+            for layer in self.anatomy.layers
+            if isinstance(layer, Affine)
+        }
+
+    def columns(self) -> Iterator[tuple[Tensor, dict[str, list[Call]]]]:
+        """Yield every column of the outputs' curvature with the calls it gives gradients to."""
+        columns = self.root(self.seen.outputs)
+        if not self.anatomy.layers:
+            yield from ((column, {}) for column in columns)
+            return
+        yield from zip(columns, self.seen.columns(columns), strict=True)
+
+    def rest(self, column: Tensor) -> Tensor:
+        """Return the Jacobian of the weights that no layer holds, (B, n)."""
+        assert self.anatomy.whole is not None
+        return self.anatomy.whole.jacobian(self.views, self.rows.inputs, column, buffers=self.buffers)
+
+
+def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] | None) -> Tensor:
+    """Return a layer's Jacobian of one column for each row, (B, *index.shape)."""
+    if isinstance(layer, Affine) and given is not None:
+        return sum_of([outer(layer.gradients(c.outputs), a) for c, a in zip(calls, given, strict=True)])
+    return layer.rows(calls)
+
+
+class Sums(Protocol):
+    """One structure's way of adding up, for one member; the last method takes all members together."""
+
+    @property
+    def passes(self) -> int:
+        """Passes over the data."""
+        ...
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int) -> Sum:
+        """Return the sum over no data."""
+        ...
+
+    def add_(self, total: Sum, piece: Piece, number: int) -> None:
+        """Add rows in place, in pass number `number`."""
+        ...
+
+    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+        """Do in place what follows pass number `number`."""
+        ...
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> Curvature:
+        """Return diag(s) H diag(s) from the sums of all members, each (M, ...)."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """What sums of a single pass share."""
+
+    @property
+    def passes(self) -> int:
+        """One."""
+        return 1
+
+    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+        """Leave the sum as it is."""
+
+
+@dataclass(frozen=True)
+class DiagonalSums(OnePass):
+    """diag H = Σ_n Σ_r J_nr²: the squares of every weight's Jacobian."""
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        return {"diagonal": like.new_zeros(anatomy.model.network.layout.size)}
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add a batch in place: without weight sharing Σ_r (g_r aᵀ)² = (Σ_r g_r²) (a²)ᵀ, one product for all rows."""
+        given, into = piece.given(), total["diagonal"]
+        simple = {layer for layer in given if layer.module not in piece.anatomy.shared}
+        squares: dict[Layer, Tensor] = {}
+        for column, calls in piece.columns():
+            for layer in piece.anatomy.layers:
+                own = calls[layer.module]
+                if layer in simple:
+                    gradient = layer.gradients(own[0].outputs).squeeze(2)  # type: ignore[attr-defined]
+                    squares[layer] = squares[layer].addcmul_(gradient, gradient) if layer in squares else gradient**2
+                elif isinstance(layer, Lookup) and len(own) == 1:
+                    _add(into, layer, layer.squares(*layer.weighted(*own[0])))
+                else:
+                    _add(into, layer, jacobian_rows(layer, own, given.get(layer)).square().sum(0))
+            if piece.anatomy.whole:
+                _add(into, piece.anatomy.whole, piece.rest(column).square().sum(0))
+        for layer, total_BGO in squares.items():
+            seen_BGI = given[layer][0].squeeze(2).square().expand(len(total_BGO), -1, -1)
+            _add(into, layer, torch.einsum("bgo,bgi->goi", total_BGO, seen_BGI))
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DiagonalCurvature:
+        """Return diag(s² h)."""
+        return DiagonalCurvature(totals_M["diagonal"] * scale_MD**2)
+
+
+def _add(total_D: Tensor, layer: Any, part: Tensor) -> None:
+    total_D.index_add_(0, layer.index.flatten(), part.flatten())
+
+
+@dataclass(frozen=True)
+class DenseSums(OnePass):
+    """H = Σ_n Σ_r J_nr J_nrᵀ as a matrix.
+
+    Attributes:
+        chunk: numbers that the Jacobian of a chunk of rows may hold.
+    """
+
+    chunk: int = 2**23
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        single = anatomy.single
+        if single is not None:
+            _, outputs, inputs = single.index.shape
+            return {"units": like.new_zeros(outputs, outputs * inputs, inputs)}
+        size = anatomy.model.network.layout.size
+        return {"dense": like.new_zeros(size, size)}
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add a batch in place.
+
+        Where all weights are those of one affine layer without sharing, Σ_r J Jᵀ = (Σ_r g gᵀ) ⊗ a aᵀ, and a product of
+        matrices (O I', I') for each of O output units takes the place of one of (O I, O I) for each column.
+        """
+        if "units" in total:
+            _add_units(total["units"], piece, self.chunk)
+            return
+        given = piece.given()
+        order = piece.anatomy.order
+        for column, calls in piece.columns():
+            found = [jacobian_rows(layer, calls[layer.module], given.get(layer)) for layer in piece.anatomy.layers]
+            found += [piece.rest(column)] if piece.anatomy.whole else []
+            for rows in torch.cat([part.flatten(1) for part in found], dim=1).split(max(1, self.chunk // len(order))):
+                placed = rows.new_zeros(len(rows), len(total["dense"]))
+                placed[:, order] = rows
+                total["dense"].addmm_(placed.T, placed)
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
+        """Return diag(s) H diag(s)."""
+        if "dense" in totals_M:
+            matrix = totals_M["dense"].clone()
+        else:
+            assert anatomy.single is not None
+            matrix = _assembled(totals_M["units"], anatomy.single)
+        return DenseCurvature(matrix.mul_(scale_MD.unsqueeze(-1)).mul_(scale_MD.unsqueeze(-2)))
+
+
+def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
+    """Add Σ_n M_n ⊗ a_n a_nᵀ with M_n = Σ_r g_r g_rᵀ, for the units from each output unit on: the rest is symmetric."""
+    (layer,) = piece.anatomy.layers
+    assert isinstance(layer, Affine)
+    (given,) = piece.given()[layer]
+    columns = [layer.gradients(calls[layer.module][0].outputs).flatten(1) for _, calls in piece.columns()]
+    gradients_BRO = torch.stack(columns, dim=1)
+    weights_BOO, size = gradients_BRO.mT @ gradients_BRO, given.shape[-1]
+    given_BI = given.flatten(1).expand(len(weights_BOO), size)
+    rows = max(1, chunk // (len(total_OJI) * size))
+    for weights, seen in zip(weights_BOO.split(rows), given_BI.split(rows), strict=True):
+        for unit in range(len(total_OJI)):
+            weighted = (weights[:, unit, unit:].unsqueeze(-1) * seen.unsqueeze(1)).flatten(1)
+            total_OJI[unit, unit * size :].addmm_(weighted.T, seen)
+
+
+def _assembled(units_MOJI: Tensor, layer: Affine) -> Tensor:
+    """Return the matrices (M, D, D) of which `_add_units` adds up the upper blocks."""
+    members, _, size, inputs = units_MOJI.shape
+    matrix_MDD = units_MOJI.new_empty(members, size, size)
+    for m in range(members):
+        for unit, where in enumerate(layer.index[0]):
+            block = units_MOJI[m, unit, unit * inputs :]  # (weights from this unit on, inputs of this unit)
+            rest = layer.index[0, unit:].flatten()
+            matrix_MDD[m, rest.unsqueeze(1), where] = block
+            matrix_MDD[m, where.unsqueeze(1), rest] = block.T
+    return matrix_MDD
+
+
+@dataclass(frozen=True)
+class KroneckerSums(OnePass):
+    """KFAC: for each affine layer A = Σ a aᵀ and G = Σ g gᵀ with H ≈ G ⊗ A / count; other layers as they are.
+
+    With T places the two ways of Eschenhagen et al. (2023) are
+
+        expand  H ≈ (Σ_n Σ_t Σ_r g gᵀ) ⊗ (Σ_n Σ_t a aᵀ) / (N T)
+        reduce  H ≈ (Σ_n Σ_r ĝ ĝᵀ) ⊗ (Σ_n ā āᵀ) / N,   ĝ = Σ_t g,  ā = mean_t a
+
+    and without sharing both are Martens and Grosse (2015). Weights of other layers are a dense block each where it has
+    at most `largest` of them, else a diagonal.
+
+    Attributes:
+        sharing: "expand" or "reduce".
+        largest: weights of the largest dense block.
+    """
+
+    sharing: str = "expand"
+    largest: int = 1024
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        total: Sum = {}
+        for number, part in enumerate(anatomy.parts):
+            if isinstance(part, Affine):
+                groups, outputs, inputs = part.index.shape
+                total[f"{number}.inputs"] = like.new_zeros(groups, inputs, inputs)
+                total[f"{number}.outputs"] = like.new_zeros(groups, outputs, outputs)
+                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
+            elif isinstance(part, Lookup):
+                _, entries, outputs = part.index.shape
+                total[f"{number}.inputs"] = like.new_zeros(entries)
+                total[f"{number}.outputs"] = like.new_zeros(1, outputs, outputs)
+                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
+            elif part.index.numel() <= self.largest:
+                total[f"{number}.dense"] = like.new_zeros(part.index.numel(), part.index.numel())
+            else:
+                total[f"{number}.diagonal"] = like.new_zeros(part.index.numel())
+        return total
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add a batch in place."""
+        given = piece.given()
+        rows = len(piece.seen.outputs)
+        for place, part in enumerate(piece.anatomy.parts):
+            if isinstance(part, Affine):
+                seen = self._seen(given[part])
+                total[f"{place}.inputs"] += _second_moment(seen) * (rows if seen.shape[0] == 1 and rows > 1 else 1)
+                total[f"{place}.count"] += rows * seen.shape[2]
+            elif isinstance(part, Lookup):
+                for call in piece.seen.calls[part.module]:
+                    total[f"{place}.inputs"] += call.inputs.flatten().bincount(minlength=part.index.shape[1])
+                    total[f"{place}.count"] += call.inputs.numel()
+        for column, calls in piece.columns():
+            for place, part in enumerate(piece.anatomy.parts):
+                if isinstance(part, Affine):
+                    total[f"{place}.outputs"] += _second_moment(self._gradients(part, calls[part.module]))
+                elif isinstance(part, Lookup):
+                    for call in calls[part.module]:
+                        gradient = part.weighted(*call)[1].flatten(0, -2)
+                        total[f"{place}.outputs"] += gradient.T @ gradient
+                else:
+                    own = (
+                        piece.rest(column) if part is piece.anatomy.whole else part.rows(calls[part.module]).flatten(1)
+                    )
+                    if f"{place}.dense" in total:
+                        total[f"{place}.dense"].addmm_(own.T, own)
+                    else:
+                        total[f"{place}.diagonal"] += own.square().sum(0)
+
+    def _seen(self, given: Sequence[Tensor]) -> Tensor:
+        """Return what enters A, (B, G, T, I)."""
+        together = given[0] if len(given) == 1 else torch.cat([g for g in given], dim=2)
+        return together if self.sharing == "expand" else together.mean(2, keepdim=True)
+
+    def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
+        """Return what enters G, (B, G, T, O)."""
+        each = [layer.gradients(call.outputs) for call in calls]
+        together = each[0] if len(each) == 1 else torch.cat(each, dim=2)
+        return together if self.sharing == "expand" else together.sum(2, keepdim=True)
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
+        """Return diag(s) H diag(s), block by block."""
+        places = range(len(anatomy.parts))
+        blocks = [self.block(anatomy, place, totals_M, scale_MD=scale_MD) for place in places]
+        return BlockCurvature(anatomy.order, tuple(blocks))
+
+    def block(self, anatomy: Anatomy, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
+        """Return the block of one part of the anatomy."""
+        part = anatomy.parts[number]
+        scale = scale_MD[:, part.index.flatten()]
+        if f"{number}.dense" in totals_M:
+            return DenseCurvature(totals_M[f"{number}.dense"] * scale.unsqueeze(-1) * scale.unsqueeze(-2))
+        if f"{number}.diagonal" in totals_M:
+            return DiagonalCurvature(totals_M[f"{number}.diagonal"] * scale**2)
+        inputs, outputs = totals_M[f"{number}.inputs"], totals_M[f"{number}.outputs"]
+        count = totals_M[f"{number}.count"].to(inputs)  # exact until here, whatever the dtype
+        if isinstance(part, Lookup):
+            column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, :, 0]
+            values, vectors = torch.linalg.eigh(outputs)
+            grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
+            return KroneckerCurvature(grid, None, vectors)
+        column = _along_columns(scale.unflatten(1, part.index.shape), part)
+        factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
+        (seen, columns), (made, rows) = (torch.linalg.eigh(factor) for factor in factors)
+        return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
+
+
+def _second_moment(tensor: Tensor) -> Tensor:
+    """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I)."""
+    flat = tensor.transpose(0, 1).flatten(1, 2)
+    return flat.mT @ flat
+
+
+def _along_columns(scale: Tensor, part: Any) -> Tensor:
+    """Return the scale of each column, (M, G, I), of scales (M, G, O, I) that are the same down every column.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    first = scale[:, :, :1]
+    if not torch.allclose(scale, first.expand_as(scale), rtol=1e-6, atol=0):
+        raise ValueError(
+            f"a Kronecker-factored posterior needs the same prior precision for all weights of a layer, biases apart; "
+            f"those of `{part.module}` differ. Use a normal prior per layer, or structure='diagonal' or 'dense'."
+        )
+    return first.squeeze(2)

@@ -1,0 +1,98 @@
+"""Moves of many particles at one temperature: Hamiltonian Monte Carlo with a Metropolis test, settings fixed.
+
+The random numbers are functions of (seed, number of the move) alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.evidence.path import Parts, Target
+from torchbayes.inference.hamiltonian import kinetic
+from torchbayes.inference.sampler import choose
+from torchbayes.model.dynamics import Value, leapfrog
+from torchbayes.model.seeds import generator
+
+_MOMENTUM, _JITTER, _ACCEPT = 11, 13, 12  # purpose numbers of these streams of random numbers
+_QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
+
+
+class Place(NamedTuple):
+    """Where M particles are, and prior and likelihood there."""
+
+    weights_MD: Tensor
+    parts: Parts
+
+
+class Tuning(NamedTuple):
+    """How to move at one temperature.
+
+    Attributes:
+        step_size: ε of the leapfrog steps; each particle's is multiplied by a number uniform in [0.8, 1.2].
+        inverse_mass_D: diagonal of M⁻¹: roughly the variances of the weights.
+        leapfrogs: bound on the number of steps, which is ⌈π/2ε⌉.
+    """
+
+    step_size: float
+    inverse_mass_D: Tensor
+    leapfrogs: int
+
+    @property
+    def steps(self) -> int:
+        """Leapfrog steps of a move."""
+        return max(1, min(self.leapfrogs, math.ceil(_QUARTER / self.step_size)))
+
+
+def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int, number: int) -> tuple[Place, Tensor]:
+    """Move every particle once, so that p_β stays what it is.
+
+    Step sizes do not depend on where the particles are, so the move is reversible with respect to p_β.
+
+    Args:
+        target: prior and likelihood.
+        place: where the particles are.
+        beta: β.
+        tuning: how to move.
+        seed: seed of the run.
+        number: number of the move in the run.
+
+    Returns:
+        Where they are then, and the probability with which each accepted, float64 (M,).
+    """
+    weights_MD, count, device = place.weights_MD, len(place.weights_MD), place.weights_MD.device
+    inverse_mass_D = tuning.inverse_mass_D.to(weights_MD)
+    momentum_MD = torch.randn(weights_MD.shape, generator=generator(seed, _MOMENTUM, number), dtype=weights_MD.dtype)
+    momentum_MD = momentum_MD.to(device) * inverse_mass_D.rsqrt()
+    jitter_M, chance_M = (
+        torch.rand(count, generator=generator(seed, purpose, number), dtype=torch.float64)
+        for purpose in (_JITTER, _ACCEPT)
+    )
+    beta_1 = torch.tensor([beta], dtype=torch.float64, device=device)
+    last = [place.parts]
+
+    def density(at_MD: Tensor) -> Value:
+        last[0] = target.parts(at_MD)  # kept: at the next temperature it is needed apart
+        return last[0].at(beta_1)
+
+    before = place.parts.at(beta_1)
+    end = leapfrog(
+        density,
+        weights_MD,
+        momentum_MD,
+        gradient_MD=before.gradient,
+        step_size_M=(tuning.step_size * (0.8 + 0.4 * jitter_M)).to(device),
+        steps_M=torch.full((count,), tuning.steps, device=device),
+        inverse_mass_MD=inverse_mass_D,
+    )
+    # potential and kinetic differences are formed apart: both are small beside the energies
+    gain_M = (end.value.log_density - before.log_density) + (
+        kinetic(momentum_MD, inverse_mass_D) - kinetic(end.momentum_MD, inverse_mass_D)
+    )
+    probability_M = torch.where(torch.isfinite(gain_M), gain_M, -torch.inf).clamp(max=0.0).exp()
+    accepted_M = chance_M.to(device) < probability_M
+    parts = Parts(*(choose(accepted_M, new, old) for new, old in zip(last[0], place.parts, strict=True)))
+    return Place(choose(accepted_M, end.weights_MD, weights_MD), parts), probability_M

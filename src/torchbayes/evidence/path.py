@@ -1,0 +1,201 @@
+r"""The path from the prior to the posterior, log p_β(w) = β log p(D|w) + log p(w), every row with a β of its own.
+
+β = 0 is the prior and β = 1 the posterior, both without their normalisation. Estimators of the evidence walk along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.batches import as_source
+from torchbayes.inference.sampler import refuse_batch_norm
+from torchbayes.model.density import LogDensity
+from torchbayes.model.dynamics import FunctionDensity, Phase, Value, leapfrog
+from torchbayes.model.model import Model
+from torchbayes.model.priors import Flat
+from torchbayes.model.ways import Way
+
+
+class Parts(NamedTuple):
+    """Prior and likelihood at M places.
+
+    Attributes:
+        log_prior: float64 tensor (M,), in nats, normalised.
+        log_likelihood: float64 tensor (M,), in nats, of all the data.
+        prior_gradient: tensor (M, D).
+        likelihood_gradient: tensor (M, D).
+    """
+
+    log_prior: Tensor
+    log_likelihood: Tensor
+    prior_gradient: Tensor
+    likelihood_gradient: Tensor
+
+    def at(self, beta_M: Tensor) -> Value:
+        """Return log p_β and its gradient; where β = 0 an infinite log likelihood counts for nothing."""
+        beta_M1, prior_M = beta_M.to(self.prior_gradient).unsqueeze(-1), beta_M == 0
+        likelihood_M = torch.where(prior_M, 0.0, beta_M * self.log_likelihood)
+        gradient_MD = torch.where(prior_M.unsqueeze(-1), 0.0, beta_M1 * self.likelihood_gradient)
+        return Value(likelihood_M + self.log_prior, gradient_MD + self.prior_gradient, self.log_likelihood)
+
+
+class Target(Protocol):
+    """A normalised prior that can be drawn from, and a likelihood."""
+
+    def parts(self, weights_MD: Tensor) -> Parts:
+        """Return log prior and log likelihood of each row, with their gradients."""
+        ...
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """Return independent draws from the prior, (M, D), where and as the target takes them."""
+        ...
+
+
+class ModelTarget:
+    """The prior of a model, and its likelihood of all the data."""
+
+    def __init__(self, model: Model, data: Any, *, plan: Way | str = "auto", chunk_size: int = 1024) -> None:
+        """Read and check the data.
+
+        Args:
+            model: p(y | f_w(x)) p(w), with proper priors and temperature 1.
+            data: what `fit` takes.
+            plan: how a stack of networks is run: auto, native, loop, vmap or compiled. Where auto has to measure, set
+                it, lest two runs differ by rounding.
+            chunk_size: rows that go through a network at once.
+
+        Raises:
+            ValueError: if a prior is improper, the temperature is not 1, the network has batch norm, or the data do not
+                fit.
+        """
+        check_model(model)
+        source = as_source(model, data, 1024)
+        source.check()
+        rows = source.rows()
+        self.model = model
+        self.density = LogDensity(model, rows.size, rows, plan=plan, chunk_size=chunk_size)  # type: ignore[arg-type]
+        refuse_batch_norm(self.density)
+
+    def parts(self, weights_MD: Tensor) -> Parts:
+        """Return log prior and log likelihood of each row, with their gradients."""
+        value = self.density(weights_MD)
+        prior_MD = torch.zeros_like(weights_MD)
+        self.model.prior.add_gradient_(prior_MD, weights_MD, 1.0)
+        with torch.no_grad():
+            log_prior_M = self.model.log_prior(weights_MD)
+        return Parts(log_prior_M, value.log_likelihood, prior_MD, value.gradient - prior_MD)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """Return independent draws from the prior, (M, D), on the network's device and in its dtype."""
+        return self.model.prior.sample(count, seed=seed).to(self.model.network.device, self.model.network.dtype)
+
+
+class FunctionTarget:
+    """Any pair of log densities in the place of a model: for tests, and for the evidence of other targets."""
+
+    def __init__(
+        self,
+        log_prior: Callable[[Tensor], Tensor],
+        log_likelihood: Callable[[Tensor], Tensor],
+        draw: Callable[[int, int], Tensor],
+    ) -> None:
+        """Put the functions together.
+
+        Args:
+            log_prior: weights (M, D) -> log p(w), (M,), normalised and differentiable.
+            log_likelihood: weights (M, D) -> log p(D|w), (M,), differentiable.
+            draw: (count, seed) -> independent draws from the prior, (count, D).
+        """
+        self._prior, self._likelihood = FunctionDensity(log_prior), FunctionDensity(log_likelihood)
+        self._draw = draw
+
+    def parts(self, weights_MD: Tensor) -> Parts:
+        """Return log prior and log likelihood of each row, with their gradients."""
+        prior, likelihood = self._prior(weights_MD), self._likelihood(weights_MD)
+        return Parts(prior.log_density, likelihood.log_density, prior.gradient, likelihood.gradient)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """Return independent draws from the prior, (M, D)."""
+        return self._draw(count, seed)
+
+
+class AnnealedDensity:
+    """log p_β(w) = β log p(D|w) + log p(w) as a `Density`, so that the samplers of the library work on it.
+
+    Attributes:
+        target: prior and likelihood.
+        beta_M: β of each row, float64.
+    """
+
+    def __init__(self, target: Target, beta_M: Tensor) -> None:
+        """Set every row's β.
+
+        Args:
+            target: prior and likelihood.
+            beta_M: β, one for each row, or one for all with shape (1,).
+
+        Raises:
+            ValueError: if one does not lie in [0, 1].
+        """
+        beta_M = torch.as_tensor(beta_M, dtype=torch.float64)
+        if not ((beta_M >= 0) & (beta_M <= 1)).all():
+            raise ValueError(f"inverse temperatures must lie in [0, 1]; got {beta_M.tolist()}.")
+        self.target, self.beta_M = target, beta_M
+
+    def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
+        """Return value and gradient of each row; `log_likelihood` is that at β = 1, and a batch is ignored."""
+        del batch
+        return self.target.parts(weights_MD).at(self.beta_M.to(weights_MD.device))
+
+    def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
+        """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""
+        return leapfrog(self, weights_MD, momentum_MD, **options)
+
+
+def check_model(model: Model) -> None:
+    """Check that a model has an evidence.
+
+    Raises:
+        TypeError: if it is no model.
+        ValueError: if a prior is improper, or the temperature is not 1.
+    """
+    if not isinstance(model, Model):
+        raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got a {type(model).__name__}.")
+    if any(isinstance(segment.prior, Flat) for segment in model.prior.segments):
+        raise ValueError("a flat prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
+    if model.temperature != 1:
+        raise ValueError(
+            f"the evidence is that of the model at temperature 1; its temperature is {model.temperature}. Make a Model "
+            f"without `temperature`."
+        )
+
+
+def as_target(model: Model | Target, data: Any = None, *, plan: Way | str = "auto", chunk_size: int = 1024) -> Target:
+    """Return the target of a model and data, or the target itself.
+
+    Args:
+        model: a model, or a target that brings its own likelihood.
+        data: what `fit` takes; None for a target.
+        plan: how a stack of networks is run.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The target.
+
+    Raises:
+        ValueError: if there are data and they are not needed, or none and they are.
+        TypeError: if `model` is neither.
+    """
+    if isinstance(model, Model):
+        if data is None:
+            raise ValueError("`data` are needed: the evidence of a model is that of its data.")
+        return ModelTarget(model, data, plan=plan, chunk_size=chunk_size)
+    if not (hasattr(model, "parts") and hasattr(model, "draw")):
+        raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got a {type(model).__name__}.")
+    if data is not None:
+        raise ValueError("`data` must be None: a FunctionTarget brings its own likelihood.")
+    return model

@@ -1,0 +1,242 @@
+r"""A pilot run: where to put temperatures, and how to move at each.
+
+A few particles go from the prior to the posterior by sequential Monte Carlo (Del Moral, Doucet and Jasra 2006). The
+next β is the one at which the conditional effective sample size (Zhou, Johansen and Aston 2016) of the increments
+u_p = p(D|w_p)^{β' − β} is a given share of the particles,
+
+    CESS = (Σ_p u_p)² / Σ_p u_p²
+
+Particles are drawn anew in proportion to u, and moved. Step sizes are adapted to the particles' mean acceptance, and
+masses are the inverse variances of the weights. Nothing of a pilot run enters an estimate but its settings: estimators
+use other random numbers, so what they do with settings that are then fixed stays unbiased.
+
+The distance between neighbours, √log(P/CESS), adds up to the length Λ of the path: ∫ √Var_β[log p(D|w)] dβ for small
+steps. Temperatures at even distances are the best for K of them, and the variance of the log weights of annealed
+importance sampling is then about Λ²/K where particles mix at once (Gelman and Meng 1998; Neal 2001, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.interpolate import PchipInterpolator
+from torch import Tensor
+
+from torchbayes.evidence.moves import Place, Tuning, move
+from torchbayes.evidence.path import Parts, Target
+from torchbayes.model.seeds import generator, mix
+
+PARTICLES = 64
+_SHARE = 0.6  # of the particles, that the conditional effective sample size is to be
+_MOVES = 6  # of every particle at every temperature
+_ACCEPTANCE = 0.8  # what step sizes are adapted to
+_MOST = 20_000  # temperatures of a pilot run
+_DRAW, _MOVE, _RESAMPLE = 41, 42, 43  # purpose numbers of these streams of random numbers
+
+Temperatures = int | Sequence[float] | Tensor
+
+
+class Rung(NamedTuple):
+    """What a pilot run found at one temperature.
+
+    Attributes:
+        beta: β.
+        length: length of the path from the prior to here.
+        step_size: step size that is accepted as often as it should.
+        variance_D: variances of the weights, float64.
+        weights_PD: the particles.
+    """
+
+    beta: float
+    length: float
+    step_size: float
+    variance_D: Tensor
+    weights_PD: Tensor
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Temperatures, and how to move at each.
+
+    Attributes:
+        beta_K: β of each, from 0 to 1, float64.
+        tunings: how to move at each.
+    """
+
+    beta_K: Tensor
+    tunings: tuple[Tuning, ...]
+
+    def reversed(self) -> Ladder:
+        """Return the ladder from the posterior to the prior."""
+        return Ladder(self.beta_K.flip(0), self.tunings[::-1])
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What a pilot run found.
+
+    Attributes:
+        rungs: one for each of its temperatures.
+        leapfrogs: bound on the leapfrog steps of a move.
+    """
+
+    rungs: tuple[Rung, ...]
+    leapfrogs: int
+
+    @property
+    def length(self) -> float:
+        """Λ, the length of the path."""
+        return self.rungs[-1].length
+
+    def even(self, count: int) -> Tensor:
+        """Return `count` inverse temperatures from 0 to 1 at even distances, float64."""
+        beta_R, length_R = self._columns()
+        if len(beta_R) == 2:
+            return torch.linspace(0, 1, count, dtype=torch.float64)
+        beta_K = torch.as_tensor(PchipInterpolator(length_R, beta_R)(np.linspace(0, length_R[-1], count)))
+        beta_K[0], beta_K[-1] = 0.0, 1.0
+        return beta_K
+
+    def ladder(self, beta_K: Tensor) -> Ladder:
+        """Return how to move at given temperatures: between rungs, logarithms are interpolated along the path."""
+        beta_R, length_R = self._columns()
+        at_K = np.interp(beta_K.numpy(), beta_R, length_R)
+        log_step_K = np.interp(at_K, length_R, np.log([rung.step_size for rung in self.rungs]))
+        after_K = np.searchsorted(length_R, at_K, side="left").clip(1, len(length_R) - 1)
+        share_K = (at_K - length_R[after_K - 1]) / (length_R[after_K] - length_R[after_K - 1])
+        tunings = []
+        for log_step, after, share in zip(log_step_K, after_K, share_K, strict=True):
+            low_D, high_D = (self.rungs[r].variance_D.log() for r in (after - 1, after))
+            tunings.append(Tuning(math.exp(log_step), torch.lerp(low_D, high_D, float(share)).exp(), self.leapfrogs))
+        return Ladder(beta_K, tuple(tunings))
+
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([r.beta for r in self.rungs]), np.array([r.length for r in self.rungs])
+
+
+def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
+    """Run a few particles from the prior to the posterior.
+
+    Args:
+        target: prior and likelihood.
+        leapfrogs: bound on the leapfrog steps of a move.
+        seed: seed of the run.
+
+    Returns:
+        What it found.
+
+    Raises:
+        ValueError: if log likelihoods are NaN or +∞, or too few are finite, or the run does not come to an end.
+    """
+    weights_PD = target.draw(PARTICLES, mix(seed, _DRAW))
+    place = Place(weights_PD, target.parts(weights_PD))
+    rungs = [Rung(0.0, 0.0, weights_PD.shape[1] ** -0.25, _variance(weights_PD), weights_PD)]
+    while rungs[-1].beta < 1:
+        if len(rungs) == _MOST:
+            raise ValueError(
+                f"a pilot run of {_MOST} temperatures came to β = {rungs[-1].beta:g}, not 1. Scale the data."
+            )
+        beta, distance, share_P = _next(place.parts.log_likelihood.cpu(), rungs[-1].beta)
+        place = _resampled(place, share_P, generator(seed, _RESAMPLE, len(rungs)))
+        step_size, variance_D = rungs[-1].step_size, _variance(place.weights_MD)
+        for number in range(_MOVES):
+            tuning = Tuning(step_size, variance_D, leapfrogs)
+            at = len(rungs) * _MOVES + number
+            place, acceptance_P = move(target, place, beta, tuning=tuning, seed=mix(seed, _MOVE), number=at)
+            step_size *= math.exp(2 * (float(acceptance_P.mean()) - _ACCEPTANCE) / math.sqrt(number + 1))
+        length = rungs[-1].length + distance
+        rungs.append(Rung(beta, length, step_size, _variance(place.weights_MD), place.weights_MD))
+    return Pilot(tuple(rungs), leapfrogs)
+
+
+def _variance(weights_PD: Tensor) -> Tensor:
+    """Return variances, float64 (D,), shrunk to a thousandth of their mean as if that had been seen five times."""
+    variance_D, count = weights_PD.double().cpu().var(0), len(weights_PD)
+    return (count * variance_D + 5 * 1e-3 * variance_D.mean()) / (count + 5)
+
+
+def _next(log_likelihood_P: Tensor, beta: float) -> tuple[float, float, Tensor]:
+    """Return the next β, its distance, and the shares of the particles there.
+
+    Raises:
+        ValueError: if log likelihoods are NaN or +∞, or too few are finite.
+    """
+    if log_likelihood_P.isnan().any() or (log_likelihood_P == torch.inf).any():
+        raise ValueError("a log likelihood is NaN or +inf at a draw of the prior. Look for extreme values in the data.")
+    finite = float(torch.isfinite(log_likelihood_P).double().mean())
+    if finite <= _SHARE:
+        raise ValueError(
+            f"the log likelihood is −inf at {1 - finite:.0%} of the draws from the prior, so there is no path to the "
+            f"posterior. Choose a narrower prior or another likelihood."
+        )
+
+    def share(step: float) -> float:
+        log_u_P = step * log_likelihood_P
+        return float((2 * log_u_P.logsumexp(0) - (2 * log_u_P).logsumexp(0)).exp()) / len(log_u_P)
+
+    low, high = math.log(1e-30), math.log(1 - beta)
+    step = 1 - beta
+    if share(step) < _SHARE:
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if share(math.exp(middle)) > _SHARE else (low, middle)
+        step = math.exp(high)
+    new = 1.0 if step == 1 - beta else beta + step
+    return new, math.sqrt(max(-math.log(share(step)), 1e-12)), (step * log_likelihood_P).softmax(0)
+
+
+def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
+    """Return particles drawn in proportion to their shares, by one uniform number (Kitagawa 1996)."""
+    count = len(share_P)
+    at_P = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=from_, dtype=torch.float64)) / count
+    index_P = torch.searchsorted(share_P.cumsum(0), at_P).clamp(max=count - 1).to(place.weights_MD.device)
+    return Place(place.weights_MD[index_P], Parts(*(part[index_P] for part in place.parts)))
+
+
+def given_temperatures(temperatures: Sequence[float] | Tensor) -> Tensor:
+    """Return inverse temperatures that were given, float64 (K,), checked.
+
+    Raises:
+        ValueError: if they do not rise from 0 to 1.
+    """
+    beta_K = torch.as_tensor(temperatures, dtype=torch.float64).flatten()
+    if len(beta_K) < 2 or beta_K[0] != 0 or beta_K[-1] != 1 or not (beta_K.diff() > 0).all():
+        raise ValueError(
+            f"`temperatures` must be inverse temperatures that rise from 0 to 1; got {beta_K.tolist()[:8]}. Give their "
+            f"number to have them placed."
+        )
+    return beta_K
+
+
+def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:
+    """Return inverse temperatures on a sigmoid, dense at both ends (Grosse, Ghahramani and Adams 2015).
+
+    β_k = (s_k − s_0)/(s_{K−1} − s_0) with s_k = σ(sharpness (2k/(K − 1) − 1)).
+
+    Args:
+        count: K, at least 2.
+        sharpness: how dense they are at the ends.
+
+    Returns:
+        Float64 tensor (K,), from 0 to 1.
+    """
+    values_K = torch.linspace(-sharpness, sharpness, count, dtype=torch.float64).sigmoid()
+    return (values_K - values_K[0]) / (values_K[-1] - values_K[0])
+
+
+def power(count: int, exponent: float = 5.0) -> Tensor:
+    """Return inverse temperatures β_k = (k/(K − 1))^exponent, dense at the prior (Friel and Pettitt 2008).
+
+    Args:
+        count: K, at least 2.
+        exponent: how dense they are there.
+
+    Returns:
+        Float64 tensor (K,), from 0 to 1.
+    """
+    return torch.linspace(0, 1, count, dtype=torch.float64) ** exponent

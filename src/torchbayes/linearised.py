@@ -1,0 +1,226 @@
+r"""Predictives in closed form: a Gaussian posterior N(w*, Σ) pushed through the network linearised at w*.
+
+    f(x) ~ N( f_{w*}(x), J(x) Σ J(x)ᵀ ),    J the Jacobian of the outputs in the weights
+
+is the predictive that a Laplace posterior with Gauss-Newton curvature belongs to (Khan et al. 2019; Immer et al. 2021):
+it is the exact posterior of a generalised linear model, and does not suffer where draws of weights leave the region in
+which the network is nearly linear. What becomes of f is said by the link:
+
+    gaussian   regression: y ~ N(f*, J Σ Jᵀ + noise²), exact
+    probit     softmax(f*_k / √(1 + π V_kk / 8)); for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992)
+    pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): every pair of classes by its own
+               probit, with correlations (Lu et al. 2020)
+    bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean
+    samples    f drawn from the Gaussian: any likelihood
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.capture import rows_of
+from torchbayes.curvature.tangent import Tangent
+from torchbayes.linalg import Structure, restore
+from torchbayes.links import laplace_bridge, pairwise_probit, probit
+from torchbayes.model.likelihoods import Bernoulli, Categorical
+from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.model import Model, check_finite
+from torchbayes.model.network import batch_size
+from torchbayes.model.seeds import generator
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.predictive import Predictive
+
+Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
+_DRAWS = 31  # purpose number of this stream of random numbers
+
+
+class Functions(NamedTuple):
+    """Gaussian outputs of each member at B inputs.
+
+    Attributes:
+        mean_MBK: f_{w*}(x).
+        covariance_MBKK: J Σ Jᵀ; its diagonal alone, (M, B, K), where that was asked for.
+    """
+
+    mean_MBK: Tensor
+    covariance_MBKK: Tensor
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """The linearised predictive of a Laplace or other Gaussian posterior.
+
+    It goes where a posterior goes in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
+
+    Attributes:
+        posterior: Laplace, or a Gaussian over any structure.
+        link: "auto" is "gaussian" for regression, "probit" for classes, "samples" for other likelihoods.
+        samples: functions drawn for each member by "samples".
+        seed: of these.
+        chunk: numbers that a piece of the rows may take: the bound on memory.
+    """
+
+    posterior: LaplacePosterior | Gaussian
+    link: Link = "auto"
+    samples: int = 100
+    seed: int = 0
+    chunk: int = field(default=2**24, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.link not in get_args(Link):
+            raise ValueError(f"`link` must be one of {', '.join(get_args(Link))}; got {self.link!r}.")
+        if not isinstance(self.posterior, LaplacePosterior | Gaussian):
+            raise TypeError(
+                f"a linearised predictive needs a Gaussian posterior; got {type(self.posterior).__name__}. "
+                f"Use predict(posterior, inputs)."
+            )
+        _ = self._link
+        if self.samples < 1 or self.chunk < 1:
+            raise ValueError(f"`samples` and `chunk` must be at least 1; got {self.samples} and {self.chunk}.")
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.posterior.model
+
+    @cached_property
+    def _gaussian(self) -> Gaussian:
+        return self.posterior.gaussian if isinstance(self.posterior, LaplacePosterior) else self.posterior
+
+    @cached_property
+    def _link(self) -> str:
+        """The link in use.
+
+        Raises:
+            ValueError: if it does not go with the likelihood.
+        """
+        kinds: dict[str, tuple[type, ...]] = {
+            "gaussian": (GaussianLikelihood,),
+            "probit": (Categorical, Bernoulli),
+            "pairwise": (Categorical,),
+            "bridge": (Categorical,),
+        }
+        likelihood = self.model.likelihood
+        if self.link == "auto":
+            return next((n for n in ("gaussian", "probit") if isinstance(likelihood, kinds[n])), "samples")
+        if self.link in kinds and not isinstance(likelihood, kinds[self.link]):
+            names = " or ".join(kind.__name__ for kind in kinds[self.link])
+            raise ValueError(
+                f"link {self.link!r} needs a {names} likelihood; got {type(likelihood).__name__}. Use link='samples'."
+            )
+        return self.link
+
+    def functions(self, inputs: Any, *, diagonal: bool = False) -> Functions:
+        """Return mean and covariance of the outputs at each input.
+
+        Differentiable in the inputs where they require a gradient.
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such.
+            diagonal: return variances alone: for many outputs, K² is much more than K.
+
+        Returns:
+            The Gaussians.
+
+        Raises:
+            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+        """
+        placed = self._checked(inputs)
+        each = [tangent.functions(placed, own, diagonal=diagonal) for tangent, own in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
+
+    def joint(self, inputs: Any) -> Functions:
+        """Return mean (M, B, K) and the covariance of all outputs at all inputs together, (M, B, K, B, K).
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such; memory grows with (B K)².
+
+        Returns:
+            The Gaussians.
+
+        Raises:
+            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+        """
+        placed = self._checked(inputs)
+        each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([matrix for _, matrix in each]))
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, a mixture over the members.
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such.
+            chunk_size: rows that go through the network at once, at most.
+
+        Returns:
+            The predictive; its draws are the members, times `samples` where the link is that.
+
+        Raises:
+            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+        """
+        placed = self._checked(inputs)
+        pieces = [rows_of(placed, slice(a, a + chunk_size)) for a in range(0, batch_size(placed), chunk_size)]
+        diagonal = self._link in {"gaussian", "probit"}
+        found = [self.functions(piece, diagonal=diagonal) for piece in pieces]
+        mean_MBK = torch.cat([each.mean_MBK for each in found], dim=1)
+        return self._linked(mean_MBK, torch.cat([each.covariance_MBKK for each in found], dim=1))
+
+    def _checked(self, inputs: Any) -> Any:
+        """Return inputs on the model's device.
+
+        Raises:
+            ValueError: if there are no rows, or they are not finite.
+        """
+        placed = self.model.place(inputs)
+        check_finite(placed)
+        if batch_size(placed) == 0:
+            raise ValueError("`inputs` has no rows; there is nothing to predict.")
+        return placed
+
+    def _tangents(self, inputs: Any) -> list[tuple[Tangent, Structure]]:
+        """Return the network linearised at every member, and the member's covariance; looked for once."""
+        if not self._known:
+            gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
+            for m, weights_D in enumerate(gaussian.mean_MD):
+                structure = _member(gaussian.covariance, m)
+                options = {"buffers": {n: b[m] for n, b in buffers_M.items()} or None, "chunk": self.chunk}
+                tangent = Tangent.at(self.model, weights_D, inputs, structure=structure, **options)
+                self._known.append((tangent, structure))
+        return self._known
+
+    @cached_property
+    def _known(self) -> list[tuple[Tangent, Structure]]:
+        return []
+
+    def _linked(self, mean_MBK: Tensor, spread: Tensor) -> Predictive:
+        likelihood = self.model.likelihood
+        parameters = {n: p.unsqueeze(1) for n, p in self.model.split(self._gaussian.mean_MD)[1].items()}
+        if self._link == "gaussian":
+            return Predictive(mean_MBK, likelihood, parameters, function_variance=spread)
+        if self._link == "samples":
+            drawn = _drawn(mean_MBK, spread, self.samples, seed=self.seed)
+            repeated = {n: p.repeat(self.samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
+            return Predictive(drawn, likelihood, repeated)
+        link = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}[self._link]
+        return Predictive(link(mean_MBK, spread), likelihood)
+
+
+def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:
+    """Return values of functions, (samples · M, B, K), draw s from member s mod M, each input on its own."""
+    values, vectors = torch.linalg.eigh(covariance_MBKK)
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    source = generator(seed, _DRAWS, device=mean_MBK.device)
+    noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
+    return (mean_MBK + (root @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 1)
+
+
+def _member(structure: Structure, m: int) -> Structure:
+    """Return the structure of one member."""
+    own = {n: t if n.endswith("order_D") else t[m : m + 1] for n, t in structure.tensors().items()}
+    return restore(structure.kind, own)

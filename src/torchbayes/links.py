@@ -1,0 +1,54 @@
+"""What becomes of Gaussian outputs under a softmax or a sigmoid: closed forms of the averaged probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def probit(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return logits f / √(1 + π V / 8) of the averaged probabilities, elementwise (MacKay 1992)."""
+    return mean / (1 + math.pi / 8 * variance).sqrt()
+
+
+def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return logits log p_k, p_k ∝ 1 / Σ_j exp(−(f_k − f_j) / √(1 + π Var[f_k − f_j] / 8)) (Lu et al. 2020).
+
+    Args:
+        mean: (..., K).
+        covariance: (..., K, K).
+
+    Returns:
+        Tensor (..., K), normalised.
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    apart = (variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2 * covariance).clamp_min(0)
+    scaled = (mean.unsqueeze(-1) - mean.unsqueeze(-2)) / (1 + math.pi / 8 * apart).sqrt()
+    return (-torch.logsumexp(-scaled, dim=-1)).log_softmax(-1)
+
+
+def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return logits of the mean of the Dirichlet that the Laplace bridge gives (Hobbhahn et al. 2022).
+
+    The Gaussian is conditioned on Σ_k f_k = 0 first, since adding a constant to all outputs changes no probability and
+    the bridge is between the Dirichlet and Gaussians on that plane.
+
+    Args:
+        mean: (..., K).
+        covariance: (..., K, K).
+
+    Returns:
+        Tensor (..., K), normalised.
+    """
+    classes, along = mean.shape[-1], covariance.sum(-1)
+    tiny = torch.finfo(mean.dtype).tiny
+    total = along.sum(-1, keepdim=True).clamp_min(tiny)
+    mean = mean - along * mean.sum(-1, keepdim=True) / total
+    marginal = covariance.diagonal(dim1=-2, dim2=-1)
+    variance = torch.maximum(marginal - along.square() / total, torch.finfo(mean.dtype).eps * marginal).clamp_min(tiny)
+    # in logarithms, lest e^f overflow
+    spread = mean + torch.logsumexp(-mean, dim=-1, keepdim=True) - 2 * math.log(classes)
+    constant = mean.new_tensor(1 - 2 / classes).log().expand_as(mean)
+    return (torch.logaddexp(constant, spread) - variance.log()).log_softmax(-1)

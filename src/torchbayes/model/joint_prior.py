@@ -1,0 +1,113 @@
+"""A Gaussian prior over all weights together: a posterior of an earlier task, or a prior chosen weight by weight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, LowRankPrecision, Scaled, Structure
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """w ~ N(μ, Σ) over the whole flat vector, Σ any structure of `torchbayes.linalg`.
+
+    Attributes:
+        loc_D: μ.
+        covariance: Σ, of one member.
+    """
+
+    loc_D: Tensor
+    covariance: Structure
+
+    def __post_init__(self) -> None:
+        size, found = len(self.loc_D), tuple(self.covariance.diagonal().shape)
+        if found != (1, size):
+            raise ValueError(
+                f"a joint prior needs one covariance over its {size} weights; got one of {found[0]} members over "
+                f"{found[1]}. Take one member of a mixture."
+            )
+
+    @classmethod
+    def independent(cls, loc_D: Tensor, variance_D: Tensor) -> Joint:
+        """Return independent normals with these means and variances."""
+        return cls(loc_D, Diagonal(variance_D.unsqueeze(0)))
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether the weights are independent of each other."""
+        return isinstance(self.covariance, Diagonal)
+
+    def __repr__(self) -> str:
+        """Return a description that differs where the prior does."""
+        total = float(self.loc_D.double().sum())
+        return f"Joint({self.covariance.kind}, {len(self.loc_D)} weights, {total!r}, {float(self._log_constant)!r})"
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log p(w) = −½ (w − μ)ᵀ Σ⁻¹ (w − μ) − ½ log det 2πΣ, (...) float64, for weights (..., D)."""
+        centred = (weights - self.loc_D).unsqueeze(-2)
+        square = (centred * self.covariance.solve(centred)).sum(-1, dtype=torch.float64).squeeze(-1)
+        return -0.5 * square - self._log_constant
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Return log p(w), float64, without the last axis."""
+        return self.log_prob(weights)
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add scale · d log p / dw = −scale Σ⁻¹ (w − μ) to `gradient` in place."""
+        centred = (weights - self.loc_D).unsqueeze(-2)
+        gradient.sub_(self.covariance.solve(centred).squeeze(-2), alpha=scale)
+
+    def precision(self) -> Tensor:
+        """Return the diagonal of Σ⁻¹, (D,).
+
+        Raises:
+            ValueError: if the structure does not give it without its dense matrix.
+        """
+        return precision_diagonal(self.covariance)[0]
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""
+        noise = torch.randn(shape[0], 1, self.covariance.noise_size, generator=generator, dtype=torch.float64)
+        drawn = self.covariance.sqrt_matvec(noise.to(self.loc_D)).squeeze(1)
+        return (self.loc_D + drawn).double().cpu()
+
+    def stds(self) -> Tensor:
+        """Return the standard deviation of every weight, float64 (D,)."""
+        return self.covariance.diagonal()[0].double().sqrt()
+
+    @cached_property
+    def _log_constant(self) -> Tensor:
+        return 0.5 * (self.covariance.logdet()[0].double() + len(self.loc_D) * math.log(2 * math.pi))
+
+
+def precision_diagonal(covariance: Structure) -> Tensor:
+    """Return diag Σ⁻¹, (M, D).
+
+    Args:
+        covariance: a structure whose inverse has the same form.
+
+    Returns:
+        The diagonal.
+
+    Raises:
+        ValueError: if there is no such form for the structure.
+    """
+    if isinstance(covariance, Diagonal):
+        return 1 / covariance.variance_MD
+    if isinstance(covariance, Kronecker):
+        return Kronecker(1 / covariance.variance_MGOI, covariance.rows_MGOO, covariance.columns_MGII).diagonal()
+    if isinstance(covariance, Scaled):
+        return precision_diagonal(covariance.structure) / covariance.scale_MD**2
+    if isinstance(covariance, Blocks):
+        each = [precision_diagonal(block) for block in covariance.blocks]
+        return torch.cat(each, dim=-1)[..., covariance.inverse_D]
+    if isinstance(covariance, LowRankPrecision):
+        return covariance.precision_MD + covariance.factor_MRD.square().sum(-2)
+    if isinstance(covariance, Dense):
+        return torch.linalg.inv(covariance.root_MDD).square().sum(-2)
+    raise ValueError(f"the precision of a {covariance.kind} covariance has no diagonal in closed form.")

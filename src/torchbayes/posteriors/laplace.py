@@ -1,0 +1,208 @@
+"""Laplace posteriors: Gaussians at modes, kept as curvature and prior apart, so that the prior can be changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg import Scaled
+from torchbayes.linalg.curvature import Curvature, restore_curvature
+from torchbayes.model.joint_prior import Joint
+from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.model import having
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class LaplacePosterior(Posterior):
+    """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).
+
+    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of it,
+    and d a factor on the prior's precision: 1 as fitted, something else once it is tuned. The prior of `model` is then
+    the tuned one.
+
+    Attributes:
+        mean_MD: the modes w_m.
+        curvature: H, times 1/T where the likelihood is tempered.
+        reference_MD: r; 1 where the prior is flat or is part of H.
+        strength_D: d; 0 where the prior is flat or is part of H.
+        log_likelihood_M: Σ_n log p(y_n|f(x_n)) at the modes, float64, in nats.
+        num_data: N, rows.
+        num_targets: values in all targets, N times those of a row.
+        noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
+    """
+
+    mean_MD: Tensor
+    curvature: Curvature
+    reference_MD: Tensor
+    strength_D: Tensor
+    log_likelihood_M: Tensor
+    num_data: int
+    num_targets: int
+    noise_scale: float = 1.0
+
+    kind = "laplace"
+
+    @cached_property
+    def gaussian(self) -> Gaussian:
+        """The same distribution as a mixture of Gaussians with explicit covariances.
+
+        Raises:
+            ValueError: if a precision is not positive definite.
+        """
+        covariance = Scaled(self.reference_MD.rsqrt(), self.curvature.covariance(self.strength_D))
+        least = float(covariance.diagonal().min())
+        if not least > 0:
+            raise ValueError(
+                f"the posterior precision is not positive definite: a marginal variance would be {least:g}. Use a "
+                f"prior that is not flat, or a curvature that cannot be negative, such as 'ggn'."
+            )
+        return Gaussian(self.model, self.mean_MD, covariance)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.mean_MD)
+
+    @property
+    def default_draws(self) -> int:
+        """The smallest multiple of M that is at least 30."""
+        return self.gaussian.default_draws
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return weights drawn from the Gaussians.
+
+        Args:
+            draws: S, a multiple of M.
+            seed: seed of the draws.
+
+        Returns:
+            Tensor (S, D).
+        """
+        return self.gaussian.sample(draws, seed=seed)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log q(w), (...) in nats, for weights (..., D)."""
+        return self.gaussian.log_prob(weights)
+
+    def log_evidence(self) -> Tensor:
+        """Return the Laplace estimate of the log evidence of each mode, float64 (M,), in nats.
+
+            log p(D) ≈ log p(D|w*) + log p(w*) + (D/2) log 2π − ½ log det P
+
+        Exact where the posterior is Gaussian. MacKay (1992).
+
+        Raises:
+            ValueError: if the posterior is tempered, or the prior is flat somewhere and so not normalised.
+        """
+        if self.model.temperature != 1:
+            raise ValueError(f"the evidence is that of T = 1; the model has temperature {self.model.temperature}.")
+        if torch.isinf(self.model.prior.stds()).any():
+            raise ValueError("the prior is flat for some weights, so there is no evidence. Use a proper prior.")
+        size = self.mean_MD.shape[1]
+        log_prior_M = self.model.log_prior(self.mean_MD).double()
+        return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * self._logdet()
+
+    def _logdet(self) -> Tensor:
+        """Return log det P⁻¹, float64 (M,)."""
+        inner = self.curvature.covariance(self.strength_D).logdet().double()
+        return inner - self.reference_MD.double().log().sum(-1)
+
+    def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
+        """Return the posterior under another prior precision, r ∘ d, at the same modes.
+
+        Args:
+            strength_D: factor d on the precision that the modes were found under, positive, (D,).
+
+        Returns:
+            The posterior; its model has the normal prior N(loc, 1/(r d)).
+
+        Raises:
+            ValueError: if a factor is not positive, or the prior is flat or correlated.
+        """
+        if not (strength_D > 0).all() or not torch.isfinite(strength_D).all():
+            raise ValueError(f"prior precisions must be positive and finite; got {float(strength_D.min()):g}.")
+        if (self.strength_D == 0).any():
+            raise ValueError("the prior is flat or correlated for some weights, so there is no precision to change.")
+        strength_D = strength_D.to(self.mean_MD)
+        reference_D = self.reference_MD[0]
+        if not torch.allclose(self.reference_MD, reference_D.expand_as(self.reference_MD)):
+            raise ValueError("the prior's precision differs between the modes. Use a normal prior, or one mode.")
+        model = _having_precision(self.model, reference_D * strength_D)
+        return dataclasses.replace(self, model=model, strength_D=strength_D)
+
+    def with_noise(self, factor: float) -> LaplacePosterior:
+        """Return the posterior of a regression with another noise scale, at the same modes.
+
+        Args:
+            factor: on the fixed noise scale of the likelihood.
+
+        Returns:
+            The posterior; its model has the noise.
+
+        Raises:
+            TypeError: if the likelihood has no fixed noise scale.
+        """
+        model = having_noise(self.model, factor)
+        scale = self.model.likelihood.scale  # type: ignore[attr-defined]
+        scales = scale if isinstance(scale, tuple) else (scale,)
+        constant = sum(math.log(float(s) * math.sqrt(2 * math.pi)) for s in scales) / len(scales) * self.num_targets
+        errors_M = self.log_likelihood_M + constant
+        log_likelihood_M = errors_M / factor**2 - constant - self.num_targets * math.log(factor)
+        curvature, total = self.curvature.scaled(factor**-2), self.noise_scale * factor
+        changed = {"curvature": curvature, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
+        return dataclasses.replace(self, model=model, **changed)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that defines the posterior, for saving."""
+        own = {"mean_MD": self.mean_MD, "reference_MD": self.reference_MD, "strength_D": self.strength_D}
+        own["log_likelihood_M"] = self.log_likelihood_M
+        return own | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is saved as JSON."""
+        tuned = bool(((self.strength_D != 1) & (self.strength_D != 0)).any())
+        counts = {"num_data": self.num_data, "num_targets": self.num_targets}
+        return {"curvature": self.curvature.kind, **counts, "tuned": tuned, "noise_scale": self.noise_scale}
+
+    @classmethod
+    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
+        """Return the posterior rebuilt from what `tensors` and `settings` gave, with the model it was fitted with."""
+        parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
+        reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
+        model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
+        model = having_noise(model, settings["noise_scale"])
+        own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
+        numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
+        return cls(model, *own, tensors["log_likelihood_M"], *numbers)
+
+
+def _having_precision(model: Any, precision_D: Tensor) -> Any:
+    """Return the model with independent normal priors of these precisions, around the means of its own."""
+    locs = model.prior.locs().to(precision_D)
+    return having(model, prior=Joint.independent(locs, 1 / precision_D))
+
+
+def having_noise(model: Any, factor: float) -> Any:
+    """Return the model of a regression with its fixed noise scale multiplied by a factor.
+
+    Raises:
+        TypeError: if the likelihood has no fixed noise scale.
+    """
+    if factor == 1.0:
+        return model
+    likelihood = model.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or isinstance(likelihood.scale, str):
+        raise TypeError(
+            f"{type(likelihood).__name__} has no fixed noise scale to tune. Use likelihoods.Gaussian(scale)."
+        )
+    scale = likelihood.scale
+    other = tuple(s * factor for s in scale) if isinstance(scale, tuple) else scale * factor
+    return having(model, likelihood=dataclasses.replace(likelihood, scale=other))

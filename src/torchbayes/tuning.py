@@ -1,0 +1,286 @@
+r"""tune: choose the prior precision and the noise scale of a Laplace posterior, by the evidence or on held-out data.
+
+With curvature H in units of the prior, eigenvalues λ, factors d_g on the prior's precision of groups g of weights, and
+β the factor on the noise precision of a regression, the Laplace evidence is, up to a constant,
+
+    2 log p(D) = Σ_g [ n_g log d_g − d_g U_g ] + n log β − β R − Σ_i log(β λ_i + d_g(i))
+
+n_g weights of squared size U_g in units of the prior, n target values with the squared error R in units of the noise.
+It is concave in (log d, log β), so Newton's method finds the one maximum from the eigenvalues, with no pass over data
+(MacKay 1992). Where a group cuts through the eigenvectors, as layers do through a dense matrix, log det (βH + diag d)
+and the marginal variances take the eigenvalues' place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from torchbayes.inference.batches import as_source
+from torchbayes.linalg.curvature import Curvature, DiagonalCurvature
+from torchbayes.linearised import Linearised
+from torchbayes.model.likelihoods import Gaussian
+from torchbayes.model.model import PREFIX, Model
+from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
+from torchbayes.predictive import predict
+
+Groups = Literal["model", "scalar", "layer", "weight"]
+_WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single precision
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The evidence as a function of log factors.
+
+    Attributes:
+        curvature: H in units of the prior.
+        group_D: group of each weight, int64; −1 for weights whose prior stays.
+        squares_MD: r (w − μ)², squared size of each weight in units of the prior.
+        count: n, target values; 0 if the noise stays.
+        errors_M: R of each member.
+        free: whether the groups' factors are; else they stay 1.
+    """
+
+    curvature: Curvature
+    group_D: Tensor
+    squares_MD: Tensor
+    count: int
+    errors_M: Tensor
+    free: bool
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return int(self.group_D.max()) + 1
+
+    def totals(self, values_MD: Tensor) -> Tensor:
+        """Return sums over the weights of each group and over members, float64 (G,)."""
+        chosen = self.group_D >= 0
+        found = torch.zeros(self.groups, dtype=torch.float64, device=values_MD.device)
+        return found.index_add_(0, self.group_D[chosen], values_MD[:, chosen].sum(0).double())
+
+    def spectra(self) -> list[Tensor] | None:
+        """Return the eigenvalues that belong to each group, of all members, or None where a group cuts through."""
+        found: list[list[Tensor]] = [[] for _ in range(self.groups)]
+        for part in self.curvature.parts():
+            mine = self.group_D[part.where]
+            if part.single:
+                for group in mine.unique().tolist():
+                    if group >= 0:
+                        found[group].append(part.eigenvalues_ME[:, mine == group].flatten())
+            elif (mine != mine[0]).any():
+                return None
+            elif mine[0] >= 0:
+                found[int(mine[0])].append(part.eigenvalues_ME.flatten())
+        return [torch.cat(each).clamp_min(0) for each in found]
+
+
+def tune(
+    posterior: LaplacePosterior, *, prior: Groups = "scalar", noise: bool = False, on: Any = None
+) -> LaplacePosterior:
+    """Choose prior precision and noise scale, at the same modes and without a new pass over the training data.
+
+    The prior stays as it is up to a factor on its precision: one for all weights, one for each layer (a module, weights
+    and biases together) or one for each weight. A prior that is not normal is taken as the normal with its curvature.
+    Learned parameters of the likelihood keep their prior.
+
+    Args:
+        posterior: as `fit` with `Laplace` gives it.
+        prior: which factors are free: "model" (none), "scalar", "layer", or, for diagonal curvature, "weight".
+        noise: whether the noise scale of a regression with a fixed one is free.
+        on: held-out data, (inputs, targets) or a loader: maximise the log likelihood that the linearised predictive
+            gives it, over one factor ("scalar") and the noise scale. None maximises the evidence.
+
+    Returns:
+        The posterior under the chosen prior and noise; `model` has both.
+
+    Raises:
+        ValueError: if the prior is flat or correlated, the model is tempered, or the combination cannot be.
+        TypeError: if `noise` is asked for and the likelihood has no fixed noise scale.
+    """
+    if prior not in {"model", "scalar", "layer", "weight"}:
+        raise ValueError(f"`prior` must be one of model, scalar, layer, weight; got {prior!r}.")
+    if posterior.model.temperature != 1:
+        raise ValueError(f"the evidence is that of T = 1; the model has temperature {posterior.model.temperature}.")
+    if prior == "model" and not noise:
+        return posterior
+    if noise:
+        having_noise(posterior.model, 2.0)  # says so if there is none
+    if on is not None:
+        return _by_validation(posterior, prior, noise, on)
+    if (posterior.strength_D == 0).any():
+        raise ValueError("the evidence needs a proper prior; this one is flat or correlated for some weights.")
+    problem = _problem(posterior, prior, noise)
+    if prior == "weight":
+        return _by_weight(posterior, problem, noise)
+    spectra = problem.spectra()
+    start = torch.zeros(problem.groups, dtype=torch.float64)
+    if spectra is None:
+        log_d_G, log_beta = _descend(problem, start)
+    else:
+        log_d_G, log_beta = newton(spectra, problem, start)
+    return _changed(posterior, problem.group_D, log_d_G, log_beta)
+
+
+def _problem(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Problem:
+    model, mean_MD = posterior.model, posterior.mean_MD
+    locs = model.prior.locs().to(mean_MD)
+    # in units of the prior that is in force, so that factors multiply what is there
+    reference_MD = posterior.reference_MD
+    squares_MD = reference_MD * (mean_MD - locs) ** 2
+    count, errors_M = 0, torch.zeros(len(mean_MD), dtype=torch.float64)
+    if noise:
+        count = posterior.num_targets
+        likelihood = model.likelihood
+        assert isinstance(likelihood, Gaussian)
+        scale = likelihood.scale if isinstance(likelihood.scale, tuple) else (likelihood.scale,)
+        constant = sum(math.log(float(s) * math.sqrt(2 * math.pi)) for s in scale) / len(scale)
+        errors_M = -2 * (posterior.log_likelihood_M.cpu() + count * constant)
+    return Problem(
+        posterior.curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model"
+    )
+
+
+def _groups(model: Model, prior: Groups) -> Tensor:
+    """Return the group of each weight: the module that holds it, all of them, or itself; −1 for the likelihood's."""
+    modules: dict[str, int] = {}
+    found = []
+    for name, size in zip(model.layout.names, model.layout.sizes, strict=True):
+        if name.startswith(PREFIX):
+            found.append(torch.full((size,), -1))
+        elif prior == "weight":
+            found.append(torch.arange(size) + sum(len(f) for f in found))
+        else:
+            module = name.rpartition(".")[0] if prior == "layer" else ""
+            found.append(torch.full((size,), modules.setdefault(module, len(modules))))
+    return torch.cat(found)
+
+
+def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int = 60) -> tuple[Tensor, float]:
+    """Return the log factors (G,) and log β at the maximum of the evidence.
+
+    With t = d/(βλ + d) the gradient is ½ (n_g − d U_g − Σ t) and ½ (n − β R − Σ (1 − t)), and the second derivatives
+    are made of Σ t (1 − t): no logarithm of an eigenvalue is taken.
+
+    Args:
+        spectra: eigenvalues of each group.
+        problem: the evidence.
+        start: log factors to begin with, (G,).
+        steps: at most so many.
+
+    Returns:
+        log d and log β.
+    """
+    sizes_G = torch.tensor([len(s) for s in spectra], dtype=torch.float64)
+    squares_G, errors = problem.totals(problem.squares_MD).cpu(), float(problem.errors_M.sum())
+    members, point = len(problem.squares_MD), torch.cat([start, torch.zeros(1, dtype=torch.float64)])
+    for _ in range(steps):
+        factors, beta = point[:-1].exp(), math.exp(float(point[-1]))
+        shares = [d / (beta * s + d) for d, s in zip(factors.tolist(), spectra, strict=True)]
+        prior_G = torch.stack([t.sum(dtype=torch.float64) for t in shares]).cpu()
+        bend_G = torch.stack([t.dot(1 - t).double() for t in shares]).cpu()
+        gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
+        hessian = torch.diag(torch.cat([factors * squares_G + bend_G, torch.ones(1, dtype=torch.float64)]))
+        if problem.count:
+            gradient[-1] = members * problem.count - beta * errors - (sizes_G - prior_G).sum()
+            hessian[-1, -1] = beta * errors + bend_G.sum()
+            hessian[-1, :-1] = hessian[:-1, -1] = -bend_G
+        if not problem.free:
+            gradient[:-1], hessian[:-1, -1], hessian[-1, :-1] = 0.0, 0.0, 0.0
+        hessian.diagonal().clamp_min_(1e-12)
+        move = torch.linalg.solve(hessian, gradient).clamp(-2.0, 2.0)
+        point = (point + move).clamp(-_WIDEST, _WIDEST)
+        if float(move.abs().max()) < 1e-9:
+            break
+    return point[:-1], float(point[-1])
+
+
+def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
+    """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS, a Cholesky factor a step."""
+    members, sizes_G = len(problem.squares_MD), problem.totals(torch.ones_like(problem.squares_MD)).cpu()
+    squares_G, errors = problem.totals(problem.squares_MD).cpu(), float(problem.errors_M.sum())
+
+    def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
+        log_d_G, log_beta = torch.as_tensor(point[:-1]), float(point[-1])
+        covariance = problem.curvature.scaled(math.exp(log_beta)).covariance(_spread(problem.group_D, log_d_G))
+        factors = log_d_G.exp()
+        prior_G = problem.totals(covariance.diagonal()).cpu() * factors
+        value = (sizes_G * log_d_G - factors * squares_G).sum() + covariance.logdet().double().sum().cpu()
+        gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
+        if problem.count:
+            count, beta = members * problem.count, math.exp(log_beta)
+            value = value + count * log_beta - beta * errors
+            total = members * problem.squares_MD.shape[1] - prior_G.sum()
+            gradient[-1] = count - beta * errors - total
+        return -float(value), -gradient.numpy()
+
+    bounds = [(-_WIDEST, _WIDEST)] * (len(start) + 1)
+    found = minimize(negative, np.append(start.numpy(), 0.0), jac=True, method="L-BFGS-B", bounds=bounds,
+                     options={"ftol": 1e-15, "gtol": 1e-8})  # fmt: skip
+    return torch.as_tensor(found.x[:-1]), float(found.x[-1])
+
+
+def _by_weight(posterior: LaplacePosterior, problem: Problem, noise: bool) -> LaplacePosterior:
+    """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0.
+
+    Raises:
+        ValueError: if the curvature is not diagonal, there are several modes, or the noise is to be chosen too.
+    """
+    if not isinstance(problem.curvature, DiagonalCurvature) or len(problem.squares_MD) > 1 or noise:
+        raise ValueError(
+            "a prior precision for every weight is chosen for one mode with diagonal curvature and given noise. Use "
+            "structure='diagonal', or prior='layer'."
+        )
+    values, squares = problem.curvature.values_MD[0].double(), problem.squares_MD[0].double()
+    product = values * squares
+    # 2H / (HU + √((HU)² + 4HU)), which stands firm where the weight is near its prior mean
+    factors = 2 * values / (product + (product**2 + 4 * product).sqrt())
+    kept = problem.group_D < 0
+    bound = math.exp(_WIDEST)
+    log_d = torch.where(kept, 1.0, factors.nan_to_num(nan=1.0, posinf=bound).clamp(1 / bound, bound)).log()
+    return posterior.with_strength(log_d.exp())
+
+
+def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
+    """Return the factor of each weight, (D,)."""
+    factors = torch.cat([log_d_G.exp(), torch.ones(1, dtype=torch.float64)]).to(group_D.device)
+    return factors[group_D]  # −1 is the last
+
+
+def _changed(posterior: LaplacePosterior, group_D: Tensor, log_d_G: Tensor, log_beta: float) -> LaplacePosterior:
+    found = posterior.with_strength(_spread(group_D, log_d_G).to(posterior.mean_MD)) if log_d_G.any() else posterior
+    return found if log_beta == 0 else found.with_noise(math.exp(-0.5 * log_beta))
+
+
+def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data: Any) -> LaplacePosterior:
+    """Return the posterior whose linearised predictive gives held-out data the largest log likelihood.
+
+    Raises:
+        ValueError: if there is more than one factor to choose.
+    """
+    if prior in {"layer", "weight"}:
+        raise ValueError(f"held-out data choose one factor; got prior={prior!r}. Use prior='scalar', or the evidence.")
+    group_D = _groups(posterior.model, prior).to(posterior.mean_MD.device)
+    source = as_source(posterior.model, data, 1024)
+    source.check()
+    rows = source.rows()
+
+    def at(point: np.ndarray) -> LaplacePosterior:
+        log_d = torch.as_tensor(point[:1]) if prior == "scalar" else torch.zeros(1, dtype=torch.float64)
+        return _changed(posterior, group_D, log_d, float(point[-1]) if noise else 0.0)
+
+    def negative(point: np.ndarray) -> float:
+        predictive = predict(Linearised(at(point)), rows.inputs)
+        return -float(predictive.log_prob(rows.targets).mean())
+
+    grid = np.linspace(math.log(1e-4), math.log(1e4), 9)
+    starts = [np.array([g, 0.0] if noise and prior == "scalar" else [g]) for g in grid]
+    best = min(starts, key=negative)
+    found = minimize(negative, best, method="Nelder-Mead", options={"xatol": 1e-2, "fatol": 1e-6, "maxiter": 60})
+    return at(found.x)
