@@ -27,7 +27,8 @@ class Peer:
     """One way of a peer to do the work of a case, in a process of its own. A context manager: starts and closes it.
 
     Attributes:
-        values: log densities of the chains at the starting weights, in nats; empty before the start.
+        values: what both sides must agree on, such as log densities of the chains at the starting weights, in nats;
+            empty before the start.
     """
 
     def __init__(self, way: str, case: str, *, where: Path = ROOT / ".peers", patience: float = 600.0) -> None:
@@ -94,11 +95,15 @@ class Peer:
         Raises:
             RuntimeError: if the peer is not running, or fails.
         """
-        if self._process is None or self._process.stdin is None:
-            raise RuntimeError(f"{self._name} is not running. Start it first.")
-        with suppress(BrokenPipeError):  # it has died; the missing answer says why
-            print(f"go {units}", file=self._process.stdin, flush=True)
-        return float(self._answer())
+        return self._ask(f"go {units}")
+
+    def memory(self) -> float:
+        """Return the peak resident memory of the peer's process so far, in MiB.
+
+        Raises:
+            RuntimeError: if the peer is not running, or fails.
+        """
+        return self._ask("memory")
 
     def close(self) -> None:
         """End the process."""
@@ -116,6 +121,18 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _ask(self, request: str) -> float:
+        """Return the answer to a request.
+
+        Raises:
+            RuntimeError: if the peer is not running, or fails.
+        """
+        if self._process is None or self._process.stdin is None:
+            raise RuntimeError(f"{self._name} is not running. Start it first.")
+        with suppress(BrokenPipeError):  # it has died; the missing answer says why
+            print(request, file=self._process.stdin, flush=True)
+        return float(self._answer())
 
     def _answer(self) -> str:
         """Return the next line.
@@ -195,10 +212,11 @@ def alternate(
         for name in list(clocks)[:: -1 if number % 2 else 1]:
             while True:
                 patience -= neighbours.wait(others, patience)
+                start = time.perf_counter()
                 seconds, used = clocks[name](units[name]), neighbours.cores()
                 if used <= others or patience <= 0:
                     break
-                patience -= seconds
+                patience -= time.perf_counter() - start  # a peer that does a share of the work says more seconds
             timed[name].append(seconds / units[name])
             worst = max(worst, used)
         print(".", end="", file=sys.stderr, flush=True)

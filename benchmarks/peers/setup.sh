@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Makes one virtual environment per family of peers: WHERE/jax and WHERE/torch. They are kept apart from each other and
-# from .venv, because their requirements would move the versions that the library is tested with.
-#   benchmarks/peers/setup.sh [WHERE]        WHERE is .peers unless given; PYTHON names the interpreter
+# Makes one virtual environment per family of peers: WHERE/jax, WHERE/torch and WHERE/laplace. They are kept apart from
+# each other and from .venv, because their requirements would move the versions that the library is tested with.
+# FAMILY.txt is installed as usual, FAMILY-alone.txt without what its packages require.
+#   benchmarks/peers/setup.sh [WHERE [FAMILY ...]]     WHERE is .peers and FAMILY all unless given; PYTHON: the interpreter
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 where=${1:-.peers}
 
-for family in jax torch; do
+families=("${@:2}")
+((${#families[@]})) || families=(jax torch laplace)
+
+for family in "${families[@]}"; do
   python=$where/$family/bin/python
   "$python" -m pip --version >/dev/null 2>&1 || "${PYTHON:-python3}" -m venv "$where/$family"
   install=("$python" -m pip install --disable-pip-version-check --quiet)
@@ -14,6 +18,13 @@ for family in jax torch; do
   first=$(grep '^torch==' "$here/$family.txt" || true)
   [[ -z $first ]] || "${install[@]}" "$first"
   "${install[@]}" --requirement "$here/$family.txt"
-  "$python" -m pip check
+  if [[ -e $here/$family-alone.txt ]]; then
+    "${install[@]}" --no-deps --requirement "$here/$family-alone.txt"
+    # nothing may be missing but what was left out on purpose
+    if "$python" -m pip check | grep --invert-match -e "requires torchvision" -e "^No broken"; then exit 1; fi
+  else
+    "$python" -m pip check
+  fi
 done
-echo "The peers are in $where. Time them by: python -m benchmarks.samplers --where $where"
+echo "The peers are in $where. Time them by: python -m benchmarks.samplers --where $where
+and python -m benchmarks.laplace --where $where"
