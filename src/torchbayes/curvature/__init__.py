@@ -1,0 +1,13 @@
+"""Curvature of log likelihoods in the weights: what a pass over the data adds up, layer by layer.
+
+`roots` has the curvature of the likelihood in the outputs, `layers` and `anatomy` what the layers of a network make of
+it, `sums` and `passes` how one structure adds it up, `collect` the pass itself; `features` and `tangent` turn covariances
+of weights into covariances of outputs.
+"""
+
+from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look
+from torchbayes.curvature.collect import Collector, Where, units
+from torchbayes.curvature.sums import Piece
+from torchbayes.curvature.tangent import Tangent
+
+__all__ = ["Anatomy", "Collector", "Findings", "Piece", "Tangent", "Where", "anatomy", "look", "units"]
