@@ -48,7 +48,7 @@ from torchbayes.model import (
     member_seeds,
     priors,
 )
-from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, load
+from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, as_prior, load
 from torchbayes.predictive import Predictive, predict, stream
 from torchbayes.tuning import tune
 
@@ -109,6 +109,7 @@ __all__ = [
     "Steady",
     "TemperatureScaling",
     "__version__",
+    "as_prior",
     "detection",
     "diagnose",
     "evaluate",

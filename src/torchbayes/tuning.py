@@ -282,5 +282,6 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
     grid = np.linspace(math.log(1e-4), math.log(1e4), 9)
     starts = [np.array([g, 0.0] if noise and prior == "scalar" else [g]) for g in grid]
     best = min(starts, key=negative)
-    found = minimize(negative, best, method="Nelder-Mead", options={"xatol": 1e-2, "fatol": 1e-6, "maxiter": 60})
-    return at(found.x)
+    simplex = np.vstack([best, best + np.eye(len(best))])
+    options = {"xatol": 1e-2, "fatol": 1e-6, "maxiter": 100, "initial_simplex": simplex}
+    return at(minimize(negative, best, method="Nelder-Mead", options=options).x)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import hessian, vmap
+from torch.func import jacrev, vmap
 
 from torchbayes.model.likelihoods import (
     Bernoulli,
@@ -122,7 +122,7 @@ def _autograd_root(likelihood: Likelihood, outputs: Tensor, targets: Tensor, par
         return -likelihood.log_prob(row, target.unsqueeze(0), parameters)[0]
 
     with torch.enable_grad():
-        second = vmap(hessian(loss), chunk_size=256)
+        second = vmap(jacrev(jacrev(loss)), chunk_size=256)
         flat = outputs.detach().flatten(1)
         matrices = _expected(likelihood, outputs, parameters, lambda y: second(flat, y))
         matrices = second(flat, targets) if matrices is None else matrices

@@ -77,7 +77,8 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
         return dataclasses.replace(like, **parts)  # type: ignore[type-var]
     if isinstance(like, Mapping):
         if not like:  # filled by the first step, with names that a fresh state cannot know
-            return {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+            own = {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+            return {n: t.clone() for n, t in own.items()}  # where a library's rounding depends on alignment, as a run's
         return {name: restore(entry, tensors, numbers, prefix=f"{prefix}/{name}") for name, entry in like.items()}
     if prefix not in numbers:
         raise ValueError(f"`{prefix}` is missing in the checkpoint.")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.linalg import Scaled
+from torchbayes.linalg import Diagonal, Scaled
 from torchbayes.linalg.curvature import Curvature, restore_curvature
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
@@ -206,3 +206,26 @@ def having_noise(model: Any, factor: float) -> Any:
     scale = likelihood.scale
     other = tuple(s * factor for s in scale) if isinstance(scale, tuple) else scale * factor
     return having(model, likelihood=dataclasses.replace(likelihood, scale=other))
+
+
+def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
+    """Return a Gaussian posterior of one mode as a prior: what one task has taught, for the next.
+
+    Args:
+        posterior: of one member.
+
+    Returns:
+        The prior over all weights together; pass it to `Model` as `prior`.
+
+    Raises:
+        ValueError: if the posterior is a mixture.
+    """
+    gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
+    if gaussian.members > 1:
+        raise ValueError(
+            f"a prior is one Gaussian; this posterior is a mixture of {gaussian.members}. Fit one mode, or choose one."
+        )
+    covariance = gaussian.covariance
+    if isinstance(covariance, Scaled) and isinstance(covariance.structure, Diagonal):
+        covariance = Diagonal(covariance.diagonal())
+    return Joint(gaussian.mean_MD[0].clone(), covariance)

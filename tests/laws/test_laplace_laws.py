@@ -1,0 +1,186 @@
+"""Laws of Laplace, whatever its structure, on every network: those of methods, where the start is a mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import torchbayes as tb
+from tests.laws.cases import NETWORKS, assert_same_tensors, everything, losses, made, normal, rows_of
+from tests.laws.test_method_laws import break_after, keep_every
+from tests.oracles import assert_close
+from tests.ranks import check, launch
+from torchbayes.inference.batches import as_source
+from torchbayes.inference.checkpoint import flatten
+from torchbayes.model.seeds import member_seeds
+
+KINDS: dict[str, dict[str, Any]] = {
+    "diagonal": {"structure": "diagonal"},
+    "kronecker": {"structure": "kronecker"},
+    "reduce": {"structure": "kronecker", "sharing": "reduce", "joint_bias": False},
+    "ekfac": {"structure": "ekfac"},
+    "dense": {"structure": "dense"},
+    "low_rank": {"structure": "low_rank", "rank": 3},
+    "fisher": {"structure": "kronecker", "curvature": "fisher", "samples": 2},
+    "empirical": {"structure": "diagonal", "curvature": "empirical"},
+    "hessian": {"structure": "dense", "curvature": "hessian"},
+}
+BATCH = 7
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+networks = pytest.mark.parametrize("network", NETWORKS)
+
+
+def method_of(kind: str, **settings: Any) -> tb.Laplace:
+    """A method; weights here are random and no mode."""
+    return tb.Laplace(**{"batch_size": BATCH, "check_mode": False, **KINDS[kind], **settings})
+
+
+def modes(model: tb.Model, members: int = 2) -> Tensor:
+    """Some weights that are not too far from the prior's mean, so that the exact Hessian is definite."""
+    return 0.1 * normal(members, model.layout.size, seed=5, dtype=model.network.dtype)
+
+
+def model_for(kind: str, network: str = "mlp", **settings: Any) -> tb.Model:
+    """A classifier; under a narrow prior where the curvature may be negative."""
+    scale = 0.1 if kind == "hessian" else 1.0
+    return tb.Model(made(network), tb.likelihoods.Categorical(), tb.priors.Normal(scale), **settings)
+
+
+def fitted(kind: str, network: str = "mlp", **options: Any) -> tb.LaplacePosterior:
+    """One small fit."""
+    model = model_for(kind, network)
+    options = {"start": modes(model), "seed": 7, "callbacks": (), **options}
+    return tb.fit(model, rows_of(network), method_of(kind), **options)  # type: ignore[return-value]
+
+
+@kinds
+@networks
+def test_interrupted_and_resumed_equals_uninterrupted(
+    kind: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fitted(kind, network, directory=tmp_path / "whole")
+    keep_every(monkeypatch, 10.0)
+    passes = method_of(kind).epochs
+    for steps in {1, 4 * passes - 1, 2 * passes + 1}:
+        directory = tmp_path / str(steps)
+        with monkeypatch.context() as inside:
+            break_after(inside, tb.Laplace, steps)
+            with pytest.raises(KeyboardInterrupt):
+                fitted(kind, network, directory=directory)
+        resumed = fitted(kind, network, directory=directory, resume=True)
+        assert_same_tensors(everything(resumed), everything(expected))
+        assert losses(directory) == losses(tmp_path / "whole")
+    again = fitted(kind, network, directory=tmp_path / "whole", resume=True)
+    assert_same_tensors(everything(again), everything(expected))
+
+
+@kinds
+@networks
+def test_members_together_equal_members_alone(kind: str, network: str) -> None:
+    model = model_for(kind, network)
+    start, together = modes(model, 3), fitted(kind, network, start=modes(model_for(kind, network), 3))
+    assert together.members == 3
+    for m, seed in enumerate(member_seeds(7, 3)):
+        alone = fitted(kind, network, start=start[m : m + 1], seed=seed)
+        covariance = together.gaussian.covariance.dense()[m]
+        assert_close(covariance, alone.gaussian.covariance.dense()[0], rtol=1e-7, atol=1e-10)
+        assert_close(together.log_evidence()[m], alone.log_evidence()[0], rtol=1e-9)
+
+
+@kinds
+@networks
+def test_step_is_pure_and_donating_changes_nothing(kind: str, network: str) -> None:
+    method, model = method_of(kind, members=2), model_for(kind, network)
+    source, seeds = as_source(model, rows_of(network), BATCH), member_seeds(3, 2)
+    density = tb.LogDensity(model, source.num_data, plan="loop")
+    start, buffers = modes(model), model.network.stacked_buffers(2)
+    options = {"seeds": seeds, "steps_per_epoch": source.steps_per_epoch}
+    state, donated = (method.init(density, start, buffers, **options) for _ in range(2))
+    for epoch in range(method.epochs):
+        for batch in source.epoch(seeds, epoch):
+            before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
+            first, info = method.step(density, state, batch)
+            donated, donated_info = method.step(density, donated, batch, donate=True)
+            assert_same_tensors(flatten(state)[0], before)
+            assert_same_tensors(flatten(first)[0], flatten(donated)[0])
+            assert torch.equal(info.nll_M, donated_info.nll_M)
+            state = first
+    by_hand = method.posterior(density, state)
+    assert_same_tensors(by_hand.tensors(), fitted(kind, network, seed=3).tensors())
+
+
+@kinds
+@networks
+def test_saved_posterior_is_the_returned_one_and_nothing_else_moves(kind: str, network: str, tmp_path: Path) -> None:
+    module = made(network).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = torch.get_rng_state()
+    model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
+    posterior = tb.fit(model, rows_of(network), method_of(kind), start=modes(model), directory=tmp_path, callbacks=())
+    loaded = tb.load(tmp_path / "posterior.safetensors", model)
+    assert_same_tensors(everything(loaded), everything(posterior))
+    inputs, _ = rows_of(network)
+    linear, again = (tb.predict(tb.Linearised(p), inputs).probs for p in (posterior, loaded))  # type: ignore[arg-type]
+    assert torch.equal(linear, again)
+    assert torch.equal(posterior.functions(4, seed=1)(inputs), loaded.functions(4, seed=1)(inputs))
+    assert_same_tensors(module.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(m.training for m in module.modules())
+    assert all(p.grad is None for p in module.parameters())
+
+
+@kinds
+def test_size_of_batches_and_pieces_changes_nothing(kind: str) -> None:
+    """H is a sum over rows; sampled targets differ between batches, so they are left out."""
+    if kind == "fisher":
+        return
+    model = model_for(kind)
+    whole = tb.fit(model, rows_of(), method_of(kind, batch_size=24), start=modes(model), callbacks=())
+    pieces = tb.fit(model, rows_of(), method_of(kind, batch_size=5, chunk=100), start=modes(model), callbacks=())
+    for m in range(2):
+        found = pieces.gaussian.covariance.dense()[m]  # type: ignore[attr-defined]
+        assert_close(found, whole.gaussian.covariance.dense()[m], rtol=1e-7, atol=1e-9)  # type: ignore[attr-defined]
+
+
+@kinds
+def test_float32_is_kept(kind: str) -> None:
+    module = made("mlp", torch.float32)
+    model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
+    posterior = tb.fit(model, rows_of("mlp", torch.float32), method_of(kind), start=modes(model), callbacks=())
+    own = {name: tensor.dtype for name, tensor in posterior.tensors().items()}
+    assert {d for n, d in own.items() if n not in {"log_likelihood_M", "curvature.order_D"}} == {torch.float32}
+    assert posterior.sample(2).dtype == torch.float32
+
+
+def fit_all(grid: tuple[int, int], folder: Path) -> None:
+    """Fit with every kind on a grid of processes; every rank saves what it got."""
+    with tb.Ranks.grid(*grid) as ranks:
+        for kind in KINDS:
+            tensors = everything(fitted(kind, start=modes(model_for(kind), 3), ranks=ranks))
+            number = ranks.data_rank * ranks.chains + ranks.chain_rank
+            save_file({n: t.contiguous() for n, t in tensors.items()}, folder / f"{kind}_{number}.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2), (2, 2)], ids=["data", "chains", "both"])
+def test_ranks_together_equal_one_process(grid: tuple[int, int], tmp_path: Path) -> None:
+    count = grid[0] * grid[1]
+    check(launch(fit_all, count, tmp_path, grid, tmp_path))
+    for kind in KINDS:
+        if kind == "fisher" and grid[0] > 1:
+            continue  # rows on another rank draw other targets
+        alone = fitted(kind, start=modes(model_for(kind), 3))
+        for rank in range(count):
+            found = load_file(tmp_path / f"{kind}_{rank}.safetensors")
+            model = model_for(kind)
+            other = tb.LaplacePosterior.restore(model, found, alone.settings())
+            # eigenvectors are not unique, their products are
+            ours, theirs = (p.gaussian.covariance.dense() for p in (alone, other))
+            assert_close(theirs, ours, rtol=1e-7, atol=1e-9)
+            assert_close(found["log_likelihood_M"], alone.log_likelihood_M)

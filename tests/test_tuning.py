@@ -1,0 +1,171 @@
+"""tune finds the maximum of the evidence, whatever the structure, and the best of held-out data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.oracles import LinearGaussian, assert_close, classes, normal
+
+X = normal(40, 3)
+Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)
+SCALE, NOISE = 0.4, 0.7
+
+
+def regression(structure: str = "dense", **settings: Any) -> tb.LaplacePosterior:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    model = tb.Model(module, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
+    start = 0.4 * normal(settings.pop("members", 1), model.layout.size, seed=3)
+    method = tb.Laplace(structure=structure, check_mode=False, **settings)  # type: ignore[arg-type]
+    return tb.fit(model, (X, Y), method, start=start, callbacks=())  # type: ignore[return-value]
+
+
+def groups(posterior: tb.LaplacePosterior, prior: str) -> Tensor:
+    """Group of each weight, from its name."""
+    layout, found = posterior.model.layout, []
+    for number, (name, size) in enumerate(zip(layout.names, layout.sizes, strict=True)):
+        group = {"scalar": 0, "layer": int(name[0]) // 2, "model": 0}[prior]
+        found.append(torch.full((size,), group if prior != "tensor" else number))
+    return torch.cat(found)
+
+
+def log_evidence(posterior: tb.LaplacePosterior, factor_D: Tensor, noise: float = 1.0) -> float:
+    """By the definition: dense H, prior N(0, SCALE²/d), noise times a factor; summed over the modes."""
+    total = 0.0
+    for m, mode in enumerate(posterior.mean_MD):
+        matrix = posterior.curvature.dense()[m] / SCALE**2 / noise**2
+        precision = matrix + torch.diag(factor_D / SCALE**2)
+        residual = posterior.log_likelihood_M[m] + 40 * math.log(NOISE * math.sqrt(2 * math.pi))
+        fit = residual / noise**2 - 40 * math.log(NOISE * noise * math.sqrt(2 * math.pi))
+        prior = torch.distributions.Normal(0.0, SCALE / factor_D.sqrt()).log_prob(mode).sum()
+        total += float(fit + prior + len(mode) / 2 * math.log(2 * math.pi) - 0.5 * torch.logdet(precision))
+    return total
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("prior", ["scalar", "layer", "model"])
+@pytest.mark.parametrize("structure", ["dense", "kronecker", "diagonal", "low_rank", "ekfac"])
+def test_the_maximum_of_the_evidence(structure: str, prior: Any, noise: bool, members: int) -> None:
+    if prior == "model" and not noise:
+        return
+    fitted = regression(structure, members=members)
+    tuned = tb.tune(fitted, prior=prior, noise=noise)
+    group_D = groups(fitted, prior)
+
+    def negative(point: Any) -> float:
+        factors = (
+            torch.as_tensor(point[:-1], dtype=torch.float64).exp()[group_D]
+            if prior != "model"
+            else torch.ones(len(group_D)).double()
+        )
+        return -log_evidence(fitted, factors, math.exp(point[-1]) if noise else 1.0)
+
+    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-12,
+                    "xatol": 1e-8, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
+    assert_close(float(tuned.log_evidence().sum()), -best.fun, rtol=1e-9)
+    assert_close(-negative([0.0] * (int(group_D.max()) + 2)), float(fitted.log_evidence().sum()), rtol=1e-9)
+    if prior != "model":
+        assert_close(tuned.strength_D, torch.as_tensor(best.x[:-1]).exp()[group_D], rtol=1e-4)
+        assert_close(tuned.model.prior.stds(), SCALE / tuned.strength_D.sqrt())
+    if noise:
+        likelihood = tuned.model.likelihood
+        assert isinstance(likelihood, tb.likelihoods.Gaussian)
+        assert likelihood.scale == pytest.approx(NOISE * math.exp(best.x[-1]), rel=1e-4)
+
+
+def test_a_precision_for_every_weight() -> None:
+    fitted = regression("diagonal")
+    tuned = tb.tune(fitted, prior="weight")
+    value = float(tuned.log_evidence())
+    for shift in (0.99, 1.01):
+        for place in range(len(fitted.strength_D)):
+            moved = tuned.strength_D.clone()
+            moved[place] *= shift
+            assert float(fitted.with_strength(moved).log_evidence()) < value
+    with pytest.raises(ValueError, match="diagonal curvature"):
+        tb.tune(regression("dense"), prior="weight")
+
+
+def test_fit_can_tune_at_once() -> None:
+    later = tb.tune(regression("kronecker"), prior="layer", noise=True)
+    at_once = regression("kronecker", prior="layer", noise=True)
+    assert_close(at_once.strength_D, later.strength_D)
+    assert_close(at_once.log_evidence(), later.log_evidence())
+
+
+def test_tuned_linear_regression_is_the_exact_evidence_s_maximum() -> None:
+    """The mode moves with the prior, so one tunes, finds the mode and tunes again (MacKay 1992)."""
+    scale, noise = SCALE, NOISE
+    for _ in range(40):
+        own = LinearGaussian(X, Y, scale, noise)
+        model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(noise), tb.priors.Normal(scale))
+        fitted = tb.fit(model, (X, Y), tb.Laplace(structure="dense"), start=own.posterior()[0], callbacks=())
+        tuned = tb.tune(fitted, prior="scalar", noise=True)  # type: ignore[arg-type]
+        scale = float(tuned.model.prior.stds()[0])
+        noise = float(tuned.model.likelihood.scale)  # type: ignore[attr-defined]
+
+    def negative(point: Any) -> float:
+        return -LinearGaussian(X, Y, math.exp(point[0]), math.exp(point[1])).log_evidence()
+
+    best = minimize(negative, [math.log(scale), math.log(noise)], method="Nelder-Mead",
+                    options={"fatol": 1e-12, "xatol": 1e-9})  # fmt: skip
+    assert_close(float(tuned.log_evidence()), -best.fun, rtol=1e-9)
+    assert scale == pytest.approx(math.exp(best.x[0]), rel=1e-5)
+    assert noise == pytest.approx(math.exp(best.x[1]), rel=1e-5)
+
+
+def test_tuning_twice_changes_nothing_and_saving_keeps_it(tmp_path: Any) -> None:
+    tuned = tb.tune(regression("kronecker"), prior="layer", noise=True)
+    again = tb.tune(tuned, prior="layer", noise=True)
+    assert_close(again.strength_D, tuned.strength_D, rtol=1e-6)
+    assert_close(again.log_evidence(), tuned.log_evidence())
+    loaded = tb.load(tuned.save(tmp_path / "q.safetensors"), regression("kronecker").model)
+    assert isinstance(loaded, tb.LaplacePosterior)
+    assert_close(loaded.log_evidence(), tuned.log_evidence())
+    assert loaded.model.likelihood == tuned.model.likelihood
+    inputs = normal(3, 3, seed=8)
+    found, expected = (tb.predict(tb.Linearised(p), inputs) for p in (loaded, tuned))
+    assert_close(found.variance, expected.variance)
+
+
+def test_held_out_data_choose_the_prior_and_noise() -> None:
+    fitted, data = regression("dense"), (normal(30, 3, seed=6), normal(30, seed=7))
+    tuned = tb.tune(fitted, prior="scalar", on=data)
+    grid = [fitted.with_strength(torch.full_like(fitted.strength_D, 10.0**e)) for e in torch.linspace(-4, 4, 33)]
+    best = min(tb.evaluate(tb.Linearised(p), data).metrics["nll"] for p in grid)
+    assert tb.evaluate(tb.Linearised(tuned), data).metrics["nll"] <= best + 1e-6
+    both = tb.tune(fitted, prior="scalar", noise=True, on=data)
+    assert tb.evaluate(tb.Linearised(both), data).metrics["nll"] < best
+
+
+def test_classification_is_tuned_too() -> None:
+    module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+    fitted = tb.fit(model, (X, classes(40, 3)), tb.Laplace(check_mode=False), start=module, callbacks=())
+    assert isinstance(fitted, tb.LaplacePosterior)
+    tuned = tb.tune(fitted)
+    for factor in (0.9, 1.1):
+        assert float(fitted.with_strength(tuned.strength_D * factor).log_evidence()) < float(tuned.log_evidence())
+    with pytest.raises(TypeError, match="no fixed noise scale"):
+        tb.tune(fitted, noise=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tb.tune(regression(), prior="every"), "`prior` must be one of"),  # type: ignore[arg-type]
+        (lambda: tb.tune(regression(), prior="layer", on=(X, Y)), "held-out data choose one factor"),
+        (lambda: regression().with_strength(torch.zeros(21)), "positive and finite"),
+        (lambda: regression().with_strength(torch.full((21,), math.nan)), "positive and finite"),
+    ],
+)
+def test_bad_input(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
