@@ -50,7 +50,7 @@ def test_laplace_torch_agrees(reference: Reference) -> None:
     regression, compared = reference.likelihood == "regression", 0
     for part, structure, backend in reference.has_laplace:
         theirs = reference.below(f"laplace/{part}/{structure}/{backend}")
-        settings = {"sharing": "reduce"} if backend.endswith("-reduce") else {}
+        settings: Any = {"sharing": "reduce"} if backend.endswith("-reduce") else {}
         curvature = "empirical" if "EF" in backend else "ggn"
         model = model_of(reference, part, NOISE_SCALE if regression else 1.0)
         ours = fit(reference, model, structure=STRUCTURES[structure], curvature=curvature, joint_bias=False, **settings)

@@ -7,6 +7,7 @@ from torchbayes.inference.laplace import Laplace
 from torchbayes.inference.map import MAP
 from torchbayes.inference.metropolis import MALA, RandomWalk
 from torchbayes.inference.nuts import NUTS
+from torchbayes.inference.online_laplace import OnlineLaplace
 from torchbayes.inference.optimizers import SGD, Adam, AdamW
 from torchbayes.inference.progress import Event
 from torchbayes.inference.sample import Chains, sample
@@ -38,6 +39,7 @@ __all__ = [
     "DivergedError",
     "Event",
     "Laplace",
+    "OnlineLaplace",
     "PiecewiseLinear",
     "RandomWalk",
     "Steady",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -86,6 +87,14 @@ class Info:
         return {"lr": self.lr}
 
 
+class Update(Protocol):
+    """What a step needs of an optimiser."""
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
+        """Take one step in place."""
+        ...
+
+
 def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of named tensors."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
@@ -114,7 +123,7 @@ def start(
 
 
 def descend(
-    density: LogDensity, trajectory: Trajectory, batch: Batch, *, optimizer: Optimizer, lr: float, donate: bool
+    density: LogDensity, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
 ) -> tuple[Trajectory, Info]:
     """Take one optimiser step on the loss −(T/N) log p(w, D) of every member.
 

@@ -11,57 +11,23 @@ for EKFAC, a few times for a low rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Findings, anatomy, look
-from torchbayes.curvature.collect import Collector, Where, units
-from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
-from torchbayes.curvature.sums import DenseSums, DiagonalSums, KroneckerSums, Sums
-from torchbayes.inference.descent import DivergedError
-from torchbayes.inference.mode import warn_unless_mode, with_joint_prior
+from torchbayes.inference import survey
 from torchbayes.inference.settings import check_counts
+from torchbayes.inference.survey import CurvatureName, Recipe, Sharing, StructureName, Survey, check_choices
 from torchbayes.model.density import LogDensity
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.tuning import tune
 
-StructureName = Literal["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
-CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
-
-
-@dataclass(frozen=True)
-class State:
-    """What the next step needs.
-
-    Attributes:
-        weights_MD: the modes.
-        buffers: the network's buffers of each member, (M, ...).
-        sums: what the pass adds up, name -> (M, ...); empty before the first step.
-        log_likelihood_M: Σ log p(y|f) so far, float64.
-        gradient_MD: gradient of it so far.
-        seeds: one seed per member.
-        step: batches seen.
-        steps_per_epoch: length of a pass.
-        num_targets: values of the targets so far.
-        found: how the network is built, as `Findings.text`; empty before the first step.
-    """
-
-    weights_MD: Tensor
-    buffers: Buffers
-    sums: Mapping[str, Tensor]
-    log_likelihood_M: Tensor
-    gradient_MD: Tensor
-    seeds: tuple[int, ...]
-    step: int
-    steps_per_epoch: int
-    num_targets: int
-    found: str
+State = Survey
+PriorName = Literal["model", "scalar", "layer", "weight"]
 
 
 @dataclass(frozen=True)
@@ -107,11 +73,11 @@ class Laplace:
 
     structure: StructureName = "kronecker"
     curvature: CurvatureName = "ggn"
-    prior: Literal["model", "scalar", "layer", "weight"] = "model"
+    prior: PriorName = "model"
     noise: bool = False
     batch_size: int = 1000
     samples: int = field(default=1, kw_only=True)
-    sharing: Literal["expand", "reduce"] = field(default="expand", kw_only=True)
+    sharing: Sharing = field(default="expand", kw_only=True)
     joint_bias: bool = field(default=True, kw_only=True)
     rank: int = field(default=20, kw_only=True)
     passes: int = field(default=3, kw_only=True)
@@ -123,51 +89,29 @@ class Laplace:
     at_modes = True
 
     def __post_init__(self) -> None:
-        check_counts(batch_size=self.batch_size, samples=self.samples, rank=self.rank, members=self.members)
-        check_counts(chunk=self.chunk, passes=self.passes)
-        choices = {"structure": StructureName, "curvature": CurvatureName}
-        choices |= {"prior": Literal["model", "scalar", "layer", "weight"], "sharing": Literal["expand", "reduce"]}
-        for name, known in choices.items():
-            if getattr(self, name) not in get_args(known):
-                raise ValueError(f"`{name}` must be one of {', '.join(get_args(known))}; got {getattr(self, name)!r}.")
-        if self.curvature == "hessian" and self.structure != "dense":
-            raise ValueError(
-                f"the exact Hessian comes as a dense matrix alone; got structure={self.structure!r}. Use "
-                f"structure='dense', or curvature='ggn'."
-            )
-        if self.structure == "low_rank" and self.passes < 2:
-            raise ValueError("`passes` must be at least 2 for a low rank: one to look, one to measure; got 1.")
+        check_counts(batch_size=self.batch_size, members=self.members)
+        check_choices({"prior": (self.prior, PriorName)})
+        _ = self.recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is added up."""
+        return Recipe(
+            self.structure,
+            self.curvature,
+            self.samples,
+            self.sharing,
+            self.joint_bias,
+            self.rank,
+            self.passes,
+            self.chunk,
+            self.check_mode,
+        )
 
     @property
     def epochs(self) -> int:
         """Passes over the data."""
-        return self._sums().passes
-
-    def _sums(self) -> Sums:
-        if self.curvature == "hessian":
-            return HessianSums()
-        factors = KroneckerSums(self.sharing)
-        return {
-            "diagonal": DiagonalSums(),
-            "kronecker": factors,
-            "ekfac": EigenvalueSums(factors),
-            "dense": DenseSums(self.chunk),
-            "low_rank": LowRankSums(self.rank, self.passes),
-        }[self.structure]
-
-    def collector(self, model: Model, findings: Findings) -> Collector:
-        """Return what adds up the curvature that these settings name.
-
-        Args:
-            model: the model.
-            findings: of a look at its network.
-
-        Returns:
-            The collector.
-        """
-        rows = max(1, self.chunk // findings.numbers)
-        layers = anatomy(model, findings, joint_bias=self.joint_bias)
-        return Collector(layers, self._sums(), self.curvature, self.samples, rows)
+        return self.recipe.sums.passes
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -185,11 +129,7 @@ class Laplace:
             The state.
         """
         del density
-        none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
-        gradient_MD = torch.zeros_like(weights_MD)
-        return State(
-            weights_MD.clone(), dict(buffers), {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0, ""
-        )
+        return survey.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Add one batch to the sums of every member.
@@ -202,35 +142,9 @@ class Laplace:
 
         Returns:
             The new state, and what was seen.
-
-        Raises:
-            DivergedError: if the log likelihood is not finite.
         """
-        now, model = state if donate else clone(state), density.model
-        if not now.found:
-            first = batch.map(lambda t: t[0])
-            now = replace(now, found=look(model, now.weights_MD[0], first.inputs).text())
-        collector, where = (
-            self.collector(model, Findings.parse(now.found)),
-            Where(now.weights_MD, now.buffers, now.seeds),
-        )
-        now = now if now.sums else replace(now, sums=collector.empty(where))
-        place = divmod(now.step, now.steps_per_epoch)
-        gradient_MD = now.gradient_MD if self.check_mode else None
-        found_M = collector.add_(
-            dict(now.sums), where, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place
-        )
-        if not torch.isfinite(found_M).all():
-            raise DivergedError(
-                f"the log likelihood of batch {now.step} is not finite at the mode of member "
-                f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or the weights."
-            )
-        if place[1] == now.steps_per_epoch - 1:
-            collector.turn_(dict(now.sums), where, place[0])
-        total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
-        values = now.num_targets + (batch.targets[0].numel() if place[0] == 0 else 0)
-        now = replace(now, log_likelihood_M=total_M, num_targets=values, step=now.step + 1)
-        return now, Info(-found_M / batch.targets.shape[1])
+        now, nll_M = survey.add(self.recipe, density, state if donate else state.clone(), batch=batch)
+        return now, Info(nll_M)
 
     def posterior(self, density: LogDensity, state: State) -> LaplacePosterior:
         """Return the mixture of the modes' Gaussians, its prior tuned if the settings say so.
@@ -238,41 +152,7 @@ class Laplace:
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
-        if state.step < self.epochs * state.steps_per_epoch:
-            raise ValueError(
-                f"the pass over the data is not over: {state.step} of {self.epochs * state.steps_per_epoch} batches. "
-                f"Resume the run."
-            )
-        model, weights_MD = density.model, state.weights_MD
-        reference_MD, strength_D = units(model, weights_MD)
-        collector, factor = self.collector(model, Findings.parse(state.found)), model.scales(1, 1).likelihood
-        curvature = collector.curvature(state.sums, reference_MD)
-        curvature = curvature if factor == 1 else curvature.scaled(factor)
-        if self.check_mode:
-            gradient_MD = factor * state.gradient_MD
-            model.prior.add_gradient_(gradient_MD, weights_MD, model.scales(1, 1).prior)
-            warn_unless_mode(gradient_MD * reference_MD.rsqrt(), curvature.trace())
-        if model.prior.joint is not None and not model.prior.joint.is_independent:
-            curvature = with_joint_prior(curvature, model.prior.joint)
-        found = LaplacePosterior(
-            model,
-            weights_MD.clone(),
-            curvature,
-            reference_MD,
-            strength_D,
-            state.log_likelihood_M,
-            density.num_data,
-            state.num_targets,
-            buffers_M=dict(state.buffers) or None,
-            statistics_known=True,
-        )
+        found = survey.finish(self.recipe, density, state)
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
         _ = found.gaussian  # now, so that what is not positive definite is said here
         return found
-
-
-def clone(state: State) -> State:
-    """Return a copy that shares no tensor with the state."""
-    copies = {n: {k: t.clone() for k, t in getattr(state, n).items()} for n in ("buffers", "sums")}
-    tensors = {n: getattr(state, n).clone() for n in ("weights_MD", "log_likelihood_M", "gradient_MD")}
-    return replace(state, **copies, **tensors)

@@ -1,0 +1,202 @@
+"""A survey: passes over the data at weights that stay, which add up the curvature there and make a posterior of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.anatomy import Findings, anatomy, look
+from torchbayes.curvature.collect import Collector, Where, units
+from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
+from torchbayes.curvature.sums import DenseSums, DiagonalSums, KroneckerSums, Sums
+from torchbayes.inference.descent import DivergedError
+from torchbayes.inference.mode import warn_unless_mode, with_joint_prior
+from torchbayes.inference.settings import check_counts
+from torchbayes.model.density import LogDensity
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.laplace import LaplacePosterior
+
+StructureName = Literal["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
+CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
+Sharing = Literal["expand", "reduce"]
+
+
+def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
+    """Check settings that are one of several words: name -> (value, Literal of the words).
+
+    Raises:
+        ValueError: if one is not.
+    """
+    for name, (value, words) in choices.items():
+        if value not in get_args(words):
+            raise ValueError(f"`{name}` must be one of {', '.join(get_args(words))}; got {value!r}.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is added up; the attributes are those of `Laplace`."""
+
+    structure: StructureName
+    curvature: CurvatureName
+    samples: int = 1
+    sharing: Sharing = "expand"
+    joint_bias: bool = True
+    rank: int = 20
+    passes: int = 3
+    chunk: int = 2**24
+    check_mode: bool = True
+
+    def __post_init__(self) -> None:
+        check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
+        check_choices({
+            "structure": (self.structure, StructureName),
+            "curvature": (self.curvature, CurvatureName),
+            "sharing": (self.sharing, Sharing),
+        })
+        if self.curvature == "hessian" and self.structure != "dense":
+            raise ValueError(
+                f"the exact Hessian comes as a dense matrix alone; got structure={self.structure!r}. Use "
+                f"structure='dense', or curvature='ggn'."
+            )
+        if self.structure == "low_rank" and self.passes < 2:
+            raise ValueError("`passes` must be at least 2 for a low rank: one to look, one to measure; got 1.")
+
+    @property
+    def sums(self) -> Sums:
+        """How the structure adds up."""
+        if self.curvature == "hessian":
+            return HessianSums()
+        factors = KroneckerSums(self.sharing)
+        return {
+            "diagonal": DiagonalSums(),
+            "kronecker": factors,
+            "ekfac": EigenvalueSums(factors),
+            "dense": DenseSums(self.chunk),
+            "low_rank": LowRankSums(self.rank, self.passes),
+        }[self.structure]
+
+    def collector(self, model: Model, findings: Findings) -> Collector:
+        """Return what adds up the curvature, for a network that has been looked at."""
+        rows = max(1, self.chunk // findings.numbers)
+        layers = anatomy(model, findings, joint_bias=self.joint_bias)
+        return Collector(layers, self.sums, self.curvature, self.samples, rows)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How far a survey is.
+
+    Attributes:
+        weights_MD: the weights.
+        buffers: the network's buffers of each member, (M, ...).
+        sums: what the passes add up, name -> (M, ...); empty before the first batch.
+        log_likelihood_M: Σ log p(y|f) so far, float64.
+        gradient_MD: gradient of it so far.
+        seeds: one seed per member.
+        step: batches seen.
+        steps_per_epoch: length of a pass.
+        num_targets: values of the targets so far.
+        found: how the network is built, as `Findings.text`; empty before the first batch.
+    """
+
+    weights_MD: Tensor
+    buffers: Buffers
+    sums: Mapping[str, Tensor]
+    log_likelihood_M: Tensor
+    gradient_MD: Tensor
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    num_targets: int
+    found: str
+
+    def clone(self) -> Survey:
+        """Return a copy that shares no tensor with this one."""
+        copies = {n: {k: t.clone() for k, t in getattr(self, n).items()} for n in ("buffers", "sums")}
+        tensors = {n: getattr(self, n).clone() for n in ("weights_MD", "log_likelihood_M", "gradient_MD")}
+        return replace(self, **copies, **tensors)
+
+
+def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> Survey:
+    """Return a survey before its first batch."""
+    none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
+    gradient_MD = torch.zeros_like(weights_MD)
+    own = {name: buffer.clone() for name, buffer in buffers.items()}
+    return Survey(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0, "")
+
+
+def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) -> tuple[Survey, Tensor]:
+    """Add a batch; the tensors of the survey are given up.
+
+    Args:
+        recipe: what is added up.
+        density: the model with its number of rows, and the ranks that share them.
+        survey: how far it is.
+        batch: one batch per member, (M, B, ...).
+
+    Returns:
+        The survey, and the mean negative log likelihood of the batch's rows (M,), in nats.
+
+    Raises:
+        DivergedError: if the log likelihood is not finite.
+    """
+    now, model = survey, density.model
+    if not now.found:
+        first = batch.map(lambda t: t[0])
+        now = replace(now, found=look(model, now.weights_MD[0], first.inputs).text())
+    collector = recipe.collector(model, Findings.parse(now.found))
+    where = Where(now.weights_MD, now.buffers, now.seeds)
+    now = now if now.sums else replace(now, sums=collector.empty(where))
+    place = divmod(now.step, now.steps_per_epoch)
+    gradient_MD = now.gradient_MD if recipe.check_mode else None
+    found_M = collector.add_(dict(now.sums), where, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place)
+    if not torch.isfinite(found_M).all():
+        raise DivergedError(
+            f"the log likelihood of batch {now.step} is not finite at the mode of member "
+            f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or the weights."
+        )
+    if place[1] == now.steps_per_epoch - 1:
+        collector.turn_(dict(now.sums), where, place[0])
+    total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
+    values = now.num_targets + (batch.targets[0].numel() if place[0] == 0 else 0)
+    now = replace(now, log_likelihood_M=total_M, num_targets=values, step=now.step + 1)
+    return now, -found_M / batch.targets.shape[1]
+
+
+def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePosterior:
+    """Return the mixture of the Gaussians at the weights, under the model's prior.
+
+    Raises:
+        ValueError: if the survey is not over, or the prior has no precision at the weights.
+    """
+    steps = recipe.sums.passes * survey.steps_per_epoch
+    if survey.step < steps:
+        raise ValueError(f"the pass over the data is not over: {survey.step} of {steps} batches. Resume the run.")
+    model, weights_MD = density.model, survey.weights_MD
+    reference_MD, strength_D = units(model, weights_MD)
+    collector, factor = recipe.collector(model, Findings.parse(survey.found)), model.scales(1, 1).likelihood
+    curvature = collector.curvature(survey.sums, reference_MD)
+    curvature = curvature if factor == 1 else curvature.scaled(factor)
+    if recipe.check_mode:
+        gradient_MD = factor * survey.gradient_MD
+        model.prior.add_gradient_(gradient_MD, weights_MD, model.scales(1, 1).prior)
+        warn_unless_mode(gradient_MD * reference_MD.rsqrt(), curvature.trace())
+    if model.prior.joint is not None and not model.prior.joint.is_independent:
+        curvature = with_joint_prior(curvature, model.prior.joint)
+    return LaplacePosterior(
+        model,
+        weights_MD.clone(),
+        curvature,
+        reference_MD,
+        strength_D,
+        survey.log_likelihood_M,
+        density.num_data,
+        survey.num_targets,
+        buffers_M=dict(survey.buffers) or None,
+        statistics_known=True,
+    )
