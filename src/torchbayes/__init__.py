@@ -51,6 +51,7 @@ from torchbayes.model import (
 )
 from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, as_prior, load
 from torchbayes.predictive import Predictive, predict, stream
+from torchbayes.subnetwork import subnetwork
 from torchbayes.tuning import tune
 
 __version__ = "0.1.0"
@@ -124,6 +125,7 @@ __all__ = [
     "priors",
     "sample",
     "stream",
+    "subnetwork",
     "tune",
     "uncertainty",
 ]

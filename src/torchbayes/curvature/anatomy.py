@@ -58,7 +58,8 @@ class Whole:
             args, kwargs = arguments(pytree.tree_map(lambda t: t.unsqueeze(0), row))
 
             def run(named: dict[str, Tensor]) -> Tensor:
-                return functional_call(self.network.module, {**rest, **named}, args, kwargs).view_as(cotangent)
+                state = {**self.network.picked.whole({**rest, **named})}
+                return functional_call(self.network.module, state, args, kwargs).view_as(cotangent)
 
             return self.layout.join(vjp(run, own)[1](cotangent)[0])
 
@@ -227,6 +228,8 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
     for name in network.layout.names:
         if len(held[name]) > 1:
             lost[name] = "several layers share the weights"
+        elif name in network.picked.places:
+            lost[name] = "only some of the weights are random"
         else:
             module, key = held[name][0]
             owners.setdefault(module, {})[key] = name

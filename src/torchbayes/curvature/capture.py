@@ -145,7 +145,8 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
     source = torch.Generator(device=outputs.device).manual_seed(0)
     column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
     column[1:] = 0
-    found = torch.autograd.grad(outputs, [edge for _, edge in seen], column, allow_unused=True)
+    edges = [edge for _, edge in seen]
+    found = torch.autograd.grad(outputs, edges, column, allow_unused=True) if edges else ()
     for (name, _), gradient in zip(seen, found, strict=True):
         if gradient is None:
             said[name] = "the outputs do not depend on every call"

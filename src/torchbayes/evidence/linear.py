@@ -54,7 +54,8 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     source.check()
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)
     module = copy.deepcopy(model.network.module).double().requires_grad_(True)  # only such parameters can be random
-    network = Network(module, model.network.layout.names)
+    own = model.network
+    network = Network(module, own.random if own.picked.places else own.layout.names)
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
     noise_NK = model.likelihood.noise(centre_NK).expand_as(centre_NK)
     residual = ((rows.targets.reshape(centre_NK.shape) - centre_NK) / noise_NK).flatten()

@@ -276,11 +276,12 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
         ValueError: if its parameters do not match the model's network.
     """
     held = dict(module.named_parameters())
-    shapes = Layout({n: tuple(held[n].shape) for n in model.network.layout.names if n in held})
-    said = model.network.layout.differences(shapes)
+    own = model.network
+    shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
+    said = Layout.of(own.picked.whole(own.layout.split(own.weights()))).differences(shapes)
     if said:
         raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
-    network = Network(module, model.network.layout.names)
+    network = Network(module, own.random if own.picked.places else own.layout.names)
     weights_D = model.given_weights()
-    weights_D[: network.layout.size] = network.layout.join(held).detach()
+    weights_D[: network.layout.size] = network.layout.join(network.picked.take(held)).detach()
     return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)

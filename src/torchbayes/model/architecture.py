@@ -207,4 +207,6 @@ def _offset(names: dict[int, str], layout: Layout, parameter: Tensor | None) -> 
     name = names[id(parameter)]
     if name not in layout.slices:
         raise UnavailableError(f"`{name}` is not random")
+    if tuple(layout.shapes[name]) != tuple(parameter.shape):
+        raise UnavailableError(f"only some weights of `{name}` are random")
     return layout.slices[name].start

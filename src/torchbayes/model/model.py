@@ -22,9 +22,10 @@ from torch.utils import _pytree as pytree
 from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.dense import DenseModel, dense_model
 from torchbayes.model.joint_prior import Joint
-from torchbayes.model.layout import Globs, Layout
+from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
 from torchbayes.model.network import Buffers, Network, batch_size
+from torchbayes.model.picked import Random
 from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.native.build import UnavailableError
 
@@ -80,7 +81,7 @@ class Model:
         likelihood: Likelihood | Callable[[Tensor], Distribution],
         prior: PriorRules | Joint = Normal(),  # noqa: B008  (frozen and stateless)
         *,
-        random: Globs = "*",
+        random: Random = "*",
         temperature: float = 1.0,
         tempering: Literal["joint", "likelihood"] = "joint",
         batch: Hook | None = None,
@@ -92,7 +93,8 @@ class Model:
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
             prior: one prior for all weights, or a mapping glob -> prior, or a joint one over all of them; standard
                 normal by default.
-            random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants.
+            random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants. Or
+                parameter -> bool mask of its random elements, as `subnetwork` gives.
             temperature: T of the tempered posterior; 1 is Bayes.
             tempering: what T divides.
             batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings.

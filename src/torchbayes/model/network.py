@@ -19,7 +19,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
 from torch.utils import _pytree as pytree
 
-from torchbayes.model.layout import Globs, Layout, matches, only
+from torchbayes.model.layout import Layout, only
+from torchbayes.model.picked import Picked, Random, is_random, names_of
 from torchbayes.model.seeds import seeded
 
 Buffers = dict[str, Tensor]
@@ -32,21 +33,23 @@ class Network:
     Attributes:
         module: a copy of the given module, to look at only.
         layout: names and shapes of the random weights.
+        random: which those are, as they were given.
+        picked: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
     """
 
-    def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Globs = "*") -> None:
+    def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Random = "*") -> None:
         """Copy the module and lay out its random weights.
 
         Args:
             module: a network, or a function without arguments that makes a freshly initialised one.
-            random: glob or globs of the parameters that are random.
+            random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
 
         Raises:
             TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
-            ValueError: if no parameter is random, or a parameter is not initialised yet.
+            ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         with seeded(0):  # a factory draws from the global generator, which is the user's
             made = module if isinstance(module, nn.Module) else module()
@@ -56,14 +59,16 @@ class Network:
         self.module = copy.deepcopy(made)
         named = dict(self.module.named_parameters())
         _check_parameters(named)
-        chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and matches(n, random)}
+        self.random, self.picked = random, Picked.of(named, random)
+        chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and is_random(n, random)}
         if not chosen:
             trainable = [n for n, p in named.items() if p.requires_grad]
             raise ValueError(
-                f"no parameter is random: `random={random!r}` matches none of the {len(trainable)} trainable parameters"
-                f" ({', '.join(trainable[:6])}{', …' if len(trainable) > 6 else ''}). Widen the glob or unfreeze some."
+                f"no parameter is random: `random={names_of(random)!r}` matches none of the {len(trainable)} trainable "
+                f"parameters ({_listed(trainable)}). Widen the glob or unfreeze some."
             )
         _check_dtypes({p.dtype for p in chosen.values()})
+        chosen = self.picked.take(chosen)
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
@@ -97,14 +102,13 @@ class Network:
     def arrange(self, inputs: Any) -> Any:
         """Return inputs in the memory layout the network runs fastest on: channels last where it convolves images.
 
-        PyTorch's kernels follow the layout of their input; with channels last a training step of the networks in
-        `torchbayes.networks` is 1.05 to 1.7 times faster on a CPU (benchmarks/layout.py).
+        With it a training step of the networks in `torchbayes.networks` is 1.05 to 1.7 times faster on a CPU.
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such.
 
         Returns:
-            Equal inputs; copies where the layout changes.
+            Equal inputs.
         """
         return pytree.tree_map(_channels_last, inputs) if self.convolutional else inputs
 
@@ -126,7 +130,7 @@ class Network:
         Raises:
             TypeError: if the network gives something other than a tensor or an object with `.logits`.
         """
-        views = self.layout.split(weights) if isinstance(weights, Tensor) else weights
+        views = self.picked.whole(self.layout.split(weights) if isinstance(weights, Tensor) else weights)
         state = {**views, **(self.buffers if buffers is None else buffers)}
         args, kwargs = arguments(inputs)
         if torch.compiler.is_compiling():
@@ -172,7 +176,8 @@ class Network:
             named = dict(module.named_parameters())
             if any(n not in named for n in self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
-            weights.append(self.layout.join({n: p.detach() for n, p in only(self.layout.names, named).items()}))
+            own = {n: p.detach() for n, p in only(self.layout.names, named).items()}
+            weights.append(self.layout.join(self.picked.take(own)))
             own = dict(module.named_buffers())
             buffers.append({n: own[n].clone() for n in self.buffers})
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
@@ -222,6 +227,10 @@ class Network:
         if not seen:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
 
 
 def _set_training(parts: Iterable[nn.Module], training: bool) -> None:

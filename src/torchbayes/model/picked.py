@@ -1,0 +1,83 @@
+"""Weights picked one by one: parameters of which only some elements are random, the others constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from torchbayes.model.layout import Globs, matches
+
+Random = Globs | Mapping[str, Tensor]
+"""Globs of parameters, or the name of a parameter -> which of its elements, a bool tensor of its shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """Which elements of which parameters.
+
+    Attributes:
+        places: parameter -> flat places of the random elements, int64.
+        bases: parameter -> its tensor, whose other elements are the constants.
+    """
+
+    places: Mapping[str, Tensor] = field(default_factory=dict)
+    bases: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, named: Mapping[str, Tensor], random: Random) -> Picked:
+        """Return what a mapping picks of parameters; nothing where all of their elements are random.
+
+        Args:
+            named: all parameters by name.
+            random: as `Model` takes it.
+
+        Returns:
+            The choice.
+
+        Raises:
+            ValueError: if a name is none of a parameter, or a tensor not a mask of its shape.
+        """
+        if not isinstance(random, Mapping):
+            return cls()
+        places = {}
+        for name, mask in random.items():
+            if name not in named:
+                raise ValueError(f"`random` names `{name}`, which is no parameter; they are {', '.join(named)}.")
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != named[name].shape:
+                seen = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+                raise ValueError(
+                    f"`random['{name}']` must be a bool tensor of shape {tuple(named[name].shape)}; got {seen}."
+                )
+            if not mask.all() and mask.any():
+                places[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
+        return cls(places, {name: named[name].detach() for name in places})
+
+    def take(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return parameters with the random elements alone where only some are, (n,)."""
+        return {n: t.flatten()[self.places[n]] if n in self.places else t for n, t in named.items()}
+
+    def whole(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return parameters in their own shapes, the other elements at their constants."""
+        if not self.places:
+            return views
+        filled = {
+            n: self.bases[n].flatten().index_copy(0, where, views[n]).view(self.bases[n].shape)
+            for n, where in self.places.items()
+            if n in views
+        }
+        return {**views, **filled}
+
+
+def is_random(name: str, random: Random) -> bool:
+    """Return whether any element of a parameter is random."""
+    if isinstance(random, Mapping):
+        return name in random and bool(random[name].any())
+    return matches(name, random)
+
+
+def names_of(random: Random) -> Globs:
+    """Return globs, or the names of a mapping, for a message."""
+    return list(random) if isinstance(random, Mapping) else random

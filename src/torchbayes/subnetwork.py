@@ -1,0 +1,38 @@
+"""subnetwork: choose the weights that a full posterior over them matters most for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.laplace import LaplacePosterior
+
+
+def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, Tensor]:
+    """Return the weights with the largest marginal variances, as a choice for `Model(random=...)`.
+
+    For a Gaussian posterior whose weights are independent it is the choice that leaves the smallest Wasserstein
+    distance to the whole posterior (Daxberger et al. 2021, "Bayesian deep learning via subnetwork inference"). A
+    diagonal Laplace posterior is cheap; a dense one over the subnetwork can follow, or any other method.
+
+    Args:
+        posterior: over all weights, such as a diagonal Laplace; with several members their mean variance counts.
+        size: number of weights.
+
+    Returns:
+        Parameter -> bool tensor of its shape, True for the chosen elements; parameters without any are left out.
+
+    Raises:
+        ValueError: if there are not so many weights of the network, or its own weights were picked already.
+    """
+    gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
+    layout = posterior.model.network.layout
+    if posterior.model.network.picked.places:
+        raise ValueError("the posterior is one over a subnetwork already. Start from one over all weights.")
+    if not 1 <= size <= layout.size:
+        raise ValueError(f"`size` must lie in 1..{layout.size}, the weights of the network; got {size}.")
+    variance_D = gaussian.covariance.diagonal().mean(0)[: layout.size]
+    chosen_D = torch.zeros(layout.size, dtype=torch.bool, device=variance_D.device)
+    chosen_D[variance_D.topk(size).indices] = True
+    return {name: mask for name, mask in layout.split(chosen_D).items() if mask.any()}
