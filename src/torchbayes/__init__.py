@@ -9,6 +9,7 @@ from types import ModuleType
 
 from torchbayes.diagnose import Diagnosis, diagnose
 from torchbayes.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.functional import FunctionalLaplace, functional_laplace
 from torchbayes.inference import (
     HMC,
     MALA,
@@ -95,6 +96,7 @@ __all__ = [
     "Evaluation",
     "Event",
     "FunctionDensity",
+    "FunctionalLaplace",
     "Functions",
     "Gaussian",
     "Laplace",
@@ -118,6 +120,7 @@ __all__ = [
     "evaluate",
     "fidelity",
     "fit",
+    "functional_laplace",
     "likelihoods",
     "load",
     "member_seeds",

@@ -27,7 +27,7 @@ from torchbayes.curvature.capture import rows_of
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
 from torchbayes.links import laplace_bridge, pairwise_probit, probit
-from torchbayes.model.likelihoods import Bernoulli, Categorical
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import batch_size
@@ -38,6 +38,12 @@ from torchbayes.predictive import Predictive
 
 Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
 _DRAWS = 31  # purpose number of this stream of random numbers
+_KINDS: dict[str, tuple[type, ...]] = {
+    "gaussian": (GaussianLikelihood,),
+    "probit": (Categorical, Bernoulli),
+    "pairwise": (Categorical,),
+    "bridge": (Categorical,),
+}
 
 
 class Functions(NamedTuple):
@@ -73,8 +79,6 @@ class Linearised:
     chunk: int = field(default=2**24, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.link not in get_args(Link):
-            raise ValueError(f"`link` must be one of {', '.join(get_args(Link))}; got {self.link!r}.")
         if not isinstance(self.posterior, LaplacePosterior | Gaussian):
             raise TypeError(
                 f"a linearised predictive needs a Gaussian posterior; got {type(self.posterior).__name__}. "
@@ -95,26 +99,7 @@ class Linearised:
 
     @cached_property
     def _link(self) -> str:
-        """The link in use.
-
-        Raises:
-            ValueError: if it does not go with the likelihood.
-        """
-        kinds: dict[str, tuple[type, ...]] = {
-            "gaussian": (GaussianLikelihood,),
-            "probit": (Categorical, Bernoulli),
-            "pairwise": (Categorical,),
-            "bridge": (Categorical,),
-        }
-        likelihood = self.model.likelihood
-        if self.link == "auto":
-            return next((n for n in ("gaussian", "probit") if isinstance(likelihood, kinds[n])), "samples")
-        if self.link in kinds and not isinstance(likelihood, kinds[self.link]):
-            names = " or ".join(kind.__name__ for kind in kinds[self.link])
-            raise ValueError(
-                f"link {self.link!r} needs a {names} likelihood; got {type(likelihood).__name__}. Use link='samples'."
-            )
-        return self.link
+        return link_of(self.link, self.model.likelihood)
 
     def functions(self, inputs: Any, *, diagonal: bool = False) -> Functions:
         """Return mean and covariance of the outputs at each input.
@@ -169,7 +154,9 @@ class Linearised:
         diagonal = self._link in {"gaussian", "probit"}
         found = [self.functions(piece, diagonal=diagonal) for piece in pieces]
         mean_MBK = torch.cat([each.mean_MBK for each in found], dim=1)
-        return self._linked(mean_MBK, torch.cat([each.covariance_MBKK for each in found], dim=1))
+        joined = Functions(mean_MBK, torch.cat([each.covariance_MBKK for each in found], dim=1))
+        own = {"functions": joined, "samples": self.samples, "seed": self.seed}
+        return linked(self._link, self.model, self._gaussian.mean_MD, **own)
 
     def _checked(self, inputs: Any) -> Any:
         """Return inputs on the model's device.
@@ -198,17 +185,51 @@ class Linearised:
     def _known(self) -> list[tuple[Tangent, Structure]]:
         return []
 
-    def _linked(self, mean_MBK: Tensor, spread: Tensor) -> Predictive:
-        likelihood = self.model.likelihood
-        parameters = {n: p.unsqueeze(1) for n, p in self.model.split(self._gaussian.mean_MD)[1].items()}
-        if self._link == "gaussian":
-            return Predictive(mean_MBK, likelihood, parameters, function_variance=spread)
-        if self._link == "samples":
-            drawn = _drawn(mean_MBK, spread, self.samples, seed=self.seed)
-            repeated = {n: p.repeat(self.samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
-            return Predictive(drawn, likelihood, repeated)
-        link = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}[self._link]
-        return Predictive(link(mean_MBK, spread), likelihood)
+
+def link_of(link: str, likelihood: Likelihood) -> str:
+    """Return the link in use: the asked one, or the one that "auto" means.
+
+    Raises:
+        ValueError: if it is unknown, or does not go with the likelihood.
+    """
+    if link not in get_args(Link):
+        raise ValueError(f"`link` must be one of {', '.join(get_args(Link))}; got {link!r}.")
+    if link == "auto":
+        return next((n for n in ("gaussian", "probit") if isinstance(likelihood, _KINDS[n])), "samples")
+    if link in _KINDS and not isinstance(likelihood, _KINDS[link]):
+        names = " or ".join(kind.__name__ for kind in _KINDS[link])
+        raise ValueError(
+            f"link {link!r} needs a {names} likelihood; got {type(likelihood).__name__}. Use link='samples'."
+        )
+    return link
+
+
+def linked(
+    link: str, model: Model, weights_MD: Tensor, *, functions: Functions, samples: int = 100, seed: int = 0
+) -> Predictive:
+    """Return what a link makes of Gaussian outputs.
+
+    Args:
+        link: as `link_of` gives it.
+        model: the model.
+        weights_MD: of the members, for their learned likelihood parameters.
+        functions: mean and covariance, variances alone for "gaussian" and "probit".
+        samples: functions drawn for each member by "samples".
+        seed: of these.
+
+    Returns:
+        The predictive, a mixture over the members.
+    """
+    mean_MBK, spread = functions
+    parameters = {n: p.unsqueeze(1) for n, p in model.split(weights_MD)[1].items()}
+    if link == "gaussian":
+        return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
+    if link == "samples":
+        drawn = _drawn(mean_MBK, spread, samples, seed=seed)
+        repeated = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
+        return Predictive(drawn, model.likelihood, repeated)
+    closed = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}[link]
+    return Predictive(closed(mean_MBK, spread), model.likelihood)
 
 
 def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:

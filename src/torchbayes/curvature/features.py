@@ -57,6 +57,12 @@ class Part:
         return self.scale is None or bool((self.scale == self.scale[:, :1]).all())
 
     @property
+    def unit_numbers(self) -> int:
+        """Numbers of the Jacobian for one output unit, all rows and outputs together."""
+        gradients = self.plain_gradients if self.is_plain else None
+        return 1 if gradients is None else gradients.shape[:2].numel() * self.where.shape[0] * self.where.shape[2]
+
+    @property
     def inputs(self) -> Tensor:
         """Inputs a of a plain part, scaled, (B, G, I)."""
         seen = self.given[0].squeeze(2)
@@ -137,18 +143,34 @@ def joint_covariance(structure: Structure, parts: Sequence[Part], *, limit: int)
         parts: J.
         limit: numbers that a piece of J Σ^½ may hold.
     """
+    return cross_covariance(structure, (parts, parts), limit=limit)
+
+
+def cross_covariance(structure: Structure, both: tuple[Sequence[Part], Sequence[Part]], *, limit: int) -> Tensor:
+    """Return J Σ J'ᵀ between two sets of rows, (B K, B' K).
+
+    Args:
+        structure: Σ, of one member.
+        both: J and J', of the same layers.
+        limit: numbers that a piece of J Σ^½ may hold.
+    """
     if isinstance(structure, Scaled):
-        return joint_covariance(structure.structure, _scaled(parts, structure.scale_MD[0]), limit=limit)
+        scale_D = structure.scale_MD[0]
+        return cross_covariance(
+            structure.structure, (_scaled(both[0], scale_D), _scaled(both[1], scale_D)), limit=limit
+        )
     if isinstance(structure, Blocks):
-        return sum_of([joint_covariance(block, mine, limit=limit) for block, mine in _pairs(structure, parts)])
+        pairs = zip(*[_pairs(structure, parts) for parts in both], strict=True)
+        return sum_of([cross_covariance(block, (a, b), limit=limit) for (block, a), (_, b) in pairs])
     found = []
     if isinstance(structure, LowRankPlusDiagonal):
-        found.append(joint_covariance(Diagonal(structure.variance_MD), parts, limit=limit))
+        found.append(cross_covariance(Diagonal(structure.variance_MD), both, limit=limit))
     if isinstance(structure, LowRankPrecision):
-        found.append(joint_covariance(Diagonal(1 / structure.precision_MD), parts, limit=limit))
-    for sign, each in features(structure, parts, limit=limit):
-        flat = each.flatten(0, 1)
-        found = [sum_of([*found, sign * (flat @ flat.T)])]
+        found.append(cross_covariance(Diagonal(1 / structure.precision_MD), both, limit=limit))
+    units = max(1, limit // max(part.unit_numbers for parts in both for part in parts))
+    pieces = (features(structure, parts, units=units) for parts in both)
+    for (sign, one), (_, other) in zip(*pieces, strict=True):
+        found = [sum_of([*found, sign * (one.flatten(0, 1) @ other.flatten(0, 1).T)])]
     return found[0]
 
 
@@ -204,20 +226,20 @@ def _of_last(structure: Dense, part: Part, diagonal: bool) -> Tensor:
     return torch.stack(rows, dim=-2)
 
 
-def features(structure: Structure, parts: Sequence[Part], *, limit: int | None = None) -> Iterator[tuple[int, Tensor]]:
+def features(structure: Structure, parts: Sequence[Part], *, units: int | None = None) -> Iterator[tuple[int, Tensor]]:
     """Yield signs ± and pieces F (B, K, n) with Σ ± F Fᵀ = J Σ Jᵀ, without the diagonal part of a low-rank Σ.
 
     Args:
         structure: Σ, of one member.
         parts: J.
-        limit: numbers that a piece may hold; all at once if None.
+        units: output units of a plain part that go into a piece; all at once if None.
 
     Yields:
         Sign and piece.
     """
     if isinstance(structure, Diagonal | Kronecker):
         for part in parts:
-            yield from ((1, piece) for piece in _whitened(structure, part, limit))
+            yield from ((1, piece) for piece in _whitened(structure, part, units))
     elif isinstance(structure, Dense):
         yield 1, _times_root(structure, parts)
     elif isinstance(structure, LowRankPlusDiagonal):
@@ -228,14 +250,18 @@ def features(structure: Structure, parts: Sequence[Part], *, limit: int | None =
         yield -1, _times(parts, rows_RD[0] * structure.precision_MD[0].rsqrt()) * taken[0].sqrt()
 
 
-def _whitened(structure: Diagonal | Kronecker, part: Part, limit: int | None) -> Iterator[Tensor]:
-    """Yield J Σ^½ of one part, output units by output units where it is plain and too large."""
+def _whitened(structure: Diagonal | Kronecker, part: Part, units: int | None) -> Iterator[Tensor]:
+    """Yield J Σ^½ of one part, some output units after the other where it is plain.
+
+    Yields:
+        Pieces (B, K, n).
+    """
     if isinstance(structure, Diagonal):
         root, rows, columns = structure.variance_MD[0][part.where].sqrt(), None, None
     else:
         root, rows, columns = structure.variance_MGOI[0].sqrt(), structure.rows_MGOO, structure.columns_MGII
     gradients = part.plain_gradients if part.is_plain else None
-    if limit is None or gradients is None:
+    if units is None or gradients is None:
         jacobian = part.jacobian()
         jacobian = jacobian if rows is None else rows[0].mT @ jacobian
         jacobian = jacobian if columns is None else jacobian @ columns[0]
@@ -243,8 +269,7 @@ def _whitened(structure: Diagonal | Kronecker, part: Part, limit: int | None) ->
         return
     seen = part.inputs if columns is None else torch.einsum("bgi,gij->bgj", part.inputs, columns[0])
     gradients = gradients if rows is None else torch.einsum("bkgo,gop->bkgp", gradients, rows[0])
-    size = max(1, limit // (gradients.shape[0] * gradients.shape[1] * root.shape[0] * root.shape[2]))
-    for g, r in zip(gradients.split(size, dim=3), root.split(size, dim=1), strict=True):
+    for g, r in zip(gradients.split(units, dim=3), root.split(units, dim=1), strict=True):
         yield (g.unsqueeze(-1) * (seen.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
 
 

@@ -85,7 +85,7 @@ def fit(
     source.check()
     source = source if rows else Whole(source)
     _refuse_split(model, method, share.ranks)
-    weights_MD, buffers = _start(model, start, member_seeds(seed, method.members))
+    weights_MD, buffers = start_of(model, start, member_seeds(seed, method.members))
     weights_MD, buffers = weights_MD[share.mine], {name: buffer[share.mine] for name, buffer in buffers.items()}
     about = {
         "method": describe(method),
@@ -244,7 +244,9 @@ def _told(
         yield (bar,)
 
 
-def _start(model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
+def start_of(
+    model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]
+) -> tuple[Tensor, Buffers]:
     """Return starting weights (M, D) and buffers (M, ...) of the members.
 
     Raises:
