@@ -32,8 +32,8 @@ def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
 def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     """Return logits of the mean of the Dirichlet that the Laplace bridge gives (Hobbhahn et al. 2022).
 
-    The Gaussian is conditioned on Σ_k f_k = 0 first, since adding a constant to all outputs changes no probability and
-    the bridge is between the Dirichlet and Gaussians on that plane.
+    The bridge is between the Dirichlet and Gaussians on the plane Σ_k f_k = 0, so the Gaussian is conditioned on that
+    first, as its authors do.
 
     Args:
         mean: (..., K).
@@ -44,9 +44,11 @@ def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     """
     classes, along = mean.shape[-1], covariance.sum(-1)
     tiny = torch.finfo(mean.dtype).tiny
-    total = along.sum(-1, keepdim=True).clamp_min(tiny)
+    marginal, total = covariance.diagonal(dim1=-2, dim2=-1), along.sum(-1, keepdim=True)
+    # where the Gaussian is on the plane already, what is left of the sum is rounding
+    rounding = 8 * classes**2 * torch.finfo(mean.dtype).eps * marginal.sum(-1, keepdim=True)
+    along, total = torch.where(total > rounding, along, 0.0), total.clamp_min(tiny)
     mean = mean - along * mean.sum(-1, keepdim=True) / total
-    marginal = covariance.diagonal(dim1=-2, dim2=-1)
     variance = torch.maximum(marginal - along.square() / total, torch.finfo(mean.dtype).eps * marginal).clamp_min(tiny)
     # in logarithms, lest e^f overflow
     spread = mean + torch.logsumexp(-mean, dim=-1, keepdim=True) - 2 * math.log(classes)

@@ -7,13 +7,14 @@ gradient g at its outputs, which with its inputs a is all that the layer's curva
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.layers import Call
@@ -58,7 +59,7 @@ class Seen:
             gradients = iter(
                 torch.autograd.grad(self.outputs, edges, column, retain_graph=keep or not last, create_graph=keep)
             )
-            yield {m: [Call(c.inputs, next(gradients)) for c in each] for m, each in self.calls.items()}
+            yield {m: [c._replace(outputs=next(gradients)) for c in each] for m, each in self.calls.items()}
 
 
 @contextmanager
@@ -109,9 +110,13 @@ def watch(
     def see(name: str, given: Any, made: Any) -> None:
         # the edge is taken now: what an in-place operation does to the tensor later is not the layer's
         first = given[0] if keep_inputs else given[0].detach()
-        calls.setdefault(name, []).append(Call(first, get_gradient_edge(made)))
+        part = network.module.get_submodule(name)
+        held = {n: t.detach() for n, t in (*part.named_parameters(), *part.named_buffers())}
+        calls.setdefault(name, []).append(Call(first, get_gradient_edge(made), held))
 
-    with torch.enable_grad(), _watched(network, modules, see):
+    # the other kernels of attention have no derivative of their derivative
+    attention = sdpa_kernel(SDPBackend.MATH) if keep_inputs else nullcontext()
+    with torch.enable_grad(), attention, _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         outputs = network(leaves, network.arrange(inputs), buffers)
     return Seen(outputs, calls, leaves)
@@ -154,6 +159,11 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
             said[name] = "its first axis is not that of the rows"
     called = {name for name, _ in seen} | said.keys()
     return said | {name: "its forward is not called" for name in modules if name not in called}
+
+
+def requires_grad(inputs: Any) -> bool:
+    """Return whether any tensor of the inputs requires a gradient."""
+    return any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(inputs))
 
 
 def rows_of(inputs: Any, where: slice | int) -> Any:

@@ -93,7 +93,16 @@ def narrowed(parts: Sequence[Part], where: Tensor) -> list[Part]:
     size = int(max(int(where.max()), *(int(p.where.max()) for p in parts))) + 1
     local = where.new_full((size,), -1)
     local[where] = torch.arange(len(where), device=where.device)
-    return [replace(p, where=local[p.where]) for p in parts if local[p.where.flatten()[0]] >= 0]
+    found = []
+    for part in parts:
+        own = local[part.where]
+        mine = own >= 0
+        if mine.all():
+            found.append(replace(part, where=own))
+        elif mine.any():  # the block cuts through the layer
+            rows = part.jacobian()[..., mine]
+            found.append(Part(None, own[mine], [], [], rows))
+    return found
 
 
 def _pairs(structure: Blocks, parts: Sequence[Part]) -> Iterator[tuple[Structure, list[Part]]]:

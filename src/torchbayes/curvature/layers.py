@@ -7,7 +7,9 @@ B rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,10 +27,12 @@ class Call(NamedTuple):
     Attributes:
         inputs: what the layer was given.
         outputs: where gradients at what it gave are found: a graph edge, or later the gradient itself.
+        held: parameters and buffers that the module held, by their names in it.
     """
 
     inputs: Tensor
     outputs: Any
+    held: Mapping[str, Tensor]
 
 
 class Layer(Protocol):
@@ -153,15 +157,35 @@ class Other:
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
         """Return the Jacobian of each row, (B, n)."""
-        own = {name: self.part.get_parameter(name).detach() for name in self.layout.names}
-        return sum_of([self._rows(own, call.inputs, call.outputs) for call in calls])
+        return sum_of([self._rows(call) for call in calls])
 
-    def _rows(self, own: Mapping[str, Tensor], inputs: Tensor, gradient: Tensor) -> Tensor:
+    def _rows(self, call: Call) -> Tensor:
+        own = {name: call.held[name] for name in self.layout.names}
+
         def one(row: Tensor, cotangent: Tensor) -> Tensor:
-            pull: Any = vjp(lambda named: functional_call(self.part, named, (row.unsqueeze(0),)), dict(own))[1]
+            def run(named: Any) -> Tensor:
+                return functional_call(self.part, {**call.held, **named}, (row.unsqueeze(0),))
+
+            pull: Any = vjp(run, dict(own))[1]
             return self.layout.join(pull(cotangent.unsqueeze(0))[0])
 
-        return vmap(one)(inputs, gradient)
+        if call.inputs.requires_grad or call.outputs.requires_grad:
+            # derivatives of stacked derivatives are wrong for some of torch's layers, such as layer norm
+            return torch.stack([one(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
+        with quiet():
+            return vmap(one)(call.inputs, call.outputs)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let torch not warn of operations that it stacks slowly.
+
+    Yields:
+        Nothing.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
 
 
 def _places(tensor: Tensor) -> Tensor:
@@ -171,8 +195,8 @@ def _places(tensor: Tensor) -> Tensor:
 
 def outer(gradient: Tensor, inputs: Tensor) -> Tensor:
     """Return Σ_t g aᵀ, (..., G, O, I), of gradients (..., G, T, O) and inputs (..., G, T, I)."""
-    if inputs.numel() == 1:  # a bias alone, which sees 1
-        return gradient.sum(-2).unsqueeze(-1)
+    if inputs.shape[-2] != gradient.shape[-2]:  # a bias alone, which sees 1
+        gradient = gradient.sum(-2, keepdim=True)
     return gradient.mT @ inputs
 
 

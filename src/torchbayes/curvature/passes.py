@@ -22,6 +22,8 @@ _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones
 class EigenvalueSums:
     """EKFAC (George et al. 2018): in the basis of KFAC, λ = Σ_n Σ_r (U_Rᵀ J_nr U_C)², the exact diagonal of H there.
 
+    Embeddings keep the eigenvalues of KFAC.
+
     Attributes:
         factors: KFAC, of the first pass.
     """

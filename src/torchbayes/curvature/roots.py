@@ -52,8 +52,10 @@ def categorical_root(outputs_BK: Tensor) -> Tensor:
     # tails in log space: one minus a sum of probabilities would lose all digits of a confident prediction
     tails = torch.logcumsumexp(log_p.flip(-1), dim=-1).flip(-1)  # log q_{j−1}, with q_{−1} = 1
     log_pj, log_before, log_after = log_p[:, :-1], tails[:, :-1], tails[:, 1:]
-    diagonal = (0.5 * (log_pj + log_after - log_before)).exp()
-    below = -(log_p.unsqueeze(1) + 0.5 * (log_pj - log_after - log_before).unsqueeze(-1)).exp()  # (B, K−1, K)
+    nothing = log_p.new_tensor(-torch.inf)  # a class whose logit is −∞ has no curvature
+    diagonal = torch.where(log_before.isfinite(), 0.5 * (log_pj + log_after - log_before), nothing).exp()
+    factor = torch.where(log_after.isfinite(), 0.5 * (log_pj - log_after - log_before), nothing)
+    below = -(log_p.unsqueeze(1) + factor.unsqueeze(-1)).exp()  # (B, K−1, K)
     return (below.triu(1) + F.pad(torch.diag_embed(diagonal), (0, 1))).transpose(0, 1)
 
 

@@ -167,7 +167,7 @@ class DiagonalSums(OnePass):
                     gradient = layer.gradients(own[0].outputs).squeeze(2)  # type: ignore[attr-defined]
                     squares[layer] = squares[layer].addcmul_(gradient, gradient) if layer in squares else gradient**2
                 elif isinstance(layer, Lookup) and len(own) == 1:
-                    _add(into, layer, layer.squares(*layer.weighted(*own[0])))
+                    _add(into, layer, layer.squares(*layer.weighted(own[0].inputs, own[0].outputs)))
                 else:
                     _add(into, layer, jacobian_rows(layer, own, given.get(layer)).square().sum(0))
             if piece.anatomy.whole:
@@ -271,8 +271,9 @@ class KroneckerSums(OnePass):
         expand  H ≈ (Σ_n Σ_t Σ_r g gᵀ) ⊗ (Σ_n Σ_t a aᵀ) / (N T)
         reduce  H ≈ (Σ_n Σ_r ĝ ĝᵀ) ⊗ (Σ_n ā āᵀ) / N,   ĝ = Σ_t g,  ā = mean_t a
 
-    and without sharing both are Martens and Grosse (2015). Weights of other layers are a dense block each where it has
-    at most `largest` of them, else a diagonal.
+    and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
+    it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
+    diagonal.
 
     Attributes:
         sharing: "expand" or "reduce".
@@ -313,15 +314,17 @@ class KroneckerSums(OnePass):
                 total[f"{place}.count"] += rows * seen.shape[2]
             elif isinstance(part, Lookup):
                 for call in piece.seen.calls[part.module]:
-                    total[f"{place}.inputs"] += call.inputs.flatten().bincount(minlength=part.index.shape[1])
-                    total[f"{place}.count"] += call.inputs.numel()
+                    seen = call.inputs.flatten()
+                    seen = seen[seen != part.padding]
+                    total[f"{place}.inputs"] += seen.bincount(minlength=part.index.shape[1])
+                    total[f"{place}.count"] += seen.numel()
         for column, calls in piece.columns():
             for place, part in enumerate(piece.anatomy.parts):
                 if isinstance(part, Affine):
                     total[f"{place}.outputs"] += _second_moment(self._gradients(part, calls[part.module]))
                 elif isinstance(part, Lookup):
                     for call in calls[part.module]:
-                        gradient = part.weighted(*call)[1].flatten(0, -2)
+                        gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
                         total[f"{place}.outputs"] += gradient.T @ gradient
                 else:
                     own = (

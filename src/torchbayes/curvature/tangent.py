@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look
-from torchbayes.curvature.capture import Seen, rows_of
+from torchbayes.curvature.capture import Seen, requires_grad, rows_of
 from torchbayes.curvature.features import Part, covariance, joint_covariance
 from torchbayes.curvature.layers import Affine
 from torchbayes.linalg import Blocks, Dense, Kronecker, Scaled, Structure
@@ -71,8 +69,8 @@ class Tangent:
         """
         findings = look(model, weights_D, inputs)
         both = [anatomy(model, findings, joint_bias=joint) for joint in (True, False)]
-        orders = list(_orders(structure))
-        fitting = [layers for layers in both if all(torch.equal(order, layers.order) for order in orders)]
+        everywhere = torch.arange(structure.size, device=weights_D.device)
+        fitting = [layers for layers in both if _fits(structure, everywhere, layers)]
         if not fitting:
             raise ValueError(
                 "the covariance is not one of the layers of this network. Fit the posterior again with this model."
@@ -95,7 +93,7 @@ class Tangent:
         outputs = seen.outputs if keep else seen.outputs.detach()
         single = layers.single
         if single is not None and seen.is_last(single.module):
-            given = [single.inputs(call.inputs) for call in seen.calls[single.module]]
+            given = [single.inputs(call.inputs).expand(len(outputs), -1, -1, -1) for call in seen.calls[single.module]]
             return Linear(outputs, [Part(single, single.index, None, given)])
         units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
         columns = [unit.expand_as(outputs) for unit in units]
@@ -150,19 +148,17 @@ def _numbers(layers: Anatomy, findings: Findings, structure: Structure) -> int:
     return (findings.numbers if plain else 2 * findings.numbers) + dense
 
 
-def _orders(structure: Structure) -> Iterator[Tensor]:
-    """Yield the orders of blocks that must be those of layers: of blocks with a Kronecker product among them.
-
-    Yields:
-        Order.
-    """
+def _fits(structure: Structure, where: Tensor, layers: Anatomy) -> bool:
+    """Return whether every Kronecker product of a covariance over the weights at `where` is over one of the layers."""
     if isinstance(structure, Scaled):
-        yield from _orders(structure.structure)
+        return _fits(structure.structure, where, layers)
     if isinstance(structure, Blocks):
-        if any(isinstance(block, Kronecker) for block in structure.blocks):
-            yield structure.order_D
-        for block in structure.blocks:
-            yield from _orders(block)
+        each = zip(structure.blocks, where[structure.order_D].split(structure.sizes), strict=True)
+        return all(_fits(block, mine, layers) for block, mine in each)
+    if isinstance(structure, Kronecker):
+        shape = structure.variance_MGOI.shape[1:]
+        return any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in layers.parts)
+    return True
 
 
 def _is_factored(structure: Structure) -> bool:
@@ -171,8 +167,3 @@ def _is_factored(structure: Structure) -> bool:
     if isinstance(structure, Blocks):
         return all(_is_factored(block) for block in structure.blocks)
     return not isinstance(structure, Dense)
-
-
-def requires_grad(inputs: Any) -> bool:
-    """Return whether any tensor of the inputs requires a gradient."""
-    return any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(inputs))

@@ -1,0 +1,290 @@
+"""Kronecker factors against their formulas, and exactness where they are exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.curvature import oracle
+from tests.curvature.networks import NETS, SelfAttention, flat, places
+from tests.oracles import assert_close, classes, normal
+from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.model.joint_prior import Joint
+
+ROWS = 6
+PRIOR = tb.priors.Normal(scale=0.7)
+
+
+def posterior(
+    module: nn.Module,
+    data: tuple[Any, Tensor],
+    *,
+    likelihood: Any = None,
+    prior: Any = None,
+    sizes: Any = None,
+    **options: Any,
+) -> tb.LaplacePosterior:
+    """Return what is found at the module's own weights."""
+    model = tb.Model(module, likelihood or tb.likelihoods.Categorical(), prior or PRIOR)
+    settings: dict[str, Any] = {"structure": "kronecker"} | options
+    method = tb.Laplace(**settings, check_mode=False)
+    return oracle.fitted(method, model, model.given_weights().unsqueeze(0), data, sizes=sizes)
+
+
+def block(found: tb.LaplacePosterior, *indices: int) -> Tensor:
+    """Return what the data add to the precision of some weights, as one matrix in that order."""
+    where = torch.tensor(indices)
+    return oracle.data_part(found)[0][where][:, where]
+
+
+def softmax_columns(outputs_BK: Tensor) -> Tensor:
+    """Return columns r (K, B, K) with Σ r rᵀ = diag(p) − p pᵀ: √p_y (e_y − p)."""
+    probs = outputs_BK.softmax(-1)
+    scores = torch.eye(outputs_BK.shape[1], dtype=torch.float64) - probs.unsqueeze(1)
+    return (probs.sqrt().unsqueeze(-1) * scores).transpose(0, 1)
+
+
+class Seen(nn.Module):
+    """An affine layer on several places, a tanh, and a sum over places that is weighed, so that places differ."""
+
+    def __init__(self, layer: nn.Module, outputs: int, places_: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.mix = nn.Parameter(normal(places_ * outputs, 3), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.tanh(self.layer(inputs)).flatten(1) @ self.mix
+
+
+def factors(
+    module: Seen, inputs: Tensor, seen_BTI: Tensor, *, channels: bool, sharing: str, bias: bool
+) -> tuple[Tensor, Tensor]:
+    """Return (A, G) of the formulas, from what each place sees and gradients by autograd, place by place."""
+    leaf = module.layer(inputs).detach().requires_grad_()
+    outputs = torch.tanh(leaf).flatten(1) @ module.mix
+    seen = torch.cat([seen_BTI, torch.ones(*seen_BTI.shape[:2], 1, dtype=torch.float64)], 2) if bias else seen_BTI
+    first, second, places_ = 0.0, 0.0, seen.shape[1]
+    for column in softmax_columns(outputs.detach()):
+        (gradient,) = torch.autograd.grad(outputs, leaf, column, retain_graph=True)
+        gradient = gradient.flatten(2).transpose(1, 2) if channels else gradient.reshape(len(inputs), -1, 2)
+        for g in gradient:
+            second = second + (g.T @ g if sharing == "expand" else torch.outer(g.sum(0), g.sum(0)))
+    for a in seen:
+        first = first + (a.T @ a / places_ if sharing == "expand" else torch.outer(a.mean(0), a.mean(0)))
+    return torch.as_tensor(first) / len(seen), torch.as_tensor(second)
+
+
+LAYERS = {
+    "linear on tokens": (lambda bias: nn.Linear(4, 2, bias=bias), lambda: normal(ROWS, 3, 4), 2 * 3),
+    "convolution": (lambda bias: nn.Conv2d(2, 2, 3, bias=bias), lambda: normal(ROWS, 2, 4, 4), 2 * 4),
+    "linear": (lambda bias: nn.Linear(4, 2, bias=bias), lambda: normal(ROWS, 4), 2),
+}
+
+
+@pytest.mark.parametrize("sizes", [None, [4, 2]], ids=["one batch", "two batches"])
+@pytest.mark.parametrize("bias", ["joint", "apart", "none"])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_factors_are_those_of_the_formulas(name: str, sharing: Any, bias: str, sizes: Any):
+    make, inputs_of, width = LAYERS[name]
+    torch.manual_seed(0)
+    module, inputs = Seen(make(bias != "none"), 2, width // 2).double(), inputs_of()
+    options = {"sharing": sharing, "joint_bias": bias == "joint"}
+    found = posterior(module, (inputs, classes(ROWS, 3)), sizes=sizes, **options)
+    channels = name == "convolution"
+    if channels:
+        seen = nn.functional.unfold(inputs, 3).transpose(1, 2)
+    else:
+        seen = inputs if inputs.ndim == 3 else inputs.unsqueeze(1)
+    first, second = factors(module, inputs, seen, channels=channels, sharing=sharing, bias=bias == "joint")
+    size, inputs_size = 2 * seen.shape[-1], seen.shape[-1]
+    if bias == "joint":  # weights row by row, then biases: the rows of a matrix with the bias as its last column
+        order = [i for o in range(2) for i in (*range(o * inputs_size, (o + 1) * inputs_size), size + o)]
+        assert_close(block(found, *order), torch.kron(second, first), rtol=1e-9)
+        return
+    assert_close(block(found, *range(size)), torch.kron(second, first), rtol=1e-9)
+    if bias == "apart":
+        assert_close(block(found, size, size + 1), second, rtol=1e-9)
+        assert not oracle.data_part(found)[0][:size, size:].any()
+
+
+def factored(found: tb.LaplacePosterior) -> list[str]:
+    assert isinstance(found.curvature, BlockCurvature)
+    return [part.kind for part in found.curvature.blocks]
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "ekfac"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_linear_gaussian_model_is_exact(structure: str, joint: bool):
+    inputs, targets = normal(ROWS, 3), normal(ROWS, 2, seed=1)
+    module = nn.Linear(3, 2, bias=joint).double()
+    found = posterior(
+        module, (inputs, targets), likelihood=tb.likelihoods.Gaussian(0.3), structure=structure, joint_bias=joint
+    )
+    design = torch.cat([inputs, torch.ones(ROWS, 1, dtype=torch.float64)], 1) if joint else inputs
+    width = design.shape[1]
+    order = [0, 1, 2, 6, 3, 4, 5, 7] if joint else list(range(6))
+    expected = torch.block_diag(*[design.T @ design / 0.3**2 + torch.eye(width, dtype=torch.float64) / 0.7**2] * 2)
+    where = torch.tensor(order)
+    dense = found.gaussian.covariance.dense()[0][where][:, where]
+    assert_close(dense, torch.linalg.inv(expected), rtol=1e-9)
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "ekfac"])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("name", ["mlp", "weights alone", "biases alone", "one pixel", "no bias, one input"])
+def test_one_row_is_exact_within_layers_without_sharing(name: str, sharing: Any, structure: Any):
+    net = NETS[name]
+    weights_MD, inputs = oracle.weights_of(net), net.inputs(1)
+    outputs = oracle.forward(net, weights_MD[0], inputs)
+    targets = oracle.targets_of(outputs)
+    model = oracle.model_of(net, targets)
+    found = oracle.fitted(
+        tb.Laplace(structure=structure, sharing=sharing, check_mode=False), model, weights_MD, (inputs, targets)
+    )
+    for m in range(len(weights_MD)):
+        truth = oracle.curvature("ggn", net, weights_MD[m], inputs, targets)
+        own = oracle.data_part(found)[m]
+        assert_close(own, torch.where(same_module(net), truth, 0.0), rtol=1e-9)
+
+
+def same_module(net: Any) -> Tensor:
+    """Return which pairs of weights are of the same module, (D, D)."""
+    names = [
+        name.rpartition(".")[0]
+        for name, mask in oracle.masks(oracle.name_of(net)).items()
+        for _ in range(int(mask.sum()))
+    ]
+    return torch.tensor([[a == b for a in names] for b in names])
+
+
+BASES = ("mlp", "twice", "groups", "conv1d", "linear attention", "outputs at places", "same padding", "biases alone")
+
+
+@pytest.mark.parametrize("cut", [None, [3, 2]], ids=["one batch", "two batches"])
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_ekfac_takes_the_exact_diagonal_in_the_basis_of_kfac(name: str, cut: Any):
+    net, (inputs, targets, weights_MD, _) = NETS[name], oracle.problem(name)
+    prior = {"*.bias": tb.priors.Normal(scale=0.4), "*": tb.priors.Normal(scale=1.3)}
+    known = {"*.bias"} if name == "biases alone" else set(prior)
+    model = oracle.model_of(net, targets, {glob: prior[glob] for glob in prior if glob in known})
+    each = {
+        structure: oracle.fitted(
+            tb.Laplace(structure=structure, check_mode=False),
+            model,
+            weights_MD,
+            (inputs, targets),
+            sizes=cut,  # type: ignore[arg-type]
+        )
+        for structure in ("kronecker", "ekfac")
+    }
+    curvatures: dict[str, Any] = {name: found.curvature for name, found in each.items()}
+    for m in range(len(weights_MD)):
+        scale_D = each["ekfac"].reference_MD[m].rsqrt()
+        truth = oracle.truth(name, "ggn")[m] * scale_D * scale_D.unsqueeze(-1)
+        wheres = curvatures["ekfac"].order_D.split(curvatures["ekfac"].sizes)
+        for where, ekfac, kfac in zip(wheres, curvatures["ekfac"].blocks, curvatures["kronecker"].blocks, strict=True):
+            own = truth[where][:, where]
+            if not isinstance(ekfac, KroneckerCurvature):
+                assert_close(ekfac.dense()[m], own, rtol=1e-9)
+                continue
+            basis = torch.block_diag(*[
+                torch.kron(r, c) for r, c in zip(ekfac.rows_MGOO[m], ekfac.columns_MGII[m], strict=True)  # type: ignore[index, arg-type]
+            ])  # fmt: skip
+            assert_close(basis.T @ basis, torch.eye(len(basis)))
+            assert_close(ekfac.eigenvalues_MGOI[m].flatten(), (basis.T @ own @ basis).diagonal(), rtol=1e-8, atol=1e-10)
+            # the diagonal is the best there is in a basis that is given
+            error, before = ((part.dense()[m] - own).norm() for part in (ekfac, kfac))
+            assert error <= before * (1 + 1e-9) + 1e-12
+
+
+def test_grouped_convolution_has_factors_of_its_own_for_every_group():
+    torch.manual_seed(0)
+    apart = nn.Sequential(nn.Conv2d(4, 4, 2, groups=2), nn.Tanh(), nn.Flatten()).double()
+    inputs = normal(ROWS, 4, 2, 2)
+    found = posterior(apart, (inputs, normal(ROWS, 4)), likelihood=tb.likelihoods.Gaussian(1.0))
+    for group in range(2):
+        one = nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), nn.Flatten()).double()
+        half = slice(2 * group, 2 * group + 2)
+        one[0].weight.data, one[0].bias.data = apart[0].weight[half].detach(), apart[0].bias[half].detach()  # type: ignore[union-attr]
+        single = posterior(one, (inputs[:, half], normal(ROWS, 4)[:, half]), likelihood=tb.likelihoods.Gaussian(1.0))
+        where = [*range(16 * group, 16 * group + 16), 32 + 2 * group, 33 + 2 * group]
+        assert_close(block(found, *where), oracle.data_part(single)[0])
+
+
+def test_embedding_has_the_formula_of_a_layer_with_one_hot_inputs():
+    torch.manual_seed(0)
+    words, labels = classes(ROWS * 3, 5).view(ROWS, 3), classes(ROWS, 3)
+    table = nn.Embedding(5, 2)
+
+    class OneHot(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 2, bias=False)
+            self.linear.weight.data = table.weight.detach().T.clone()
+            self.mix = nn.Parameter(normal(6, 3), requires_grad=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.tanh(self.linear(inputs)).flatten(1) @ self.mix
+
+    module = Seen(table, 2, 3).double()
+    found = posterior(module, (words, labels))
+    one_hot = nn.functional.one_hot(words, 5).double()
+    expected = oracle.data_part(posterior(OneHot().double(), (one_hot, labels)))[0]
+    where = torch.arange(10).view(2, 5).T.flatten()  # the table is the matrix transposed
+    assert_close(oracle.data_part(found)[0], expected[where][:, where], rtol=1e-9)
+
+
+def test_padding_has_no_curvature():
+    net = NETS["embedding"]
+    weights_MD, inputs = oracle.weights_of(net), net.inputs(oracle.ROWS)
+    assert (inputs == 0).any()
+    data = inputs, classes(oracle.ROWS, 3)
+    for structure in ("kronecker", "ekfac", "diagonal", "dense"):
+        method = tb.Laplace(structure=structure, check_mode=False)  # type: ignore[arg-type]
+        found = oracle.fitted(method, oracle.model_of(net, data[1]), weights_MD, data)
+        assert not found.curvature.diagonal()[:, :4].any(), structure
+        assert (found.curvature.diagonal()[:, 4:] > 0).any()
+
+
+def test_weights_of_other_layers_are_dense_blocks_or_diagonal_ones():
+    net = NETS["layer norm"]
+    weights_MD, inputs = oracle.weights_of(net), net.inputs(oracle.ROWS)
+    data = inputs, classes(oracle.ROWS, 3)
+    model = oracle.model_of(net, data[1])
+    found = oracle.fitted(tb.Laplace(check_mode=False), model, weights_MD, data)
+    assert factored(found) == ["kronecker", "dense", "kronecker"]
+    norm = torch.arange(25, 35)
+    for m in range(len(weights_MD)):
+        truth = oracle.curvature("ggn", net, weights_MD[m], *data)
+        assert_close(oracle.data_part(found)[m][norm][:, norm], truth[norm][:, norm])
+
+
+def test_large_blocks_of_other_layers_are_diagonal():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 600), nn.LayerNorm(600), nn.Linear(600, 2)).double()
+    inputs, labels = normal(3, 4), classes(3, 2)
+    found = posterior(module, (inputs, labels))
+    blocks = found.curvature.blocks  # type: ignore[union-attr]
+    assert [type(part) for part in blocks] == [KroneckerCurvature, DiagonalCurvature, KroneckerCurvature]
+    diagonal = posterior(module, (inputs, labels), structure="diagonal").curvature.diagonal()[0, 3000:4200]
+    assert_close(blocks[1].diagonal()[0], diagonal)
+
+
+def test_weights_that_no_layer_holds_are_a_dense_block():
+    torch.manual_seed(0)
+    found = posterior(SelfAttention().double(), (places(ROWS), classes(ROWS, 3)))
+    assert factored(found) == ["kronecker", "dense"]
+    assert isinstance(found.curvature.blocks[1], DenseCurvature)  # type: ignore[union-attr]
+
+
+def test_prior_that_differs_within_a_layer_is_refused():
+    size = 15
+    prior = Joint.independent(torch.zeros(size, dtype=torch.float64), torch.linspace(0.5, 2, size, dtype=torch.float64))
+    with pytest.raises(ValueError, match="same prior precision for all weights of a layer"):
+        posterior(nn.Linear(4, 3).double(), (flat(ROWS), classes(ROWS, 3)), prior=prior)
