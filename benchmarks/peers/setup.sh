@@ -27,4 +27,4 @@ for family in "${families[@]}"; do
   fi
 done
 echo "The peers are in $where. Time them by: python -m benchmarks.samplers --where $where
-and python -m benchmarks.laplace --where $where"
+and python -m benchmarks.curvature --where $where"

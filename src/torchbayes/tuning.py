@@ -116,19 +116,23 @@ def tune(
         return _by_validation(posterior, prior, noise, on)
     if (posterior.strength_D == 0).any():
         raise ValueError("the evidence needs a proper prior; this one is flat or correlated for some weights.")
-    problem = _problem(posterior, prior, noise)
+    problem = problem_of(posterior, prior, noise=noise)
     if prior == "weight":
         return _by_weight(posterior, problem, noise)
     spectra = problem.spectra()
     start = torch.zeros(problem.groups, dtype=torch.float64)
-    if spectra is None:
-        log_d_G, log_beta = _descend(problem, start)
-    else:
-        log_d_G, log_beta = newton(spectra, problem, start)
+    log_d_G, log_beta = _descend(problem, start) if spectra is None else newton(spectra, problem, start)
     return _changed(posterior, problem.group_D, log_d_G, log_beta)
 
 
-def _problem(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Problem:
+def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Problem:
+    """Return the evidence of a posterior as a function of the factors that are free.
+
+    Args:
+        posterior: the posterior.
+        prior: as of `tune`.
+        noise: as of `tune`.
+    """
     model, mean_MD = posterior.model, posterior.mean_MD
     locs = model.prior.locs().to(mean_MD)
     # in units of the prior that is in force, so that factors multiply what is there

@@ -1,7 +1,7 @@
 """Laplace approximations against laplace-torch with each of its backends: time and peak memory.
 
-    python -m benchmarks.laplace [TASK ...]        after benchmarks/peers/setup.sh; tasks by name, or by part of it
-    python -m benchmarks.laplace --peers           without our side
+    python -m benchmarks.curvature [TASK ...]        after benchmarks/peers/setup.sh; tasks by name, or by part of it
+    python -m benchmarks.curvature --peers           without our side
 
 A task is CASE/WORK/STRUCTURE, such as mlp/fit/kron.
 
@@ -15,7 +15,7 @@ A task is CASE/WORK/STRUCTURE, such as mlp/fit/kron.
 |----------|----------------------------------------------------------------------------------------------------|
 | fit      | one pass over the rows, exact GGN; Kronecker factors are decomposed                                |
 | predict  | GLM predictive and probit link of 2,000 rows                                                       |
-| evidence | one step of gradient ascent on the log evidence by one prior precision                             |
+| evidence | one step of ascent on the log evidence by one prior precision: theirs of Adam, ours of Newton      |
 
 Structures: diag and kron of all random weights, last: dense for the last layer. The networks have their starting
 weights, in float32. Where a peer would take minutes it does a share of the rows, and its time is multiplied
@@ -40,8 +40,24 @@ from torch import nn
 
 from benchmarks.harness import Work, peak_memory, report
 from benchmarks.peers.client import ROOT, Clock, Peer, alternate, clock
-from benchmarks.peers.laplace_work import BACKENDS, CASES, PREDICTED, TASKS, Case, Numbers, Task, file, load, save
+from benchmarks.peers.laplace_work import (
+    BACKENDS,
+    CASES,
+    FITTED,
+    PREDICTED,
+    PRIOR_PRECISION,
+    TASKS,
+    VALUED,
+    Case,
+    Numbers,
+    Task,
+    file,
+    load,
+    save,
+)
+from torchbayes import Laplace, LaplacePosterior, Linearised, fit, predict, tuning
 from torchbayes.data import load as load_data
+from torchbayes.model import Model, likelihoods, priors
 from torchbayes.networks import build
 
 
@@ -58,25 +74,58 @@ class Ours(NamedTuple):
     values: list[float]
 
 
-def fit_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
-    """Return a fit of all rows of a case: curvature accumulated over them in one pass, and decomposed.
+def model_and_method(case: Case, structure: str, numbers: Numbers) -> tuple[Model, Laplace]:
+    """Return our model of a case, and the method of a structure.
 
     Args:
-        case: network and data; `network(case, numbers)` is the one, its random weights are those of `case.kinds`.
+        case: network and data.
         structure: "diag", "kron" or "last".
         numbers: data and weights.
     """
-    raise NotImplementedError
+    net = network(case, numbers)
+    layers = [name for name, part in net.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+    chosen: list[str] | str = "*"
+    if structure == "last":
+        chosen = f"{layers[-1]}.*"
+    elif case.kinds == "linear":
+        chosen = [f"{name}.*" for name in layers]
+    model = Model(net, likelihoods.Categorical(), priors.Normal(PRIOR_PRECISION**-0.5), random=chosen)
+    names = {"diag": "diagonal", "kron": "kronecker", "last": "dense"}
+    # the weights are no mode, and a peer does not look; it keeps weights and biases apart
+    return model, Laplace(names[structure], check_mode=False, joint_bias=False)  # type: ignore[arg-type]
+
+
+def fitted(case: Case, structure: str, numbers: Numbers, *, rows: int) -> LaplacePosterior:
+    """Return the posterior of the first rows."""
+    model, method = model_and_method(case, structure, numbers)
+    data = (torch.from_numpy(numbers.inputs[:rows]), torch.from_numpy(numbers.targets[:rows]))
+    return fit(model, data, method, start=model.given_weights(), callbacks=())  # type: ignore[return-value]
+
+
+def fit_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
+    """Return a fit of all rows of a case: one pass over them, and the decomposition of what it adds up."""
+    values = fitted(case, structure, numbers, rows=FITTED).log_evidence().tolist()
+    return Ours(lambda: fitted(case, structure, numbers, rows=case.rows), values)
 
 
 def predict_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
     """Return the GLM predictive with probit link of all test inputs, of a posterior of the first `FITTED` rows."""
-    raise NotImplementedError
+    posterior = fitted(case, structure, numbers, rows=FITTED)
+    linear, inputs = Linearised(posterior), torch.from_numpy(numbers.test_inputs)
+    probs = predict(linear, inputs[:VALUED]).probs.amax(dim=1)
+    return Ours(lambda: predict(linear, inputs).probs, [*posterior.log_evidence().tolist(), *probs.tolist()])
 
 
 def evidence_step_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
-    """Return one gradient step by the log prior precision on the evidence of a posterior of the first `FITTED` rows."""
-    raise NotImplementedError
+    """Return one step of Newton's method on the evidence of a posterior of the first `FITTED` rows.
+
+    Theirs is a gradient step; both take what does not depend on the prior, here the eigenvalues, from before.
+    """
+    posterior = fitted(case, structure, numbers, rows=FITTED)
+    problem, start = tuning.problem_of(posterior, "scalar", noise=False), torch.zeros(1, dtype=torch.float64)
+    spectra = problem.spectra()
+    assert spectra is not None
+    return Ours(lambda: tuning.newton(spectra, problem, start, steps=1), posterior.log_evidence().tolist())
 
 
 OURS = {"fit": fit_ours, "predict": predict_ours, "evidence": evidence_step_ours}
@@ -129,7 +178,7 @@ def started(stack: ExitStack, task: Task, where: Path) -> dict[str, Peer]:
 
 def own_memory(task: Task, where: Path) -> float:
     """Return the peak memory of a process of its own that does our side of a task once, in MiB."""
-    command = [sys.executable, "-m", "benchmarks.laplace", task.name, "--memory", "--where", str(where)]
+    command = [sys.executable, "-m", "benchmarks.curvature", task.name, "--memory", "--where", str(where)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
 
 
