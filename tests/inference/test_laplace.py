@@ -14,6 +14,7 @@ import torchbayes as tb
 from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.inference.mode import NotAModeWarning
+from torchbayes.inference.progress import summary
 from torchbayes.linalg import Diagonal
 from torchbayes.model.joint_prior import Joint
 
@@ -153,6 +154,18 @@ def test_a_mixture_has_the_evidence_of_each_mode() -> None:
     assert both.members == 2
     assert_close(both.log_evidence()[1], alone.log_evidence()[0])
     assert_close(both.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)
+
+
+def test_the_progress_bar_knows_what_a_pass_tells() -> None:
+    """A fit without `callbacks` shows one."""
+    seen: list[str] = []
+    mean = EXACT.posterior()[0]
+    tb.fit(linear(), (X, Y), tb.Laplace(), start=mean, callbacks=[lambda event: seen.append(summary(event))])
+    residual = Y - LinearGaussian.features(X) @ mean
+    nll = float((0.5 * (residual / 0.7) ** 2).mean()) + math.log(0.7 * math.sqrt(2 * math.pi))
+    assert seen == [f"train NLL {nll:.4g}"]
+    found = tb.fit(linear(), (X, Y), tb.Laplace(), start=mean)
+    assert_close(found.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
 
 
 class TestModes:

@@ -40,12 +40,13 @@ Callback = Callable[[Event], object]
 
 
 def summary(event: Event) -> str:
-    """Return the numbers that matter of an epoch: NLL and learning rate, or acceptance, step size and log density."""
+    """Return the numbers that matter of an epoch: NLL and, of a descent, learning rate; or those of a sampler."""
     record = event.record
     if "nll" in record:
         nlls = record["nll"]
         spread = f" ({min(nlls):.4g} to {max(nlls):.4g})" if len(nlls) > 1 else ""
-        return f"train NLL {sum(nlls) / len(nlls):.4g}{spread}  lr {record['lr']:.2g}"
+        rate = f"  lr {record['lr']:.2g}" if "lr" in record else ""
+        return f"train NLL {sum(nlls) / len(nlls):.4g}{spread}{rate}"
     named = {"acceptance": "acceptance", "step size": "step_size", "log density": "log_density"}
     means = {word: sum(record[key]) / len(record[key]) for word, key in named.items() if key in record}
     return "  ".join(f"{word} {mean:.4g}" for word, mean in means.items())
