@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, TensorDataset
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of linear_operator, at import
     import curvlinops
-
     import laplace
     from laplace import curvature
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torchbayes.evidence import linear_gaussian_evidence
-from torchbayes.inference.mode import NotAModeWarning
+from torchbayes.inference.mode import ChangingDataWarning, NotAModeWarning
 from torchbayes.inference.progress import summary
 from torchbayes.linalg import Diagonal
 from torchbayes.model.joint_prior import Joint
@@ -270,6 +270,26 @@ class TestBadInput:
         model = tb.Model(module, tb.likelihoods.Categorical())
         one = laplace(model, (X, torch.zeros(40).long()), model.given_weights(), check_mode=False)
         assert torch.isfinite(one.log_evidence()).all()
+
+    def test_augmented_data(self) -> None:
+        class Shaken(torch.utils.data.Dataset[Any]):
+            """Rows with fresh noise at every look."""
+
+            noise = 0.1
+
+            def __len__(self) -> int:
+                return 40
+
+            def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+                return X[row] + self.noise * torch.randn(3, dtype=torch.float64), Y[row]
+
+        data, start = Shaken(), EXACT.posterior()[0]
+        method = tb.Laplace(check_mode=False)
+        with pytest.warns(ChangingDataWarning, match="differ from pass to pass"):
+            tb.fit(linear(), data, method, start=start, callbacks=())
+        data.noise = 0.0
+        found = tb.fit(linear(), data, method, start=start, callbacks=())
+        assert_close(found.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
 
     def test_dropout_in_training_mode_is_off(self) -> None:
         module = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).double().train()

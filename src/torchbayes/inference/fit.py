@@ -17,6 +17,7 @@ from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
+from torchbayes.inference.mode import warn_if_changing
 from torchbayes.inference.progress import Callback, Event, progress_bar
 from torchbayes.inference.run import Run, describe, describe_model
 from torchbayes.inference.sampler import Sampler
@@ -83,6 +84,8 @@ def fit(
     rows = method.rows if isinstance(method, Sampler) else method.batch_size
     source = as_source(model, data, rows or 1024)
     source.check()
+    if getattr(method, "takes_curvature", False):
+        warn_if_changing(source.inputs)
     source = source if rows else Whole(source)
     _refuse_split(model, method, share.ranks)
     weights_MD, buffers = start_of(model, start, member_seeds(seed, method.members))

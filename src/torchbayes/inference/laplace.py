@@ -86,7 +86,7 @@ class Laplace:
     members: int = field(default=1, kw_only=True)
 
     plan = "loop"
-    at_modes = True
+    at_modes = takes_curvature = True
 
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size, members=self.members)

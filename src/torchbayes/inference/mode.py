@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torchbayes.linalg.curvature import Curvature, DenseCurvature
 from torchbayes.model.joint_prior import Joint
@@ -13,6 +16,27 @@ from torchbayes.model.joint_prior import Joint
 
 class NotAModeWarning(UserWarning):
     """The gradient of the log joint density is too large for a mode."""
+
+
+class ChangingDataWarning(UserWarning):
+    """The same rows come out differently at every pass, so that their number is not that of the observations."""
+
+
+def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
+    """Warn where the first rows of the data differ between two passes, as augmentation makes them.
+
+    Args:
+        inputs: makes a pass over the inputs in a fixed order.
+    """
+    first, again = (pytree.tree_leaves(next(iter(inputs()))) for _ in range(2))
+    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+        warnings.warn(
+            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as an "
+            "observation of its own; what a posterior is whose data are drawn anew is not said. Use the data without "
+            "augmentation.",
+            ChangingDataWarning,
+            stacklevel=3,
+        )
 
 
 def warn_unless_mode(gradient_MD: Tensor, curvature_trace_M: Tensor) -> None:

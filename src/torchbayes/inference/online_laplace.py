@@ -148,6 +148,7 @@ class OnlineLaplace:
     plan: Way | str = field(default="auto", kw_only=True)
 
     members = 1
+    takes_curvature = True
 
     def __post_init__(self) -> None:
         check_counts(epochs_of_descent=self.epochs_of_descent, every=self.every, batch_size=self.batch_size)
