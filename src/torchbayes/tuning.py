@@ -19,11 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from torchbayes.inference.batches import as_source
-from torchbayes.linalg.curvature import Curvature, DiagonalCurvature
+from torchbayes.linalg.curvature import Curvature, DiagonalCurvature, restore_curvature
 from torchbayes.linearised import Linearised
 from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.model import PREFIX, Model
@@ -88,7 +87,9 @@ def tune(
 
     The prior stays as it is up to a factor on its precision: one for all weights, one for each layer (a module, weights
     and biases together) or one for each weight. A prior that is not normal is taken as the normal with its curvature.
-    Learned parameters of the likelihood keep their prior.
+    Learned parameters of the likelihood keep their prior. Under the chosen prior the mode is another one, and so are
+    the curvature and its evidence; tuning and training again in turn need not raise it every time, and where the data
+    say nothing of a layer its factor may run far.
 
     Args:
         posterior: as `fit` with `Laplace` gives it.
@@ -207,12 +208,17 @@ def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int
 
 def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
     """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS, a Cholesky factor a step."""
+    from scipy.optimize import minimize  # slow to import
+
     members, sizes_G = len(problem.squares_MD), problem.totals(torch.ones_like(problem.squares_MD)).cpu()
+    # the line search tries factors at which single precision makes the matrix indefinite
+    exact = restore_curvature(problem.curvature.kind, {n: t.double() if t.is_floating_point() else t for n, t in
+                                                       problem.curvature.tensors().items()})  # fmt: skip
     squares_G, errors = problem.totals(problem.squares_MD).cpu(), float(problem.errors_M.sum())
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         log_d_G, log_beta = torch.as_tensor(point[:-1]), float(point[-1])
-        covariance = problem.curvature.scaled(math.exp(log_beta)).covariance(_spread(problem.group_D, log_d_G))
+        covariance = exact.scaled(math.exp(log_beta)).covariance(_spread(problem.group_D, log_d_G))
         factors = log_d_G.exp()
         prior_G = problem.totals(covariance.diagonal()).cpu() * factors
         value = (sizes_G * log_d_G - factors * squares_G).sum() + covariance.logdet().double().sum().cpu()
@@ -268,6 +274,8 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
     Raises:
         ValueError: if there is more than one factor to choose.
     """
+    from scipy.optimize import minimize  # slow to import
+
     if prior in {"layer", "weight"}:
         raise ValueError(f"held-out data choose one factor; got prior={prior!r}. Use prior='scalar', or the evidence.")
     group_D = _groups(posterior.model, prior).to(posterior.mean_MD.device)

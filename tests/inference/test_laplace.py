@@ -180,15 +180,28 @@ class TestModes:
     def test_the_gradient_norm_is_said(self, structure: str) -> None:
         mean, covariance = EXACT.posterior()
         shift = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=torch.float64)
-        norm = float(torch.linalg.vector_norm(torch.linalg.solve(covariance, shift) * 0.4))
-        with pytest.warns(NotAModeWarning, match=f"norm {norm:.3g} "):
+        gradient = torch.linalg.solve(covariance, shift)
+        norm, gain = float(torch.linalg.vector_norm(gradient)), float(0.5 * shift @ gradient)
+        said = f"norm {norm:.3g}, and a Newton step would raise it by {gain:.3g} nats"
+        with pytest.warns(NotAModeWarning, match=said if structure != "diagonal" else "not a mode of this model"):
             laplace(linear(), (X, Y), mean + shift, structure=structure)
+
+    def test_as_far_as_a_draw_of_the_posterior_is_near_enough(self) -> None:
+        """The bound: draws lie at ½ χ²_γ nats on average γ/2, so those of half the spread are below it."""
+        mean, covariance = EXACT.posterior()
+        root = torch.linalg.cholesky(covariance)
+        for scale, expected in ((0.5, False), (3.0, True)):
+            direction = torch.full((4,), scale, dtype=torch.float64)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                laplace(linear(), (X, Y), mean + root @ direction, structure="dense")
+            assert any(issubclass(w.category, NotAModeWarning) for w in caught) == expected
 
     def test_an_untrained_classifier(self) -> None:
         module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()
         model = tb.Model(module, tb.likelihoods.Categorical())
         labels = X.argmax(1)
-        with pytest.warns(NotAModeWarning, match="train to convergence"):
+        with pytest.warns(NotAModeWarning, match="Train to convergence"):
             tb.fit(model, (X, labels), tb.Laplace(), start=module, callbacks=())
         trained = tb.fit(model, (X, labels), tb.MAP(epochs=400, optimizer=tb.Adam(0.02)), callbacks=())
         with warnings.catch_warnings():

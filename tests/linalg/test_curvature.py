@@ -190,3 +190,22 @@ def test_a_sum_that_is_not_positive_definite_is_refused(wrap: bool):
 def test_numbers_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="smallest eigenvalue is nan"):
         DenseCurvature(torch.full((1, 2, 2), torch.nan)).covariance(torch.ones(2))
+
+
+def test_eigenvalues_are_found_in_double_precision_where_single_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK gives up on some matrices of low rank; here it does so on every one in single precision."""
+    for name in ("eigh", "eigvalsh"):
+        own = getattr(torch.linalg, name)
+
+        def failing(matrix: Tensor, own: Any = own) -> Any:
+            if matrix.dtype == torch.float32:
+                raise RuntimeError("failed to converge")
+            return own(matrix)
+
+        monkeypatch.setattr(torch.linalg, name, failing)
+    factor = normal(4, 6)
+    matrix = (factor.T @ factor).float()
+    values, vectors = dense.eigh(matrix)
+    assert values.dtype == vectors.dtype == torch.float32
+    assert_close((vectors * values) @ vectors.T, matrix, rtol=1e-5, atol=1e-5)
+    assert_close(dense.eigvalsh(matrix), values, rtol=1e-5, atol=1e-5)

@@ -19,6 +19,7 @@ from torchbayes.curvature.capture import Seen
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.roots import root
 from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg.dense import eigh
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import seeded
@@ -364,12 +365,12 @@ class KroneckerSums(OnePass):
         count = totals_M[f"{number}.count"].to(inputs)  # exact until here, whatever the dtype
         if isinstance(part, Lookup):
             column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, :, 0]
-            values, vectors = torch.linalg.eigh(outputs)
+            values, vectors = eigh(outputs)
             grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
             return KroneckerCurvature(grid, None, vectors)
         column = _along_columns(scale.unflatten(1, part.index.shape), part)
         factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
-        (seen, columns), (made, rows) = (torch.linalg.eigh(factor) for factor in factors)
+        (seen, columns), (made, rows) = (eigh(factor) for factor in factors)
         return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
 
 

@@ -5,11 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchbayes.data.base import check_name
-from torchbayes.experiments import hmc_mixing, hmc_mnist, hmc_reference, hmc_uci, multiswag_corruption, uci_table
+from torchbayes.experiments import (
+    evidence_agreement,
+    evidence_occam,
+    hmc_mixing,
+    hmc_mnist,
+    hmc_reference,
+    hmc_uci,
+    multiswag_corruption,
+    uci_table,
+)
 from torchbayes.experiments.experiment import Experiment, open_directory, seed_results
 from torchbayes.experiments.page import write_page
 
-_MODULES = (multiswag_corruption, uci_table, hmc_reference, hmc_mixing, hmc_mnist, hmc_uci)
+_MODULES = (
+    multiswag_corruption,
+    uci_table,
+    hmc_reference,
+    hmc_mixing,
+    hmc_mnist,
+    hmc_uci,
+    evidence_agreement,
+    evidence_occam,
+)
 _ALL = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
 

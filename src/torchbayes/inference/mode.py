@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.linalg.curvature import Curvature, DenseCurvature
 from torchbayes.model.joint_prior import Joint
+from torchbayes.posteriors.laplace import LaplacePosterior
 
 
 class NotAModeWarning(UserWarning):
@@ -31,35 +32,37 @@ def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
     first, again = (pytree.tree_leaves(next(iter(inputs()))) for _ in range(2))
     if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
         warnings.warn(
-            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as an "
-            "observation of its own; what a posterior is whose data are drawn anew is not said. Use the data without "
-            "augmentation.",
+            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
+            "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
             ChangingDataWarning,
             stacklevel=3,
         )
 
 
-def warn_unless_mode(gradient_MD: Tensor, curvature_trace_M: Tensor) -> None:
-    """Warn where the gradient of the log joint density is larger than the data's own noise would make it.
+def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
+    """Warn where the weights are further from a mode than draws of the posterior are.
 
-    In units of the prior's standard deviations, the gradient of the log likelihood at the truth has the mean square
-    tr H, the Fisher information. A mode's gradient is zero, that of a network trained with noise somewhat more; beyond
-    √tr H it says that the weights are no mode of this model.
+    With gradient g and precision P a step of Newton's method would raise the log joint density by ½ gᵀ P⁻¹ g. Draws of
+    the posterior lie γ/2 below the mode in the directions that the data determine, γ = tr H P⁻¹ of them (MacKay 1992);
+    where the step would win more than that, the weights are not a mode in any sense that matters.
 
     Args:
-        gradient_MD: gradient of the tempered log joint density, times the prior's standard deviations.
-        curvature_trace_M: tr H in units of the prior.
+        posterior: around the weights.
+        gradient_MD: gradient of the tempered log joint density there.
     """
+    inner = posterior.curvature.covariance(posterior.strength_D)
+    scaled_MD = gradient_MD * posterior.reference_MD.rsqrt()
+    gain_M = 0.5 * (scaled_MD * inner.matvec(scaled_MD)).sum(-1)
+    determined_M = (1 - posterior.strength_D * inner.diagonal()).sum(-1)
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
-    bound_M = curvature_trace_M.clamp_min(0).sqrt()
-    bad = (norm_M > bound_M).nonzero()[:, 0].tolist()
+    bad = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
     if bad:
         m = bad[0]
         warnings.warn(
             f"the start of member {m} is not a mode of this model: the gradient of the log joint density has norm "
-            f"{float(norm_M[m]):.3g} (per prior standard deviation), and the data's own noise would give "
-            f"{float(bound_M[m]):.3g}. The approximation is of a slope, not of a peak: train to convergence under this "
-            f"likelihood and prior, for instance with MAP and the same Model.",
+            f"{float(norm_M[m]):.3g}, and a Newton step would raise it by {float(gain_M[m]):.3g} nats, where draws of "
+            f"the posterior lie about {float(determined_M[m]) / 2:.3g} below a mode. Train to convergence under this "
+            f"likelihood and prior, for instance by MAP with the same Model.",
             NotAModeWarning,
             stacklevel=2,
         )

@@ -182,13 +182,9 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
     collector, factor = recipe.collector(model, Findings.parse(survey.found)), model.scales(1, 1).likelihood
     curvature = collector.curvature(survey.sums, reference_MD)
     curvature = curvature if factor == 1 else curvature.scaled(factor)
-    if recipe.check_mode:
-        gradient_MD = factor * survey.gradient_MD
-        model.prior.add_gradient_(gradient_MD, weights_MD, model.scales(1, 1).prior)
-        warn_unless_mode(gradient_MD * reference_MD.rsqrt(), curvature.trace())
     if model.prior.joint is not None and not model.prior.joint.is_independent:
         curvature = with_joint_prior(curvature, model.prior.joint)
-    return LaplacePosterior(
+    found = LaplacePosterior(
         model,
         weights_MD.clone(),
         curvature,
@@ -200,3 +196,8 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         buffers_M=dict(survey.buffers) or None,
         statistics_known=True,
     )
+    if recipe.check_mode:
+        gradient_MD = factor * survey.gradient_MD
+        model.prior.add_gradient_(gradient_MD, weights_MD, model.scales(1, 1).prior)
+        warn_unless_mode(found, gradient_MD)
+    return found

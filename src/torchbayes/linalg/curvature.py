@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg.blocks import Blocks
-from torchbayes.linalg.dense import Dense
+from torchbayes.linalg.dense import Dense, eigvalsh
 from torchbayes.linalg.diagonal import Diagonal
 from torchbayes.linalg.kronecker import Kronecker
 from torchbayes.linalg.low_rank import LowRankPrecision
@@ -159,7 +159,7 @@ class DenseCurvature:
 
     @cached_property
     def _eigenvalues_ME(self) -> Tensor:
-        return torch.linalg.eigvalsh(self.matrix_MDD)
+        return eigvalsh(self.matrix_MDD)
 
     def parts(self) -> Iterator[Part]:
         """Yield one part."""
@@ -278,7 +278,7 @@ class LowRankCurvature:
         """Yield one part; all but R eigenvalues are 0."""
         members, rank, size = self.factor_MRD.shape
         zeros = self.factor_MRD.new_zeros(members, max(0, size - rank))
-        values = torch.linalg.eigvalsh(self.factor_MRD @ self.factor_MRD.mT).clamp_min(0)
+        values = eigvalsh(self.factor_MRD @ self.factor_MRD.mT).clamp_min(0)
         yield Part(_all(size, values), torch.cat([zeros, values], dim=1)[:, -size:], False)
 
     def scaled(self, factor: float) -> LowRankCurvature:

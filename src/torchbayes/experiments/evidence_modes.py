@@ -1,0 +1,193 @@
+"""What the studies of the evidence share: modes to many digits, and Laplace posteriors at them.
+
+A Laplace estimate is off by what its mode lacks, and stochastic gradients stop short of it. These networks are small,
+so modes are found on all the data in float64: by L-BFGS (Liu and Nocedal 1989), or where directions differ so much in
+curvature that it creeps, in regression by damped Gauss-Newton steps (Marquardt 1963).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from torchbayes.evidence import ModelTarget
+from torchbayes.inference import Laplace, fit
+from torchbayes.inference.mode import NotAModeWarning
+from torchbayes.model import Model
+from torchbayes.model.seeds import generator
+from torchbayes.posteriors import LaplacePosterior
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Where an ascent of the log joint density ended.
+
+    Attributes:
+        weights_D: the place.
+        log_joint: log p(D|w) + log p(w) there, in nats.
+    """
+
+    weights_D: Tensor
+    log_joint: float
+
+
+def climb(target: ModelTarget, starts_MD: Tensor, *, steps: int) -> list[Mode]:
+    """Climb the log joint density from each start, and return the ends, the highest first.
+
+    Args:
+        target: prior and likelihood, in float64.
+        starts_MD: where to begin.
+        steps: of L-BFGS, at most.
+
+    Returns:
+        One mode for each start.
+    """
+    one = torch.ones(1, dtype=torch.float64)
+
+    def negative(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        value = target.parts(torch.as_tensor(weights).unsqueeze(0)).at(one)
+        return -float(value.log_density[0]), -value.gradient[0].numpy()
+
+    options = {"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-14, "gtol": 1e-6, "maxcor": 30}
+    ends = [minimize(negative, s.numpy(), jac=True, method="L-BFGS-B", options=options) for s in starts_MD.double()]
+    modes = [Mode(torch.as_tensor(end.x), -float(end.fun)) for end in ends]
+    return sorted(modes, key=lambda mode: -mode.log_joint)
+
+
+def climb_regression(model: Model, data: Pair, start_D: Tensor, *, steps: int, tolerance: float) -> tuple[Mode, float]:
+    """Climb the log joint density of a regression with known noise and one normal prior by Levenberg and Marquardt.
+
+        δ = ((1/s² + a) I + JᵀJ/σ²)⁻¹ g,    g the gradient of the log joint density
+
+    The damping a falls fivefold after a step that climbs, and is tripled until one does.
+
+    Args:
+        model: of one output, with `Gaussian(σ)` and `Normal(s)`, in float64.
+        data: inputs and targets (N, 1).
+        start_D: where to begin.
+        steps: at most.
+        tolerance: stop where a step without damping promises less, ½ gᵀ (I/s² + JᵀJ/σ²)⁻¹ g, in nats.
+
+    Returns:
+        The end, and what a step without damping promised there.
+    """
+    from torch.func import grad, vmap
+
+    (inputs, targets), noise = data, float(model.likelihood.scale)  # type: ignore[attr-defined]
+    precision, weights_D = float(model.prior.stds()[0]) ** -2, start_D.clone()
+    jacobian = vmap(grad(lambda w, x: model.network(w, x.unsqueeze(0))[0, 0]), (None, 0))
+
+    def loss(at_D: Tensor) -> tuple[Tensor, float]:
+        errors_N = (targets - model.network(at_D, inputs))[:, 0] / noise
+        return errors_N, 0.5 * float(errors_N.square().sum() + precision * at_D.square().sum())
+
+    (errors_N, now), damping, promise = loss(weights_D), 0.01 * precision, math.inf
+    for _ in range(steps):
+        jacobian_ND = jacobian(weights_D, inputs) / noise
+        gradient_D = jacobian_ND.mT @ errors_N - precision * weights_D
+        solve = _damped(jacobian_ND, gradient_D)
+        promise = 0.5 * float(gradient_D @ solve(precision))
+        if promise < tolerance:
+            break
+        for _ in range(30):
+            tried_D = weights_D + solve(precision + damping)
+            tried_N, then = loss(tried_D)
+            if then < now:
+                weights_D, errors_N, now, damping = tried_D, tried_N, then, damping / 5
+                break
+            damping = 3 * max(damping, 1e-4 * precision)
+    joint = -now - len(inputs) * math.log(noise) + 0.5 * len(weights_D) * math.log(precision)
+    return Mode(weights_D, joint - 0.5 * (len(inputs) + len(weights_D)) * math.log(2 * math.pi)), promise
+
+
+def _damped(jacobian_ND: Tensor, gradient_D: Tensor) -> Callable[[float], Tensor]:
+    """Return a -> (a I + JᵀJ)⁻¹ g, in the smaller of the two spaces."""
+    rows, size = jacobian_ND.shape
+    wide = size > rows
+    square = jacobian_ND @ jacobian_ND.mT if wide else jacobian_ND.mT @ jacobian_ND
+
+    def solve(shift: float) -> Tensor:
+        factor = torch.linalg.cholesky(square + shift * torch.eye(len(square), dtype=square.dtype))
+        right = jacobian_ND @ gradient_D if wide else gradient_D
+        solved = torch.cholesky_solve(right.unsqueeze(1), factor)[:, 0]
+        return (gradient_D - jacobian_ND.mT @ solved) / shift if wide else solved
+
+    return solve
+
+
+def laplace(
+    model: Model, data: Pair, mode: Mode, *, curvature: Literal["ggn", "hessian"] = "ggn"
+) -> tuple[LaplacePosterior, bool]:
+    """Return the Laplace posterior at one mode, with a dense precision, and whether the place is a mode indeed.
+
+    Args:
+        model: the model.
+        data: inputs and targets.
+        mode: where.
+        curvature: Gauss-Newton or the exact Hessian.
+
+    Returns:
+        The posterior, and False where `NotAModeWarning` was given.
+
+    Raises:
+        ValueError: if the precision is not positive definite.
+    """
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", NotAModeWarning)
+        method = Laplace("dense", curvature)
+        posterior = fit(model, data, method, start=mode.weights_D.unsqueeze(0), callbacks=())
+    assert isinstance(posterior, LaplacePosterior)
+    return posterior, not any(issubclass(each.category, NotAModeWarning) for each in seen)
+
+
+def log_symmetries(hidden: int) -> float:
+    """Return log(2^H H!), of the arrangements of H tanh units that give the same function (MacKay 1992).
+
+    Units can change places, and a unit's signs can be turned before and after it. Under a prior that does not tell
+    them apart each arrangement is a mode with the same evidence.
+
+    Args:
+        hidden: H, units of the one hidden layer.
+
+    Returns:
+        The logarithm.
+    """
+    return hidden * math.log(2) + math.lgamma(hidden + 1)
+
+
+def rearranged(model: Model, weights_SD: Tensor, *, seed: int) -> Tensor:
+    """Return draws of one hidden layer of tanh units, each under an arrangement of its units drawn evenly.
+
+    The posterior stays what it is, so draws around one mode become draws around all modes equivalent to it.
+
+    Args:
+        model: of `networks.mlp` with one hidden layer.
+        weights_SD: draws.
+        seed: of the arrangements.
+
+    Returns:
+        Weights (S, D) with the same functions.
+    """
+    source = generator(seed, 1)
+    first, bias, last, rest = torch.split(weights_SD, list(model.layout.sizes), dim=1)
+    units, count = bias.shape[1], len(weights_SD)
+    order_SH = torch.rand(count, units, generator=source).argsort(1)
+    sign_SH = (torch.randint(2, (count, units), generator=source) * 2 - 1).to(weights_SD)
+
+    def turned(values_SXH: Tensor) -> Tensor:
+        placed = values_SXH.gather(2, order_SH.unsqueeze(1).expand_as(values_SXH))
+        return placed * sign_SH.unsqueeze(1)
+
+    first_SHI = turned(first.unflatten(1, (units, -1)).mT).mT
+    last_SKH = turned(last.unflatten(1, (-1, units)))
+    return torch.cat([first_SHI.flatten(1), turned(bias.unsqueeze(1))[:, 0], last_SKH.flatten(1), rest], 1)
