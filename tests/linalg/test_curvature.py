@@ -18,6 +18,7 @@ from torchbayes.linalg.curvature import (
     LowRankCurvature,
     restore_curvature,
 )
+from torchbayes.linalg.dense import eigh, eigvalsh
 
 M, D = 2, 6
 
@@ -205,7 +206,7 @@ def test_eigenvalues_are_found_in_double_precision_where_single_fails(monkeypatc
         monkeypatch.setattr(torch.linalg, name, failing)
     factor = normal(4, 6)
     matrix = (factor.T @ factor).float()
-    values, vectors = dense.eigh(matrix)
+    values, vectors = eigh(matrix)
     assert values.dtype == vectors.dtype == torch.float32
     assert_close((vectors * values) @ vectors.T, matrix, rtol=1e-5, atol=1e-5)
-    assert_close(dense.eigvalsh(matrix), values, rtol=1e-5, atol=1e-5)
+    assert_close(eigvalsh(matrix), values, rtol=1e-5, atol=1e-5)

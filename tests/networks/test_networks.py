@@ -35,6 +35,7 @@ HEAD = 64 * 10 + 10
         ("mlp", (13,), {}, 13 * 50 + 50 + 50 * 50 + 50 + 50 * 10 + 10),
         ("mlp", (1, 28, 28), {"hidden": [200], "activation": "tanh"}, 784 * 200 + 200 + 200 * 10 + 10),
         ("mlp", (5,), {"hidden": ()}, 5 * 10 + 10),
+        ("linear", (2, 3, 4), {}, 24 * 10 + 10),
         ("lenet", (1, 28, 28), {}, 431_080),
         ("lenet", (3, 32, 32), {}, conv(3, 20, 5) + conv(20, 50, 5) + 1250 * 500 + 500 + 5010),
         ("lenet", (1, 16, 16), {}, conv(1, 20, 5) + conv(20, 50, 5) + 50 * 500 + 500 + 5010),
@@ -190,9 +191,9 @@ def test_shapes_that_do_not_fit_are_named(name: str, shape: tuple[int, ...], mes
 
 
 def test_unknown_names_and_settings_suggest_the_close_ones():
-    with pytest.raises(ValueError, match=r"no network 'lenett'\. Did you mean lenet\?"):
+    with pytest.raises(ValueError, match=r"no network 'lenett'\. Did you mean lenet or linear\?"):
         networks.build("lenett", (1, 28, 28), 10)
-    with pytest.raises(ValueError, match="Choose from: mlp, lenet, small_cnn, resnet20_frn, preresnet20"):
+    with pytest.raises(ValueError, match="Choose from: linear, mlp, lenet, small_cnn, resnet20_frn, preresnet20"):
         networks.build("xyz", (1, 28, 28), 10)
     with pytest.raises(ValueError, match=r"has no setting 'hiden'\. Did you mean hidden\?"):
         networks.build("mlp", (4,), 1, hiden=(3,))

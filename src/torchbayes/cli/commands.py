@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torchbayes as tb
+from torchbayes.cli.evidence import evidence
 from torchbayes.cli.options import (
     METHODS,
     add_directory,
@@ -341,6 +342,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compare": compare,
     "fit": fit,
     "evaluate": evaluate,
+    "evidence": evidence,
     "diagnose": diagnose,
     "reproduce": reproduce,
     "list": list_,

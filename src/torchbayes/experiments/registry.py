@@ -8,6 +8,8 @@ from torchbayes.data.base import check_name
 from torchbayes.experiments import (
     evidence_agreement,
     evidence_occam,
+    evidence_random_labels,
+    evidence_support,
     hmc_mixing,
     hmc_mnist,
     hmc_reference,
@@ -27,6 +29,8 @@ _MODULES = (
     hmc_uci,
     evidence_agreement,
     evidence_occam,
+    evidence_support,
+    evidence_random_labels,
 )
 _ALL = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 

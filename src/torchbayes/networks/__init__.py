@@ -6,8 +6,18 @@ parameters has `reset_parameters`, from which the members of an ensemble get the
 """
 
 from torchbayes.networks.convolutional import lenet, small_cnn
-from torchbayes.networks.dense import mlp
+from torchbayes.networks.dense import linear, mlp
 from torchbayes.networks.registry import build, names
 from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
 
-__all__ = ["FilterResponseNorm2d", "build", "lenet", "mlp", "names", "preresnet20", "resnet20_frn", "small_cnn"]
+__all__ = [
+    "FilterResponseNorm2d",
+    "build",
+    "lenet",
+    "linear",
+    "mlp",
+    "names",
+    "preresnet20",
+    "resnet20_frn",
+    "small_cnn",
+]

@@ -43,3 +43,19 @@ def mlp(
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
+
+
+def linear(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
+    """Return a linear model, f = W x + b: the multilayer perceptron without hidden layers.
+
+    Args:
+        input_shape: shape of one input without the batch axis, or the number of its features.
+        num_outputs: K.
+
+    Returns:
+        A module (B, *input_shape) -> (B, K).
+
+    Raises:
+        ValueError: if a size is not positive.
+    """
+    return mlp(input_shape, num_outputs, hidden=())

@@ -10,11 +10,12 @@ from typing import Any
 from torch import nn
 
 from torchbayes.networks.convolutional import lenet, small_cnn
-from torchbayes.networks.dense import mlp
+from torchbayes.networks.dense import linear, mlp
 from torchbayes.networks.resnet import preresnet20, resnet20_frn
 from torchbayes.networks.shapes import InputShape
 
 _FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    "linear": (linear, "linear model: no hidden layer; inputs of any shape are flattened"),
     "mlp": (mlp, "multilayer perceptron; inputs of any shape are flattened (hidden, activation)"),
     "lenet": (lenet, "LeNet 20-50-500: two 5x5 convolutions and 500 hidden units; images from 16x16"),
     "small_cnn": (small_cnn, "two 3x3 convolutions and a linear head, about 10,000 weights; images from 8x8"),

@@ -5,6 +5,7 @@ Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.writ
 
 from torchbayes.report.figures.chains import ess_histograms, rhat_histogram, traces_and_ranks
 from torchbayes.report.figures.comparison import Better, fidelity_dots, metric_dots, severity_curves, training_curves
+from torchbayes.report.figures.curves import measure_curves
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
 from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
@@ -16,6 +17,7 @@ __all__ = [
     "entropy_histograms",
     "ess_histograms",
     "fidelity_dots",
+    "measure_curves",
     "metric_dots",
     "predictive_band",
     "reliability_diagram",

@@ -1,0 +1,45 @@
+"""The command that compares networks by their evidence."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from torchbayes.cli.options import new_parser, parse, peek
+from torchbayes.cli.terminal import callbacks, print_table, say
+from torchbayes.config import Problem
+from torchbayes.inference import MAP
+
+
+def evidence(argv: list[str]) -> None:
+    """Compare networks by their evidence, estimated by Laplace's approximation.
+
+    Args:
+        argv: options.
+    """
+    from torchbayes.experiments import evidence_networks as room
+
+    seen = peek(argv)
+    parser = new_parser("evidence", (evidence.__doc__ or "").strip().splitlines()[0], config=True)
+    parser.add_class_arguments(Problem, None, skip={"network"}, help="What is believed about which data")
+    parser.set_defaults({f.name: getattr(seen.usual.problem, f.name) for f in fields(Problem) if f.name != "network"})
+    parser.add_class_arguments(MAP, "map", skip={"members", "plan"}, help="How each network is trained")
+    trained = [f.name for f in fields(MAP) if f.name not in {"members", "plan"}]
+    parser.set_defaults({f"map.{name}": getattr(seen.usual.ensemble, name) for name in trained})
+    parser.add_class_arguments(room.Settings, None, skip={"problem", "map", "networks"})
+    names = ["linear", "mlp", *(["cnn"] if seen.usual.problem.network != "mlp" else [])]  # images have a usual one
+    parser.add_argument("--networks", nargs="*", type=str, default=names, help="networks; cnn is short for small_cnn")
+    parser.add_argument("--directory", type=str | None, default=None, help="where numbers and a figure go; nowhere")
+    parser.add_argument("--overwrite", action="store_true", help="replace earlier results in the directory")
+    chosen = parse(parser, seen.argv)
+    problem = Problem(**{f.name: chosen[f.name] for f in fields(Problem) if f.name != "network"})
+    rest = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
+    settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **rest)
+    directory = None if chosen["directory"] is None else Path(chosen["directory"])
+    if directory is not None:
+        room.check_directory(directory, overwrite=chosen["overwrite"])
+    found = room.compare_networks(settings, callbacks=callbacks(), say=say)
+    print_table(room.table(settings, found), narrow=room.tables(settings, found))
+    print("\n".join(room.remarks(found)))
+    if directory is not None:
+        print(f"Results: {room.write(directory, settings, found)}")

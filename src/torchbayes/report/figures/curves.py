@@ -1,0 +1,100 @@
+"""Several measures against one thing that is changed: a panel per measure, a line per model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchbayes.report.figures.comparison import spread_of
+from torchbayes.report.style import (
+    QUIET,
+    as_array,
+    grid_shape,
+    house_style,
+    legend_above,
+    looks,
+    new_figure,
+    note_below,
+    percent_axis,
+    remove_spare,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@house_style
+def measure_curves(
+    panels: Mapping[str, Mapping[str, Any]],
+    places: Sequence[float] | Sequence[str],
+    *,
+    label: str = "",
+    over: str = "seeds",
+    levels: Mapping[str, tuple[str, float]] | None = None,
+    percent: Collection[str] = (),
+) -> Figure:
+    """Draw measures of several models at the same places, the mean over repeats with a band of two standard errors.
+
+    Args:
+        panels: measure -> {model: values of shape (P, R)}; R repeats are averaged.
+        places: where the P values stand: numbers, or names that are spread evenly.
+        label: what the places are.
+        over: what the R repeats are.
+        levels: measure -> (name, value) of a level to compare with, drawn dashed.
+        percent: measures that are shares, written as per cent from 0 on; the label where the places are shares.
+
+    Returns:
+        The figure, one axes per measure.
+
+    Raises:
+        ValueError: if there is no measure, shapes do not fit the places, or a level or share is of no measure.
+    """
+    levels = levels or {}
+    strange = sorted({*levels, *percent} - {*panels, label})
+    if not panels or strange:
+        raise ValueError(f"`panels` must hold every measure, at least one; missing: {', '.join(strange) or 'all'}.")
+    drawn = looks(name for values in panels.values() for name in values)
+    rows, columns = grid_shape(len(panels), widest=3 if len(panels) % 2 else 2)
+    figure = new_figure(max(3.2 * columns, 4.8), 2.5 * rows + 0.9)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    handles: dict[str, Any] = {}
+    repeats: set[int] = set()
+    for axes, (measure, values) in zip(grid.flat, panels.items(), strict=False):
+        for name, given in values.items():
+            array = as_array(given, 2, f"{measure} of {name}")
+            if len(array) != len(places):
+                raise ValueError(f"{measure} of {name} must have {len(places)} places; got {len(array)}.")
+            repeats.add(array.shape[1])
+            handles[name] = _line(axes, places, array, drawn[name])
+        if measure in levels:
+            title, level = levels[measure]
+            handles[title] = axes.axhline(level, color=QUIET, linewidth=1.1, linestyle=(0, (4, 2)))
+        axes.set_ylabel(measure.replace(", ", "\n"))
+        if measure in percent:
+            percent_axis(axes.yaxis)
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        if label in percent:
+            percent_axis(axes.xaxis)
+    remove_spare(grid, len(panels))
+    said = [label] if label else []
+    if repeats != {1}:
+        said.append(f"mean over {max(repeats)} {over}, band ± two standard errors")
+    note_below(figure, *said)
+    legend_above(figure, handles)
+    return figure
+
+
+def _line(axes: Axes, places: Sequence[float] | Sequence[str], array: np.ndarray, look: Any) -> Any:
+    """Return the drawn line of one model; names of places become ticks."""
+    named = isinstance(places[0], str)
+    at = np.arange(len(places), dtype=float) if named else np.asarray(places, dtype=float)
+    mean, low, high = spread_of(array, "sem")
+    if array.shape[1] > 1:
+        axes.fill_between(at, low, high, color=look.colour, alpha=0.13, linewidth=0)
+    if named:
+        axes.set_xticks(at, [str(place) for place in places])
+        axes.margins(x=0.1)
+    return axes.plot(at, mean, color=look.colour, marker=look.marker)[0]
