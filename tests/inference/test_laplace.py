@@ -123,7 +123,7 @@ def test_a_posterior_is_the_next_task_s_prior() -> None:
     """Two halves of the data one after the other give what both give together."""
     whole = EXACT.posterior()
     first = LinearGaussian(X[:25], Y[:25], 0.4, 0.7)
-    for structure in ("dense",):
+    for structure in ("dense", "kronecker", "ekfac"):
         before = laplace(linear(), (X[:25], Y[:25]), first.posterior()[0], structure=structure)
         model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.as_prior(before))
         after = laplace(model, (X[25:], Y[25:]), whole[0], structure=structure)

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchbayes.linalg.curvature import Curvature, DenseCurvature
-from torchbayes.model.joint_prior import Joint
 from torchbayes.posteriors.laplace import LaplacePosterior
 
 
@@ -66,24 +64,3 @@ def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
             NotAModeWarning,
             stacklevel=2,
         )
-
-
-def with_joint_prior(curvature: Curvature, prior: Joint) -> Curvature:
-    """Return H plus the precision of a correlated prior.
-
-    Args:
-        curvature: H, in units of the weights.
-        prior: with correlations.
-
-    Returns:
-        The sum.
-
-    Raises:
-        ValueError: if the two do not add up to a structure.
-    """
-    if isinstance(curvature, DenseCurvature):
-        return DenseCurvature(curvature.matrix_MDD + torch.linalg.inv(prior.covariance.dense()))
-    raise ValueError(
-        f"a correlated prior adds to a dense curvature alone; got {curvature.kind}. Use structure='dense', or a "
-        f"diagonal posterior as the prior."
-    )

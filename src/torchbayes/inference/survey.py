@@ -14,8 +14,9 @@ from torchbayes.curvature.collect import Collector, Where, units
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
 from torchbayes.curvature.sums import DenseSums, DiagonalSums, KroneckerSums, Sums
 from torchbayes.inference.descent import DivergedError
-from torchbayes.inference.mode import warn_unless_mode, with_joint_prior
+from torchbayes.inference.mode import warn_unless_mode
 from torchbayes.inference.settings import check_counts
+from torchbayes.linalg.added import plus_precision
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -183,7 +184,7 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
     curvature = collector.curvature(survey.sums, reference_MD)
     curvature = curvature if factor == 1 else curvature.scaled(factor)
     if model.prior.joint is not None and not model.prior.joint.is_independent:
-        curvature = with_joint_prior(curvature, model.prior.joint)
+        curvature = plus_precision(curvature, model.prior.joint.covariance)
     found = LaplacePosterior(
         model,
         weights_MD.clone(),
