@@ -109,7 +109,7 @@ def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, number):
 
     def interrupt(event):
         if event.step == 15:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)  # to this thread: another one may be slow to wake
 
     with monkeypatch.context() as patch:
         patch.setattr("torchbayes.cli.commands.callbacks", lambda: (interrupt,))
