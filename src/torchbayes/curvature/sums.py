@@ -320,9 +320,12 @@ class KroneckerSums(OnePass):
                     total[f"{place}.inputs"] += seen.bincount(minlength=part.index.shape[1])
                     total[f"{place}.count"] += seen.numel()
         for column, calls in piece.columns():
+            moments: dict[str, Tensor] = {}
             for place, part in enumerate(piece.anatomy.parts):
                 if isinstance(part, Affine):
-                    total[f"{place}.outputs"] += _second_moment(self._gradients(part, calls[part.module]))
+                    if part.module not in moments:  # weights and biases of a layer have the same
+                        moments[part.module] = _second_moment(self._gradients(part, calls[part.module]))
+                    total[f"{place}.outputs"] += moments[part.module]
                 elif isinstance(part, Lookup):
                     for call in calls[part.module]:
                         gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)

@@ -14,6 +14,7 @@ from torchbayes.experiments import (
     hmc_mnist,
     hmc_reference,
     hmc_uci,
+    laplace_redux,
     multiswag_corruption,
     uci_table,
 )
@@ -31,6 +32,7 @@ _MODULES = (
     evidence_occam,
     evidence_support,
     evidence_random_labels,
+    laplace_redux,
 )
 _ALL = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
