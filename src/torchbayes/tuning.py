@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +58,11 @@ class Problem:
     def groups(self) -> int:
         """Number of groups."""
         return int(self.group_D.max()) + 1
+
+    @cached_property
+    def squares_G(self) -> Tensor:
+        """U, squared size of each group of all members, float64, on the CPU."""
+        return self.totals(self.squares_MD).cpu()
 
     def totals(self, values_MD: Tensor) -> Tensor:
         """Return sums over the weights of each group and over members, float64 (G,)."""
@@ -183,13 +189,13 @@ def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int
         log d and log β.
     """
     sizes_G = torch.tensor([len(s) for s in spectra], dtype=torch.float64)
-    squares_G, errors = problem.totals(problem.squares_MD).cpu(), float(problem.errors_M.sum())
+    squares_G, errors = problem.squares_G, float(problem.errors_M.sum())
     members, point = len(problem.squares_MD), torch.cat([start, torch.zeros(1, dtype=torch.float64)])
     for _ in range(steps):
         factors, beta = point[:-1].exp(), math.exp(float(point[-1]))
-        shares = [d / (beta * s + d) for d, s in zip(factors.tolist(), spectra, strict=True)]
+        shares = [(beta * s).add_(d).reciprocal_().mul_(d) for d, s in zip(factors.tolist(), spectra, strict=True)]
         prior_G = torch.stack([t.sum(dtype=torch.float64) for t in shares]).cpu()
-        bend_G = torch.stack([t.dot(1 - t).double() for t in shares]).cpu()
+        bend_G = prior_G - torch.stack([t.dot(t).double() for t in shares]).cpu()
         gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
         hessian = torch.diag(torch.cat([factors * squares_G + bend_G, torch.ones(1, dtype=torch.float64)]))
         if problem.count:
@@ -214,7 +220,7 @@ def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
     # the line search tries factors at which single precision makes the matrix indefinite
     exact = restore_curvature(problem.curvature.kind, {n: t.double() if t.is_floating_point() else t for n, t in
                                                        problem.curvature.tensors().items()})  # fmt: skip
-    squares_G, errors = problem.totals(problem.squares_MD).cpu(), float(problem.errors_M.sum())
+    squares_G, errors = problem.squares_G, float(problem.errors_M.sum())
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         log_d_G, log_beta = torch.as_tensor(point[:-1]), float(point[-1])
