@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.curvature.capture import rows_of
 from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import exact_root
 from torchbayes.curvature.tangent import Tangent
@@ -26,9 +25,8 @@ from torchbayes.inference.batches import as_source
 from torchbayes.inference.fit import start_of
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.dense import checked_cholesky
-from torchbayes.linearised import Functions, Link, link_of, linked
-from torchbayes.model.model import Model, check_finite
-from torchbayes.model.network import batch_size
+from torchbayes.linearised import Functions, Link, checked, in_pieces, link_of, linked
+from torchbayes.model.model import Model
 from torchbayes.posteriors.point import Point
 from torchbayes.predictive import Predictive
 
@@ -101,16 +99,10 @@ class FunctionalLaplace:
         Raises:
             ValueError: if there are no rows, or they are not finite.
         """
-        placed = self.model.place(inputs)
-        check_finite(placed)
-        if batch_size(placed) == 0:
-            raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        link, size = link_of(self.link, self.model.likelihood), min(chunk_size, 256)
-        pieces = [rows_of(placed, slice(a, a + size)) for a in range(0, batch_size(placed), size)]
-        found = [self.functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces]
-        joined = Functions(*(torch.cat([each[k] for each in found], dim=1) for k in range(2)))
+        link = link_of(self.link, self.model.likelihood)
+        found = in_pieces(self.functions, checked(self.model, inputs), link=link, chunk_size=min(chunk_size, 256))
         weights_MD = self.tangent.weights_D.unsqueeze(0)
-        return linked(link, self.model, weights_MD, functions=joined, samples=self.samples, seed=self.seed)
+        return linked(link, self.model, weights_MD, functions=found, samples=self.samples, seed=self.seed)
 
 
 def functional_laplace(

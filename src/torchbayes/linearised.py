@@ -16,7 +16,8 @@ which the network is nearly linear. What becomes of f is said by the link:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from torchbayes.curvature.capture import rows_of
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
+from torchbayes.linalg.dense import eigh
 from torchbayes.links import laplace_bridge, pairwise_probit, probit
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
@@ -116,7 +118,7 @@ class Linearised:
         Raises:
             ValueError: if the network gives more than one axis of outputs, or there are no rows.
         """
-        placed = self._checked(inputs)
+        placed = checked(self.model, inputs)
         each = [tangent.functions(placed, own, diagonal=diagonal) for tangent, own in self._tangents(placed)]
         return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
 
@@ -132,7 +134,7 @@ class Linearised:
         Raises:
             ValueError: if the network gives more than one axis of outputs, or there are no rows.
         """
-        placed = self._checked(inputs)
+        placed = checked(self.model, inputs)
         each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
         return Functions(torch.stack([mean for mean, _ in each]), torch.stack([matrix for _, matrix in each]))
 
@@ -149,41 +151,57 @@ class Linearised:
         Raises:
             ValueError: if the network gives more than one axis of outputs, or there are no rows.
         """
-        placed = self._checked(inputs)
-        pieces = [rows_of(placed, slice(a, a + chunk_size)) for a in range(0, batch_size(placed), chunk_size)]
-        diagonal = self._link in {"gaussian", "probit"}
-        found = [self.functions(piece, diagonal=diagonal) for piece in pieces]
-        mean_MBK = torch.cat([each.mean_MBK for each in found], dim=1)
-        joined = Functions(mean_MBK, torch.cat([each.covariance_MBKK for each in found], dim=1))
-        own = {"functions": joined, "samples": self.samples, "seed": self.seed}
-        return linked(self._link, self.model, self._gaussian.mean_MD, **own)
-
-    def _checked(self, inputs: Any) -> Any:
-        """Return inputs on the model's device.
-
-        Raises:
-            ValueError: if there are no rows, or they are not finite.
-        """
-        placed = self.model.place(inputs)
-        check_finite(placed)
-        if batch_size(placed) == 0:
-            raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        return placed
+        link = self._link
+        found = in_pieces(self.functions, checked(self.model, inputs), link=link, chunk_size=chunk_size)
+        own = {"functions": found, "samples": self.samples, "seed": self.seed}
+        return linked(link, self.model, self._gaussian.mean_MD, **own)
 
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, Structure]]:
         """Return the network linearised at every member, and the member's covariance; looked for once."""
         if not self._known:
             gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
-            for m, weights_D in enumerate(gaussian.mean_MD):
-                structure = _member(gaussian.covariance, m)
-                options = {"buffers": {n: b[m] for n, b in buffers_M.items()} or None, "chunk": self.chunk}
-                tangent = Tangent.at(self.model, weights_D, inputs, structure=structure, **options)
-                self._known.append((tangent, structure))
+            first = {n: b[0] for n, b in buffers_M.items()} or None
+            structures = [_member(gaussian.covariance, m) for m in range(gaussian.members)]
+            options = {"buffers": first, "structure": structures[0], "chunk": self.chunk}
+            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options)
+            for m, structure in enumerate(structures):
+                own = {n: b[m] for n, b in buffers_M.items()} or None
+                self._known.append((replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own), structure))
         return self._known
 
     @cached_property
     def _known(self) -> list[tuple[Tangent, Structure]]:
         return []
+
+
+def checked(model: Model, inputs: Any) -> Any:
+    """Return inputs on the model's device.
+
+    Raises:
+        ValueError: if there are no rows, or they are not finite.
+    """
+    placed = model.place(inputs)
+    check_finite(placed)
+    if batch_size(placed) == 0:
+        raise ValueError("`inputs` has no rows; there is nothing to predict.")
+    return placed
+
+
+def in_pieces(functions: Callable[..., Functions], inputs: Any, *, link: str, chunk_size: int) -> Functions:
+    """Return Gaussian outputs as a link needs them, some rows after the other.
+
+    Args:
+        functions: inputs, diagonal -> outputs.
+        inputs: as `checked` gives them.
+        link: variances are enough for "gaussian" and "probit".
+        chunk_size: rows at once.
+
+    Returns:
+        The Gaussians.
+    """
+    pieces = [rows_of(inputs, slice(a, a + chunk_size)) for a in range(0, batch_size(inputs), chunk_size)]
+    found = [functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces]
+    return Functions(*(torch.cat(each, dim=1) for each in zip(*found, strict=True)))
 
 
 def link_of(link: str, likelihood: Likelihood) -> str:
@@ -234,7 +252,7 @@ def linked(
 
 def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:
     """Return values of functions, (samples · M, B, K), draw s from member s mod M, each input on its own."""
-    values, vectors = torch.linalg.eigh(covariance_MBKK)
+    values, vectors = eigh(covariance_MBKK)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     source = generator(seed, _DRAWS, device=mean_MBK.device)
     noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)

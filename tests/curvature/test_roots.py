@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributions
 
 from tests.oracles import assert_close, classes, normal
-from torchbayes.curvature.roots import KINDS, categorical_root, parameter_information, root
+from torchbayes.curvature.roots import categorical_root, parameter_information, root
 from torchbayes.model.likelihoods import (
     Bernoulli,
     Categorical,
@@ -250,7 +250,7 @@ def test_categorical_root_is_orthogonal_to_constants_and_is_triangular():
     assert not any(columns[j, :, :j].any() for j in range(5))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ggn", "fisher", "empirical"])
 def test_columns_carry_no_graph(kind: str):
     outputs = normal(3, 4).requires_grad_()
     assert not root(kind, Categorical(), outputs, targets=classes(3, 4), parameters={}, samples=2).requires_grad

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.evidence import linear_gaussian_evidence
-from torchbayes.experiments.evidence_rounds import best, effective_parameters, kept, rounds, shuffled
+from torchbayes.experiments.evidence_rounds import best, kept, rounds, shuffled
 
 NOISE = 0.3
 
@@ -74,8 +74,8 @@ def test_effective_parameters_are_those_of_the_explicit_matrices():
     design = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
     values = torch.linalg.eigvalsh(design.T @ design / NOISE**2)
     assert isinstance(found, tb.LaplacePosterior)
-    assert effective_parameters(found) == pytest.approx(float((values / (values + 100)).sum()), rel=1e-9)
-    assert 4 < effective_parameters(tb.tune(found)) <= 5 + 1e-9
+    assert float(found.effective_parameters()) == pytest.approx(float((values / (values + 100)).sum()), rel=1e-9)
+    assert 4 < float(tb.tune(found).effective_parameters()) <= 5 + 1e-9
 
 
 def test_shuffles_keep_classes_and_grow_with_the_share():

@@ -34,6 +34,11 @@ class Units(NamedTuple):
     reference_MD: Tensor
     strength_D: Tensor
 
+    @property
+    def scale_MD(self) -> Tensor:
+        """r^−½, what a Jacobian is multiplied by."""
+        return self.reference_MD.rsqrt()
+
 
 def units(model: Model, weights_MD: Tensor) -> Units:
     """Return the units of a model's prior at some weights.
@@ -134,18 +139,19 @@ class Collector:
             Σ log p(y|f) of the batch, float64 (M,).
         """
         own, found = ranks.rows(batch.targets.shape[1]), []
+        scale_MD = units(self.model, where.weights_MD).scale_MD
         for m in range(len(where.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]
             rows = batch.map(lambda t, m=m: t[m, own])
             if ranks.data == 1:
-                found.append(self._add(total, where, rows, member=m, gradient_D=into_D, place=place))
+                found.append(
+                    self._add(total, where, rows, member=m, scale_D=scale_MD[m], gradient_D=into_D, place=place)
+                )
                 continue
             # what is kept between passes must be added to once
-            share, part_D = (
-                {n: t.clone() for n, t in total.items()},
-                None if into_D is None else torch.zeros_like(into_D),
-            )
-            found.append(self._add(share, where, rows, member=m, gradient_D=part_D, place=(place[0], place[1])))
+            share = {n: t.clone() for n, t in total.items()}
+            part_D = None if into_D is None else torch.zeros_like(into_D)
+            found.append(self._add(share, where, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place))
             change = [share[n] - total[n] for n in total]
             ranks.sum_(found[-1], *change, *([] if part_D is None else [part_D]))
             for name, delta in zip(total, change, strict=True):
@@ -155,7 +161,15 @@ class Collector:
         return torch.stack(found)
 
     def _add(
-        self, total: Sum, where: Where, rows: Batch, *, member: int, gradient_D: Tensor | None, place: tuple[int, int]
+        self,
+        total: Sum,
+        where: Where,
+        rows: Batch,
+        *,
+        member: int,
+        scale_D: Tensor,
+        gradient_D: Tensor | None,
+        place: tuple[int, int],
     ) -> Tensor:
         """Add rows of one member.
 
@@ -164,7 +178,6 @@ class Collector:
         """
         weights_D = where.weights_MD[member]
         views, parameters = self.model.split(weights_D)
-        scale_D = units(self.model, where.weights_MD[member : member + 1]).reference_MD[0].rsqrt()
         log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
         for number, part in enumerate(_pieces(rows, self.rows)):
             piece = Piece(
@@ -190,7 +203,7 @@ class Collector:
 
     def turn_(self, totals_M: Sum, where: Where, number: int) -> None:
         """Do in place what follows pass number `number`."""
-        scale_MD = units(self.model, where.weights_MD).reference_MD.rsqrt()
+        scale_MD = units(self.model, where.weights_MD).scale_MD
         size = self.model.network.layout.size
         for m in range(len(where.weights_MD)):
             own = {n: t[m] for n, t in totals_M.items()}

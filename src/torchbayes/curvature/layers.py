@@ -8,7 +8,7 @@ B rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -219,9 +219,6 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total = total + tensor
     return total
-
-
-Maker = Callable[[str, nn.Module, Mapping[str, Tensor], bool], list[Layer]]
 
 
 def layers_of(name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: bool) -> list[Layer]:

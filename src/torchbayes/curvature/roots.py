@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +31,6 @@ from torchbayes.model.likelihoods import (
     Poisson,
     StudentT,
 )
-
-Kind = Literal["ggn", "fisher", "empirical"]
-KINDS: tuple[str, ...] = ("ggn", "fisher", "empirical")
 
 
 def categorical_root(outputs_BK: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torchbayes.inference import Laplace, fit
 from torchbayes.inference.mode import NotAModeWarning
 from torchbayes.model import Model
 from torchbayes.model.seeds import generator
-from torchbayes.posteriors import LaplacePosterior
+from torchbayes.posteriors import LaplacePosterior, Point
 
 Pair = tuple[Tensor, Tensor]
 
@@ -142,12 +142,29 @@ def laplace(
     Raises:
         ValueError: if the precision is not positive definite.
     """
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always", NotAModeWarning)
-        method = Laplace("dense", curvature)
-        posterior = fit(model, data, method, start=mode.weights_D.unsqueeze(0), callbacks=())
+    return judged(model, data, Laplace("dense", curvature), start=mode.weights_D.unsqueeze(0))
+
+
+def judged(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:
+    """Return the Laplace posterior at a place, and whether it is a mode indeed: False in the place of a warning.
+
+    Args:
+        model: the model.
+        data: what `fit` takes.
+        method: how the posterior is approximated.
+        start: the place.
+
+    Returns:
+        The posterior, and False where `NotAModeWarning` was given; other warnings are given on.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = fit(model, data, method, start=start, callbacks=())
     assert isinstance(posterior, LaplacePosterior)
-    return posterior, not any(issubclass(each.category, NotAModeWarning) for each in seen)
+    others = [one for one in caught if not issubclass(one.category, NotAModeWarning)]
+    for one in others:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return posterior, len(others) == len(caught)
 
 
 def log_symmetries(hidden: int) -> float:

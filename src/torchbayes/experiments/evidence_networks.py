@@ -14,7 +14,7 @@ from torchbayes.config import Problem, entries, write_config
 from torchbayes.data import Data
 from torchbayes.data.base import check_name
 from torchbayes.evaluate import evaluate
-from torchbayes.experiments.evidence_rounds import best, effective_parameters, rounds
+from torchbayes.experiments.evidence_rounds import best, rounds
 from torchbayes.experiments.experiment import as_json
 from torchbayes.inference import MAP, Laplace
 from torchbayes.inference.laplace import CurvatureName, StructureName
@@ -135,7 +135,7 @@ def _numbers(
         "log_likelihood": likelihood,
         "occam": evidence - likelihood,
         "weights": posterior.mean_MD.shape[1],
-        "effective": effective_parameters(posterior),
+        "effective": float(posterior.effective_parameters()),
         "scales": _scales(posterior),
         "at_mode": chosen.at_mode,
         "test_nll": scores["nll"],

@@ -10,7 +10,6 @@ one that the evidence then chooses, the next is x + (y − x)/(1 − ρ), ρ the
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.experiments.evidence_modes import judged
 from torchbayes.experiments.experiment import as_json
 from torchbayes.inference import MAP, Laplace, fit
-from torchbayes.inference.mode import NotAModeWarning
 from torchbayes.inference.progress import Callback
 from torchbayes.model import Model
 from torchbayes.model.seeds import generator
@@ -83,15 +82,8 @@ def rounds(
         start = found[-1].mode if found else None
         mode = fit(known, data, method, start=start, seed=seed, callbacks=callbacks)
         assert isinstance(mode, Point)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            fitted = fit(known, data, laplace, start=mode, seed=seed, callbacks=())
-        assert isinstance(fitted, LaplacePosterior)
-        for one in caught:
-            if not issubclass(one.category, NotAModeWarning):
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-        bad = any(issubclass(one.category, NotAModeWarning) for one in caught)
-        found.append(Round(mode, fitted, tune(fitted, prior=groups), not bad))
+        fitted, at_mode = judged(known, data, laplace, start=mode)
+        found.append(Round(mode, fitted, tune(fitted, prior=groups), at_mode))
     return found
 
 
@@ -114,22 +106,6 @@ def _next(found: Sequence[Round]) -> Model:
 def best(found: Sequence[Round]) -> Round:
     """Return the round of the largest evidence, each under the prior that it was trained under."""
     return max(found, key=lambda one: float(one.fitted.log_evidence()))
-
-
-def effective_parameters(posterior: LaplacePosterior) -> float:
-    """Return how many weights the data determine, γ = Σ λ/(λ + d) = D − Σ d Var[w] in units of the prior.
-
-    MacKay (1992). Weights whose prior is flat count fully.
-
-    Args:
-        posterior: of one mode.
-
-    Returns:
-        A number between 0 and D.
-    """
-    covariance = posterior.curvature.covariance(posterior.strength_D)
-    left = (covariance.diagonal()[0].double() * posterior.strength_D.double()).sum()
-    return float(posterior.strength_D.numel() - left)
 
 
 def shuffled(targets: Tensor, share: float, *, seed: int) -> Tensor:

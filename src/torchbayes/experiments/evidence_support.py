@@ -21,7 +21,7 @@ from torchbayes import networks
 from torchbayes.config import Problem
 from torchbayes.data import Data, load
 from torchbayes.evaluate import evaluate
-from torchbayes.experiments.evidence_rounds import Round, best, effective_parameters, kept, rounds, shuffled
+from torchbayes.experiments.evidence_rounds import Round, best, kept, rounds, shuffled
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.inference import MAP, Adam, Laplace
@@ -146,7 +146,7 @@ def _evidence(one: Round) -> dict[str, Any]:
     return {
         "evidence": float(posterior.log_evidence()) / posterior.num_data,
         "log_likelihood": float(posterior.log_likelihood_M) / posterior.num_data,
-        "effective": effective_parameters(posterior),
+        "effective": float(posterior.effective_parameters()),
         "weights": posterior.mean_MD.shape[1],
         "scales": [float(scales.min()), float(scales.max())],
         "at_mode": one.at_mode,

@@ -71,9 +71,7 @@ class Blocks:
 
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
-        parts = [block.dense() for block in self.blocks]
-        stacked = torch.stack([torch.block_diag(*(part[m] for part in parts)) for m in range(len(parts[0]))])
-        return stacked[:, self.inverse_D][:, :, self.inverse_D]
+        return block_matrices([block.dense() for block in self.blocks], self.inverse_D)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that define the structure: `order_D`, and `NUMBER.KIND.FIELD` for those of the blocks."""
@@ -81,6 +79,12 @@ class Blocks:
 
     def _placed(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts, dim=-1)[..., self.inverse_D]
+
+
+def block_matrices(blocks: list[Tensor], inverse_D: Tensor) -> Tensor:
+    """Return block-diagonal matrices (M, D, D) of blocks (M, n, n), weights brought from block order to their own."""
+    stacked = torch.stack([torch.block_diag(*(block[m] for block in blocks)) for m in range(len(blocks[0]))])
+    return stacked[:, inverse_D][:, :, inverse_D]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.linalg.blocks import Blocks
+from torchbayes.linalg.blocks import Blocks, block_matrices
 from torchbayes.linalg.dense import Dense, eigvalsh
 from torchbayes.linalg.diagonal import Diagonal
 from torchbayes.linalg.kronecker import Kronecker
@@ -351,9 +351,7 @@ class BlockCurvature:
 
     def dense(self) -> Tensor:
         """Return H as matrices."""
-        parts, inverse = [block.dense() for block in self.blocks], torch.argsort(self.order_D)
-        stacked = torch.stack([torch.block_diag(*(part[m] for part in parts)) for m in range(len(parts[0]))])
-        return stacked[:, inverse][:, :, inverse]
+        return block_matrices([block.dense() for block in self.blocks], torch.argsort(self.order_D))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that define H: `order_D`, and `NUMBER.KIND.FIELD` for those of the blocks."""

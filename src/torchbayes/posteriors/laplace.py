@@ -108,12 +108,18 @@ class LaplacePosterior(Posterior):
             raise ValueError("the prior is flat for some weights, so there is no evidence. Use a proper prior.")
         size = self.mean_MD.shape[1]
         log_prior_M = self.model.log_prior(self.mean_MD).double()
-        return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * self._logdet()
+        covariance = self.gaussian.covariance
+        assert isinstance(covariance, Scaled)  # whose units are summed in double precision
+        logdet_M = covariance.structure.logdet().double() - self.reference_MD.double().log().sum(-1)
+        return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
-    def _logdet(self) -> Tensor:
-        """Return log det P⁻¹, float64 (M,)."""
-        inner = self.curvature.covariance(self.strength_D).logdet().double()
-        return inner - self.reference_MD.double().log().sum(-1)
+    def effective_parameters(self) -> Tensor:
+        """Return how many weights the data determine at each mode, γ = tr H (H + diag(d))⁻¹, float64 (M,).
+
+        Between 0 and D; weights whose prior is flat count fully. MacKay (1992).
+        """
+        left_MD = self.gaussian.covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
+        return self.strength_D.numel() - left_MD.sum(-1)
 
     def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
         """Return the posterior under another prior precision, r ∘ d, at the same modes.
