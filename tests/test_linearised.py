@@ -16,6 +16,7 @@ from tests.curvature import oracle
 from tests.curvature.networks import NETS
 from tests.curvature.test_sums import Largest
 from tests.oracles import LinearGaussian, assert_close, classes, finite_differences, normal
+from torchbayes.curvature import anatomy, look
 from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, LowRankPlusDiagonal, LowRankPrecision, Scaled
 
 M, ROWS, TEST = 2, 5, 4
@@ -28,7 +29,8 @@ FITTED: dict[str, dict[str, Any]] = {
     "laplace dense": {"structure": "dense"},
     "laplace low rank": {"structure": "low_rank", "rank": 4},
 }
-GIVEN = ("diagonal", "dense", "low rank plus diagonal", "low rank precision", "blocks of any weights", "scaled")
+SCALED = ("scaled", "scaled diagonal", "scaled low rank plus diagonal", "scaled low rank precision", "scaled blocks")
+GIVEN = ("diagonal", "dense", "low rank plus diagonal", "low rank precision", "blocks of any weights", *SCALED)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
@@ -37,6 +39,9 @@ pytestmark = [
 
 def given(kind: str, size: int) -> Any:
     """Return a covariance of M members over any weights."""
+    if kind.startswith("scaled "):
+        inner = "blocks of any weights" if kind == "scaled blocks" else kind.removeprefix("scaled ")
+        return Scaled(normal(M, size, seed=6).exp(), given(inner, size))
     variance = normal(M, size, seed=3).exp()
     if kind == "low rank plus diagonal":  # what SWAG gives
         return LowRankPlusDiagonal(variance, normal(M, 3, size, seed=4))
@@ -86,6 +91,29 @@ def test_mean_and_covariance_of_functions(name: str, kind: str):
     row_by_row = tb.Linearised(posterior(name, kind), chunk=1).functions(inputs, diagonal=True)
     assert_close(row_by_row.mean_MBK, mean)
     assert_close(row_by_row.covariance_MBKK, expected.diagonal(dim1=2, dim2=3), **scale)
+
+
+@pytest.mark.parametrize("columns_alone", [True, False])
+@pytest.mark.parametrize("bases", ["both", "rows", "columns", "none"])
+def test_a_kronecker_product_in_other_units(columns_alone: bool, bases: str):
+    inputs, _, weights_MD, _ = oracle.problem("linear")
+    rows, columns = (torch.linalg.qr(normal(M, 1, n, n, seed=n)).Q for n in (3, 5))
+    inner = Kronecker(
+        normal(M, 1, 3, 5, seed=8).exp(),
+        rows if bases in {"both", "rows"} else None,
+        columns if bases in {"both", "columns"} else None,
+    )
+    scale = normal(M, 1 if columns_alone else 3, 5, seed=9).exp().expand(M, 3, 5)
+    model = oracle.model_of(NETS["linear"], oracle.problem("linear")[1])
+    index = anatomy(model, look(model, weights_MD[0], inputs)).layers[0].index.flatten()
+    own = torch.empty_like(weights_MD)
+    own[:, index] = scale.flatten(1)
+    posterior = tb.Gaussian(model, weights_MD, Scaled(own, Blocks(index, (inner,))), statistics_known=True)
+    mean, jacobian = oracle.outputs_of("linear", TEST)
+    found = tb.Linearised(posterior).functions(NETS["linear"].inputs(TEST))
+    expected = torch.einsum("mbkd,mde,mble->mbkl", jacobian, posterior.covariance.dense(), jacobian)
+    assert_close(found.mean_MBK, mean)
+    assert_close(found.covariance_MBKK, expected)
 
 
 JOINT = (

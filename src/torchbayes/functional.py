@@ -77,8 +77,9 @@ class FunctionalLaplace:
             The Gaussians.
         """
         outputs_BK, parts = self.tangent.linear(inputs)
-        own = covariance(self.prior, parts, diagonal=diagonal)
-        cross = cross_covariance(self.prior, (self.train, parts), limit=self.tangent.chunk)
+        over = self.tangent.leaves(self.prior)
+        own = covariance(over, parts, diagonal=diagonal)
+        cross = cross_covariance(over, (self.train, parts), limit=self.tangent.chunk)
         rows, outputs = outputs_BK.shape
         seen = torch.einsum("nrk,nkq->nrq", self.root_NRK, cross.view(len(self.root_NRK), outputs, -1)).flatten(0, 1)
         taken = torch.linalg.solve_triangular(self.cholesky, seen, upper=False).T.view(rows, outputs, -1)
@@ -158,7 +159,7 @@ def functional_laplace(
             f"the functional form has a matrix of {count:,} rows here, more than `largest`={largest:,}. It is for "
             f"small data: use Laplace with structure='kronecker', or fewer rows."
         )
-    kernel = cross_covariance(prior, (train, train), limit=chunk).unflatten(0, outputs_NK.shape)
+    kernel = cross_covariance(tangent.leaves(prior), (train, train), limit=chunk).unflatten(0, outputs_NK.shape)
     half = torch.einsum("nrk,nkm->nrm", root_NRK, kernel).flatten(0, 1).unflatten(1, outputs_NK.shape)
     matrix = torch.einsum("qnk,nrk->qnr", half, root_NRK).flatten(1)
     matrix.diagonal().add_(1.0)

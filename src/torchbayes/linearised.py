@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.capture import rows_of
+from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
 from torchbayes.linalg.dense import eigh
@@ -156,7 +157,7 @@ class Linearised:
         own = {"functions": found, "samples": self.samples, "seed": self.seed}
         return linked(link, self.model, self._gaussian.mean_MD, **own)
 
-    def _tangents(self, inputs: Any) -> list[tuple[Tangent, Structure]]:
+    def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
         """Return the network linearised at every member, and the member's covariance; looked for once."""
         if not self._known:
             gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
@@ -166,11 +167,12 @@ class Linearised:
             tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options)
             for m, structure in enumerate(structures):
                 own = {n: b[m] for n, b in buffers_M.items()} or None
-                self._known.append((replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own), structure))
+                own_tangent = replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own)
+                self._known.append((own_tangent, tangent.leaves(structure)))
         return self._known
 
     @cached_property
-    def _known(self) -> list[tuple[Tangent, Structure]]:
+    def _known(self) -> list[tuple[Tangent, list[Leaf]]]:
         return []
 
 

@@ -19,6 +19,7 @@ from torchbayes.linalg import (
     Scaled,
     Structure,
 )
+from torchbayes.linalg.dense import add_gram_
 
 M, D = 3, 5
 
@@ -217,3 +218,14 @@ def test_unknown_kinds_and_missing_tensors_are_refused():
         linalg.restore("diagonal", {})
     with pytest.raises(KeyError, match="order_D"):
         linalg.restore("blocks", {})
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 300])
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_gram_matrix_is_added_in_place(size: int, lead: tuple[int, ...]):
+    rows, total = normal(*lead, 7, size), normal(*lead, size, size, seed=1)
+    total += total.mT.clone()
+    expected = total + rows.mT @ rows
+    add_gram_(total, rows)
+    assert_close(total, expected)
+    assert_close(total, total.mT.clone())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ class Part:
         gradients: g of every call, (B, K, G, T, O); None where the layer gives the outputs themselves and g is one.
         given: a of every call, (B, G, T, I); empty where the layer is not affine.
         rows: J itself, (B, K, *index.shape), where there are no factors.
-        scale: factor on J for each weight, shape of its index; None for one.
     """
 
     layer: Any
@@ -45,16 +44,13 @@ class Part:
     gradients: Sequence[Tensor] | None
     given: Sequence[Tensor]
     rows: Tensor | None = None
-    scale: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether J is g aᵀ, of one call at one place, scaled by its columns alone."""
+        """Whether J is g aᵀ, of one call at one place."""
         if not isinstance(self.layer, Affine) or len(self.given) != 1 or self.given[0].shape[2] != 1:
             return False
-        if self.gradients is not None and self.gradients[0].shape[3] != 1:
-            return False
-        return self.scale is None or bool((self.scale == self.scale[:, :1]).all())
+        return self.gradients is None or self.gradients[0].shape[3] == 1
 
     @property
     def unit_numbers(self) -> int:
@@ -64,9 +60,8 @@ class Part:
 
     @property
     def inputs(self) -> Tensor:
-        """Inputs a of a plain part, scaled, (B, G, I)."""
-        seen = self.given[0].squeeze(2)
-        return seen if self.scale is None else seen * self.scale[:, 0]
+        """Inputs a of a plain part, (B, G, I)."""
+        return self.given[0].squeeze(2)
 
     @property
     def plain_gradients(self) -> Tensor | None:
@@ -76,119 +71,177 @@ class Part:
     def jacobian(self) -> Tensor:
         """Return J, (B, K, *index.shape)."""
         if self.rows is not None:
-            found = self.rows
-        elif self.gradients is None:
+            return self.rows
+        if self.gradients is None:
             (seen,) = self.given
             units = self.where.shape[1]
             identity = torch.eye(units, dtype=seen.dtype, device=seen.device)
-            found = identity[:, None, :, None] * seen.squeeze(2).unsqueeze(2).unsqueeze(1)
-        else:
-            pairs = zip(self.gradients, self.given, strict=True)
-            found = sum_of([outer(g, a.unsqueeze(1)) for g, a in pairs])
-        return found if self.scale is None else found * self.scale
+            return identity[:, None, :, None] * seen.squeeze(2).unsqueeze(2).unsqueeze(1)
+        return sum_of([outer(g, a.unsqueeze(1)) for g, a in zip(self.gradients, self.given, strict=True)])
+
+    def turned(self, rows_GOO: Tensor | None, columns_GII: Tensor | None) -> Tensor:
+        """Return Uᵀ J V, (B, K, G, O, I), turning g and a in the place of J where they have fewer numbers.
+
+        Args:
+            rows_GOO: U; None for the identity.
+            columns_GII: V likewise.
+        """
+        rows, columns, part = rows_GOO, columns_GII, self
+        if self.gradients is not None and self.given:
+            places, units = self.given[0].shape[2], self.gradients[0].shape[1] * self.where.shape[1]
+            if columns is not None and places < units:
+                part, columns = replace(part, given=[_turned(a, columns) for a in part.given]), None
+            if rows is not None and places < self.where.shape[2]:
+                part, rows = replace(part, gradients=[_turned(g, rows) for g in part.gradients or ()]), None
+        jacobian = part.jacobian()
+        jacobian = jacobian if rows is None else rows.mT @ jacobian
+        return jacobian if columns is None else _turned(jacobian, columns)
 
 
-def narrowed(parts: Sequence[Part], where: Tensor) -> list[Part]:
-    """Return the parts whose weights are among those at `where`, in coordinates of these alone."""
-    size = int(max(int(where.max()), *(int(p.where.max()) for p in parts))) + 1
-    local = where.new_full((size,), -1)
-    local[where] = torch.arange(len(where), device=where.device)
-    found = []
-    for part in parts:
-        own = local[part.where]
-        mine = own >= 0
-        if mine.all():
-            found.append(replace(part, where=own))
-        elif mine.any():  # the block cuts through the layer
-            rows = part.jacobian()[..., mine]
-            found.append(Part(None, own[mine], [], [], rows))
-    return found
+def _turned(tensor: Tensor, basis_GII: Tensor) -> Tensor:
+    """Return X V, (..., G, T, I), with all other axes as rows of one product of matrices for each group."""
+    return torch.einsum("...gti,gij->...gtj", tensor, basis_GII)
 
 
-def _pairs(structure: Blocks, parts: Sequence[Part]) -> Iterator[tuple[Structure, list[Part]]]:
-    """Yield every block that the network's weights have a share in, with their parts.
+class Share(NamedTuple):
+    """Weights of one part that a structure is over.
 
-    Yields:
-        Block and parts.
+    Attributes:
+        part: its number.
+        where: their places in the structure, shape of the layer's index; flat where the structure cuts the layer.
+        mask: which weights of a layer that is cut; None for all.
     """
-    for block, where in zip(structure.blocks, structure.order_D.split(structure.sizes), strict=True):
-        mine = narrowed(parts, where)
-        if mine:
-            yield block, mine
+
+    part: int
+    where: Tensor
+    mask: Tensor | None
+
+    def of(self, parts: Sequence[Part]) -> Part:
+        """Return the part as the structure sees it."""
+        whole = parts[self.part]
+        if self.mask is None:
+            return replace(whole, where=self.where)
+        return Part(None, self.where, [], [], whole.jacobian()[..., self.mask])
 
 
-def covariance(structure: Structure, parts: Sequence[Part], *, diagonal: bool) -> Tensor:
+class Leaf(NamedTuple):
+    """A structure that is not composed of others.
+
+    Attributes:
+        structure: Σ of one member; a Kronecker product may have columns that are not orthogonal.
+        shares: the weights it is over.
+    """
+
+    structure: Structure
+    shares: list[Share]
+
+
+def leaves(structure: Structure, places: Sequence[Tensor], scale_D: Tensor | None = None) -> list[Leaf]:
+    """Return the independent structures that Σ of one member is made of, scales taken into them.
+
+    Args:
+        structure: Σ.
+        places: where the weights of every part stand in Σ, shape of the layer's index; −1 if not at all.
+        scale_D: s of diag(s) Σ diag(s); None for one.
+    """
+    if isinstance(structure, Scaled):
+        own = structure.scale_MD[0]
+        return leaves(structure.structure, places, own if scale_D is None else own * scale_D)
+    if isinstance(structure, Blocks):
+        found = []
+        local = structure.order_D.new_full((structure.size + 1,), -1)  # the last for what is not in Σ
+        for block, where in zip(structure.blocks, structure.order_D.split(structure.sizes), strict=True):
+            local[where] = torch.arange(len(where), device=where.device)
+            found += leaves(block, [local[place] for place in places], None if scale_D is None else scale_D[where])
+            local[where] = -1
+        return found
+    shares = []
+    for number, place in enumerate(places):
+        mask = place >= 0
+        if mask.all():
+            shares.append(Share(number, place, None))
+        elif mask.any():
+            shares.append(Share(number, place[mask], mask))
+    return [Leaf(structure if scale_D is None else _rescaled(structure, scale_D), shares)] if shares else []
+
+
+def _rescaled(structure: Structure, scale_D: Tensor) -> Structure:
+    """Return diag(s) Σ diag(s) in the form of Σ, for one member."""
+    if isinstance(structure, Diagonal):
+        return Diagonal(structure.variance_MD * scale_D**2)
+    if isinstance(structure, LowRankPlusDiagonal):
+        return LowRankPlusDiagonal(structure.variance_MD * scale_D**2, structure.factor_MRD * scale_D)
+    if isinstance(structure, LowRankPrecision):
+        return LowRankPrecision(structure.precision_MD / scale_D**2, structure.factor_MRD / scale_D)
+    if isinstance(structure, Kronecker):
+        variance, rows, columns = structure.variance_MGOI, structure.rows_MGOO, structure.columns_MGII
+        scale_GOI = scale_D.view(variance.shape[1:])
+        if (scale_GOI == scale_GOI[:, :1]).all():
+            if columns is None:
+                return Kronecker(variance * scale_GOI**2, rows)
+            return Kronecker(variance, rows, scale_GOI[:, 0].unsqueeze(-1) * columns)
+        identity = torch.eye(structure.noise_size, dtype=scale_D.dtype, device=scale_D.device).unsqueeze(1)
+        return Dense((structure.sqrt_matvec(identity)[:, 0] * scale_D).T.unsqueeze(0))
+    assert isinstance(structure, Dense)
+    return Dense(scale_D.unsqueeze(-1) * structure.root_MDD)
+
+
+def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ of every row.
 
     Args:
-        structure: Σ, of one member.
+        over: Σ.
         parts: J.
         diagonal: return the diagonal alone.
 
     Returns:
         Tensor (B, K, K), or (B, K).
     """
-    if isinstance(structure, Scaled):
-        return covariance(structure.structure, _scaled(parts, structure.scale_MD[0]), diagonal=diagonal)
-    if isinstance(structure, Blocks):
-        return sum_of([covariance(block, mine, diagonal=diagonal) for block, mine in _pairs(structure, parts)])
+    return sum_of([_of_leaf(leaf.structure, [share.of(parts) for share in leaf.shares], diagonal) for leaf in over])
+
+
+def _of_leaf(structure: Structure, parts: Sequence[Part], diagonal: bool) -> Tensor:
     if isinstance(structure, Diagonal | Kronecker):
         return sum_of([_of_part(structure, part, diagonal) for part in parts])
     if isinstance(structure, Dense) and len(parts) == 1 and parts[0].is_plain and parts[0].gradients is None:
         return _of_last(structure, parts[0], diagonal)
     found = [sign * _gram(each, diagonal) for sign, each in features(structure, parts)]
+    rest = _diagonal_part(structure)
+    return sum_of(found if rest is None else [*found, _of_leaf(rest, parts, diagonal)])
+
+
+def _diagonal_part(structure: Structure) -> Diagonal | None:
+    """Return the diagonal part of a low-rank Σ, which its features leave out."""
     if isinstance(structure, LowRankPlusDiagonal):
-        found.append(covariance(Diagonal(structure.variance_MD), parts, diagonal=diagonal))
-    if isinstance(structure, LowRankPrecision):
-        found.append(covariance(Diagonal(1 / structure.precision_MD), parts, diagonal=diagonal))
-    return sum_of(found)
+        return Diagonal(structure.variance_MD)
+    return Diagonal(1 / structure.precision_MD) if isinstance(structure, LowRankPrecision) else None
 
 
-def joint_covariance(structure: Structure, parts: Sequence[Part], *, limit: int) -> Tensor:
-    """Return J Σ Jᵀ over all rows together, (B K, B K).
-
-    Args:
-        structure: Σ, of one member.
-        parts: J.
-        limit: numbers that a piece of J Σ^½ may hold.
-    """
-    return cross_covariance(structure, (parts, parts), limit=limit)
-
-
-def cross_covariance(structure: Structure, both: tuple[Sequence[Part], Sequence[Part]], *, limit: int) -> Tensor:
+def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[Part]], *, limit: int) -> Tensor:
     """Return J Σ J'ᵀ between two sets of rows, (B K, B' K).
 
     Args:
-        structure: Σ, of one member.
+        over: Σ.
         both: J and J', of the same layers.
         limit: numbers that a piece of J Σ^½ may hold.
     """
-    if isinstance(structure, Scaled):
-        scale_D = structure.scale_MD[0]
-        return cross_covariance(
-            structure.structure, (_scaled(both[0], scale_D), _scaled(both[1], scale_D)), limit=limit
-        )
-    if isinstance(structure, Blocks):
-        pairs = zip(*[_pairs(structure, parts) for parts in both], strict=True)
-        return sum_of([cross_covariance(block, (a, b), limit=limit) for (block, a), (_, b) in pairs])
     found = []
-    if isinstance(structure, LowRankPlusDiagonal):
-        found.append(cross_covariance(Diagonal(structure.variance_MD), both, limit=limit))
-    if isinstance(structure, LowRankPrecision):
-        found.append(cross_covariance(Diagonal(1 / structure.precision_MD), both, limit=limit))
+    for structure, shares in over:
+        mine = tuple([share.of(parts) for share in shares] for parts in both)
+        found.append(_between(structure, mine, limit))  # type: ignore[arg-type]
+    return sum_of(found)
+
+
+def _between(structure: Structure, both: tuple[Sequence[Part], Sequence[Part]], limit: int) -> Tensor:
+    rest = _diagonal_part(structure)
+    total = None if rest is None else _between(rest, both, limit)
     units = max(1, limit // max(part.unit_numbers for parts in both for part in parts))
     pieces = (features(structure, parts, units=units) for parts in both)
     for (sign, one), (_, other) in zip(*pieces, strict=True):
-        found = [sum_of([*found, sign * (one.flatten(0, 1) @ other.flatten(0, 1).T)])]
-    return found[0]
-
-
-def _scaled(parts: Sequence[Part], scale_D: Tensor) -> list[Part]:
-    found = []
-    for part in parts:
-        own = scale_D[part.where]
-        found.append(replace(part, scale=own if part.scale is None else part.scale * own))
-    return found
+        product = sign * (one.flatten(0, 1) @ other.flatten(0, 1).T)
+        total = product if total is None else total + product
+    assert total is not None
+    return total
 
 
 def _gram(features_BKn: Tensor, diagonal: bool) -> Tensor:
@@ -268,16 +321,14 @@ def _whitened(structure: Diagonal | Kronecker, part: Part, units: int | None) ->
     if isinstance(structure, Diagonal):
         root, rows, columns = structure.variance_MD[0][part.where].sqrt(), None, None
     else:
-        root, rows, columns = structure.variance_MGOI[0].sqrt(), structure.rows_MGOO, structure.columns_MGII
+        root = structure.variance_MGOI[0].sqrt()
+        rows, columns = (None if basis is None else basis[0] for basis in (structure.rows_MGOO, structure.columns_MGII))
     gradients = part.plain_gradients if part.is_plain else None
     if units is None or gradients is None:
-        jacobian = part.jacobian()
-        jacobian = jacobian if rows is None else rows[0].mT @ jacobian
-        jacobian = jacobian if columns is None else jacobian @ columns[0]
-        yield (jacobian * root).flatten(2)
+        yield (part.turned(rows, columns) * root).flatten(2)
         return
-    seen = part.inputs if columns is None else torch.einsum("bgi,gij->bgj", part.inputs, columns[0])
-    gradients = gradients if rows is None else torch.einsum("bkgo,gop->bkgp", gradients, rows[0])
+    seen = part.inputs if columns is None else torch.einsum("bgi,gij->bgj", part.inputs, columns)
+    gradients = gradients if rows is None else torch.einsum("bkgo,gop->bkgp", gradients, rows)
     for g, r in zip(gradients.split(units, dim=3), root.split(units, dim=1), strict=True):
         yield (g.unsqueeze(-1) * (seen.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
 

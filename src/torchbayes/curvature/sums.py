@@ -19,7 +19,7 @@ from torchbayes.curvature.capture import Seen
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.roots import root
 from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
-from torchbayes.linalg.dense import eigh
+from torchbayes.linalg.dense import add_gram_, eigh
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import seeded
@@ -222,7 +222,7 @@ class DenseSums(OnePass):
             for rows in torch.cat([part.flatten(1) for part in found], dim=1).split(max(1, self.chunk // len(order))):
                 placed = rows.new_zeros(len(rows), len(total["dense"]))
                 placed[:, order] = rows
-                total["dense"].addmm_(placed.T, placed)
+                add_gram_(total["dense"], placed)
 
     def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
         """Return diag(s) H diag(s)."""
@@ -329,13 +329,13 @@ class KroneckerSums(OnePass):
                 elif isinstance(part, Lookup):
                     for call in calls[part.module]:
                         gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
-                        total[f"{place}.outputs"] += gradient.T @ gradient
+                        add_gram_(total[f"{place}.outputs"], gradient)
                 else:
                     own = (
                         piece.rest(column) if part is piece.anatomy.whole else part.rows(calls[part.module]).flatten(1)
                     )
                     if f"{place}.dense" in total:
-                        total[f"{place}.dense"].addmm_(own.T, own)
+                        add_gram_(total[f"{place}.dense"], own)
                     else:
                         total[f"{place}.diagonal"] += own.square().sum(0)
 
@@ -380,7 +380,9 @@ class KroneckerSums(OnePass):
 def _second_moment(tensor: Tensor) -> Tensor:
     """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I)."""
     flat = tensor.transpose(0, 1).flatten(1, 2)
-    return flat.mT @ flat
+    total = flat.new_zeros(len(flat), flat.shape[-1], flat.shape[-1])
+    add_gram_(total, flat)
+    return total
 
 
 def _along_columns(scale: Tensor, part: Any) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look
+from torchbayes.curvature.anatomy import Anatomy, anatomy, look
 from torchbayes.curvature.capture import Seen, requires_grad, rows_of
-from torchbayes.curvature.features import Part, covariance, joint_covariance
+from torchbayes.curvature.features import Leaf, Part, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.linalg import Blocks, Dense, Kronecker, Scaled, Structure
 from torchbayes.model.model import Model
@@ -75,15 +75,13 @@ class Tangent:
             raise ValueError(
                 "the covariance is not one of the layers of this network. Fit the posterior again with this model."
             )
-        with torch.no_grad():
-            outputs = model.network(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
-        if outputs.ndim != 2:
+        seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
+        if seen.outputs.ndim != 2:
             raise ValueError(
-                f"a linearised predictive needs one axis of outputs, (B, K); the network gives {tuple(outputs.shape)}. "
-                f"Use predict(posterior, inputs)."
+                f"a linearised predictive needs one axis of outputs, (B, K); the network gives "
+                f"{tuple(seen.outputs.shape)}. Use predict(posterior, inputs)."
             )
-        numbers = outputs.numel() * _numbers(fitting[0], findings, structure)
-        return cls(fitting[0], weights_D, buffers, numbers, chunk)
+        return cls(fitting[0], weights_D, buffers, _numbers(fitting[0], seen, structure), chunk)
 
     def linear(self, inputs: Any) -> Linear:
         """Return outputs and Jacobian at inputs; differentiable in inputs that require a gradient."""
@@ -104,25 +102,29 @@ class Tangent:
             parts.append(Part(whole, whole.index, [], [], torch.stack(rows, dim=1)))
         return Linear(outputs, parts)
 
-    def functions(self, inputs: Any, structure: Structure, *, diagonal: bool) -> tuple[Tensor, Tensor]:
+    def leaves(self, structure: Structure) -> list[Leaf]:
+        """Return the covariance of one member as `functions` and `joint` take it."""
+        return leaves(structure, [part.index for part in self.layers.parts])
+
+    def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:
         """Return f (B, K) and J Σ Jᵀ (B, K, K), or its diagonal (B, K), in pieces of rows that fit the chunk.
 
         Args:
             inputs: (B, ...), or a tuple or mapping of such.
-            structure: Σ, of one member.
+            over: Σ.
             diagonal: return the diagonal alone.
         """
         size, rows = max(1, self.chunk // self.row_numbers), batch_size(inputs)
         found = []
         for start in range(0, rows, size):
             outputs, parts = self.linear(rows_of(inputs, slice(start, start + size)))
-            found.append((outputs, covariance(structure, parts, diagonal=diagonal)))
+            found.append((outputs, covariance(over, parts, diagonal=diagonal)))
         return torch.cat([outputs for outputs, _ in found]), torch.cat([spread for _, spread in found])
 
-    def joint(self, inputs: Any, structure: Structure) -> tuple[Tensor, Tensor]:
+    def joint(self, inputs: Any, over: list[Leaf]) -> tuple[Tensor, Tensor]:
         """Return f (B, K) and J Σ Jᵀ over all rows together, (B, K, B, K)."""
         outputs, parts = self.linear(inputs)
-        matrix = joint_covariance(structure, parts, limit=self.chunk)
+        matrix = cross_covariance(over, (parts, parts), limit=self.chunk)
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
 
 
@@ -141,11 +143,26 @@ def _parts(layers: Anatomy, seen: Seen, columns: list[Tensor], *, keep: bool) ->
     return found
 
 
-def _numbers(layers: Anatomy, findings: Findings, structure: Structure) -> int:
-    """Return how many numbers one row and output take: gradients, and Jacobians where there are no factors."""
-    plain = all(isinstance(part, Affine) and part.module not in layers.shared for part in layers.parts)
-    dense = 0 if _is_factored(structure) else layers.model.layout.size * (1 if layers.single else 2)
-    return (findings.numbers if plain else 2 * findings.numbers) + dense
+def _numbers(layers: Anatomy, seen: Seen, structure: Structure) -> int:
+    """Return how many numbers a row takes, roughly, from one row.
+
+    What layers see is there once; gradients, and Jacobians where there are no factors, once for each output. Some
+    things are there twice: what layers see unfolded, gradients as they come and stacked, Jacobians before they are
+    turned and after.
+    """
+    whole = layers.whole.index.numel() if layers.whole else 0
+    once, each = seen.outputs.numel(), 2 * whole
+    for layer in layers.layers:
+        plain = isinstance(layer, Affine) and layer.module not in layers.shared
+        each += layer.index.numel() * (0 if plain else 2)
+        for call in seen.calls[layer.module]:
+            given = layer.inputs(call.inputs) if isinstance(layer, Affine) else call.inputs
+            once += given.numel() + call.inputs.numel()
+            places = given.shape[1] * given.shape[2] if isinstance(layer, Affine) else 1
+            each += 2 * (places * layer.index.shape[1] if isinstance(layer, Affine) else given.numel())
+    if not _is_factored(structure):
+        each += layers.model.layout.size * (1 if layers.single else 2)
+    return once + seen.outputs.numel() * each
 
 
 def _fits(structure: Structure, where: Tensor, layers: Anatomy) -> bool:
