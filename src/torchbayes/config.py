@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model import Model, Ranks, likelihoods, priors
-from torchbayes.posteriors import Draws, Posterior, load
+from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.store import DrawFile
 
@@ -177,6 +177,18 @@ def entries(settings: Any) -> dict[str, Any]:
     return {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
 
 
+def problem_in(config: Mapping[str, Any]) -> Problem:
+    """Return the problem that is among the entries of a configuration.
+
+    Args:
+        config: name -> value.
+
+    Returns:
+        The problem.
+    """
+    return Problem(**{f.name: config[f.name] for f in dataclasses.fields(Problem) if f.name in config})
+
+
 def write_config(directory: Path, config: Mapping[str, Any]) -> str:
     """Write the resolved configuration of a run.
 
@@ -226,9 +238,9 @@ def fit_run(
     method: Method | Sampler,
     directory: Path,
     *,
+    start: Path | Posterior | None = None,
     seed: int = 0,
     resume: bool = False,
-    steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
     ranks: Ranks | None = None,
 ) -> Posterior:
@@ -238,10 +250,10 @@ def fit_run(
         setup: data and model.
         method: how to infer.
         directory: of the run.
+        start: where to begin: the weights that another run found, by its directory, or a posterior.
         seed: of the fit.
         resume: continue the run in `directory`, or take its posterior if it is finished; a sampler with more steps
             goes on.
-        steps: length of the chains in the place of the method's, for samplers.
         callbacks: as `fit` takes them.
         ranks: processes that share the fit.
 
@@ -249,19 +261,28 @@ def fit_run(
         The posterior.
 
     Raises:
-        ValueError: if the directory holds a run that is not to be resumed, or one of other settings, or if `steps` are
-            given for a method that is no sampler.
+        FileNotFoundError: if the run to start at has no posterior.
+        ValueError: if the directory holds a run that is not to be resumed, or one of other settings, if a method
+            that starts at modes has no start, or if the start is no point posterior.
     """
-    if steps is not None:
-        if not isinstance(method, Sampler):
-            raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
-        method = replace(method, steps=steps)
+    if start is None and getattr(method, "at_modes", False):
+        raise ValueError(
+            f"{type(method).__name__} starts at a mode and does not look for it. Add --start RUN, the directory of a "
+            f"finished fit by MAP."
+        )
+    began = load_run(start)[1] if isinstance(start, Path) else start
+    if isinstance(start, Path) and not isinstance(began, Point):
+        raise ValueError(
+            f"{start} holds a posterior of the kind {type(began).__name__}, which is no single set of weights to start "
+            f"at. --start takes the directory of a fit by MAP or SWA."
+        )
     if ranks is None or ranks.first:
-        _describe_run(directory, {**entries(setup.problem), "method": describe(method), "seed": seed}, resume=resume)
+        about = {"method": describe(method), "start": str(start) if isinstance(start, Path) else None, "seed": seed}
+        _describe_run(directory, {**entries(setup.problem), **about}, resume=resume)
     with setup.problem.threading():
         data = tuple(setup.data.train)
-        files = {"directory": directory, "resume": resume}
-        return fit(setup.model, data, method, **files, seed=seed, callbacks=callbacks, ranks=ranks)
+        options = {"directory": directory, "resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
+        return fit(setup.model, data, method, start=began, **options)  # type: ignore[arg-type]
 
 
 def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool) -> None:
@@ -314,8 +335,7 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
         raise FileNotFoundError(
             f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {directory} --resume."
         )
-    names = {f.name for f in dataclasses.fields(Problem)}
-    setup = Problem(**{name: value for name, value in config.items() if name in names}).setup()
+    setup = problem_in(config).setup()
     if streamed:
         return setup, Draws(setup.model, DrawFile.open(directory).read().to(setup.model.network.device))
     source = as_source(setup.model, tuple(setup.data.train), config["method"]["init_args"].get("batch_size") or 1024)

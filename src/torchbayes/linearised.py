@@ -35,8 +35,10 @@ from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import batch_size
 from torchbayes.model.seeds import generator
+from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive import Predictive
 
 Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
@@ -66,6 +68,7 @@ class Linearised:
     """The linearised predictive of a Laplace or other Gaussian posterior.
 
     It goes where a posterior goes in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
+    Links in closed form have no draws, so mutual information is that between members: 0 of one. "samples" gives it.
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
@@ -174,6 +177,22 @@ class Linearised:
     @cached_property
     def _known(self) -> list[tuple[Tangent, list[Leaf]]]:
         return []
+
+
+def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:
+    """Return what a posterior predicts with where nothing is said: Laplace linearised, any other by drawn functions.
+
+    Args:
+        posterior: any.
+        draws: number of functions, a multiple of the members; they are drawn from a Laplace posterior too then.
+        seed: of the draws.
+
+    Returns:
+        What `predict` and `evaluate` take.
+    """
+    if isinstance(posterior, LaplacePosterior) and draws is None:
+        return Linearised(posterior)
+    return posterior.functions(draws, seed=seed)
 
 
 def checked(model: Model, inputs: Any) -> Any:

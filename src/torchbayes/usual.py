@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchbayes.config import Problem
-from torchbayes.inference import HMC, MAP, SGD, SGHMC, SGLD, SWAG, Adam
+from torchbayes.inference import HMC, MAP, SGD, SGHMC, SGLD, SWAG, Adam, Laplace
 from torchbayes.inference.schedules import Cycles
 from torchbayes.model.ways import Way
 from torchbayes.native.build import available
 
-OPTIMISED = ("single", "ensemble", "swag", "multiswag")
+OPTIMISED = ("single", "laplace", "ensemble", "swag", "multiswag")
 SAMPLED = ("sgld", "sghmc", "csghmc", "hmc")
 
 
@@ -28,6 +28,7 @@ class Defaults:
         problem: network, likelihood and prior.
         ensemble: MAP, several members.
         multiswag: SWAG, several members.
+        laplace: Laplace at the single network.
         hmc: the reference.
         sgld: Langevin dynamics on minibatches.
         sghmc: Hamiltonian dynamics on minibatches.
@@ -39,7 +40,8 @@ class Defaults:
     problem: Problem
     ensemble: MAP
     multiswag: SWAG
-    hmc: HMC = HMC()  # noqa: RUF009  (frozen and stateless, like those below)
+    laplace: Laplace = Laplace()  # noqa: RUF009  (frozen and stateless, like those below)
+    hmc: HMC = HMC()  # noqa: RUF009
     sgld: SGLD = SGLD()  # noqa: RUF009
     sghmc: SGHMC = SGHMC()  # noqa: RUF009
     csghmc: SGHMC = field(default_factory=lambda: SGHMC(schedule=Cycles()))
@@ -130,6 +132,7 @@ def _settings(
         problem,
         MAP(5, epochs, batch_size, optimizer, plan=plan),
         SWAG(5, epochs, batch_size, optimizer, averaging_lr, plan=plan, **swag),
+        Laplace(),
         HMC(plan=plan),
         SGLD(batch_size=batch_size, plan=plan),
         SGHMC(batch_size=batch_size, plan=plan),

@@ -212,7 +212,7 @@ def test_without_a_reference_nothing_is_said_of_one(tmp_path):
         replace(SINE, methods=("single", "sgld"), sgld=tb.SGLD(2, 8, 4, plan="vmap")), tmp_path, callbacks=()
     )
     assert found.diagnosis is None
-    assert found.outcomes["sgld"].functions.draws == 8
+    assert found.outcomes["sgld"].numbers()["draws"] == 8
     assert found.outcomes["sgld"].fidelity == Fidelity()
     assert "W1 ↓" not in table(found.outcomes).columns
     assert "reference" not in json.loads((tmp_path / "results.json").read_text())

@@ -24,6 +24,7 @@ from torchbayes.cli.options import (
     add_problem,
     join,
     new_parser,
+    of_length,
     parse,
     peek,
     problem_of,
@@ -33,6 +34,7 @@ from torchbayes.cli.terminal import (
     Interrupted,
     callbacks,
     one_line,
+    plain_warnings,
     print_names,
     print_table,
     resumable,
@@ -54,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0, 2 after an error of the user, 130 after Ctrl-C.
     """
     try:
-        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        with plain_warnings():
+            return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as finished:  # --help and --print_config
         return int(finished.code or 0)
     except (KeyboardInterrupt, Interrupted) as stopped:
@@ -135,6 +138,7 @@ _LISTS = {"methods": "methods, in the order of the table", "corruptions": "image
 _FITS = {
     "ensemble": "Deep ensemble; the single network is its first member",
     "multiswag": "MultiSWAG; SWAG is its first member",
+    "laplace": "Laplace approximation at the single network; its linearised predictive",
     "hmc": "Hamiltonian Monte Carlo, the reference",
     "sgld": "Stochastic gradient Langevin dynamics",
     "sghmc": "Stochastic gradient Hamiltonian Monte Carlo",
@@ -155,18 +159,21 @@ def fit(argv: list[str]) -> None:
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual, seen.network)
     parser.add_argument("--method", type=reduce(or_, METHODS), default=default, help="how to infer")
+    parser.add_argument("--start", type=str | None, default=None, help="directory of a fit whose weights it starts at")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
     parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
     parser.add_argument("--ranks", type=str | None, default=None, help="under torchrun: data, chains, or both as 2x4")
     add_directory(parser, None)
     chosen = parse(parser, seen.argv)
-    directory, method, problem = Path(chosen["directory"]), chosen["method"], problem_of(chosen)
-    how = {name: chosen[name] for name in ("seed", "resume", "steps")}
+    directory, problem = Path(chosen["directory"]), problem_of(chosen)
+    method = of_length(chosen["method"], chosen["steps"])
+    how = {name: chosen[name] for name in ("seed", "resume")}
+    start = None if chosen["start"] is None else Path(chosen["start"])
     with (
         resumable(f"torchbayes fit --directory {directory} --resume"),
         join(chosen["ranks"], members=method.members, device=problem.place) as ranks,
     ):
-        fit_run(problem.setup(), method, directory, **how, callbacks=callbacks(), ranks=ranks)
+        fit_run(problem.setup(), method, directory, start=start, **how, callbacks=callbacks(), ranks=ranks)
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
 
@@ -184,7 +191,7 @@ def evaluate(argv: list[str]) -> None:
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
     parser.add_argument("--predictions", default=None, help="npz file with arrays `probs` (rows, classes) and `labels`")
     parser.add_argument("--data", default=None, help="a foreign set: how well it is told from the run's own test set")
-    parser.add_argument("--draws", type=int | None, default=None, help="functions to draw, a multiple of the members")
+    parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parse(parser, argv)
@@ -197,6 +204,9 @@ def evaluate(argv: list[str]) -> None:
     from torchbayes.report import Table
 
     print_table(Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": ".4f"}))
+
+
+_DRAWS = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
 
 
 def diagnose(argv: list[str]) -> None:
@@ -266,11 +276,12 @@ def _published(path: Path) -> dict[str, float]:
 def _saved(chosen: dict[str, Any]) -> dict[str, float]:
     # metrics of a saved posterior on its test set, or of telling foreign images from it
     from torchbayes.config import load_run
+    from torchbayes.linearised import preferred
 
     setup, posterior = load_run(Path(chosen["run"]))
     data, name = setup.data, chosen["data"]
     with setup.problem.threading():
-        functions = posterior.functions(chosen["draws"], seed=chosen["seed"])
+        functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
         own = tb.evaluate(functions, tuple(data.test), target_scale=setup.target_scale)
     if name in {None, data.name}:
         return own.metrics

@@ -13,8 +13,21 @@ from typing import Any, NamedTuple, get_args
 import jsonargparse
 
 from torchbayes.cli.terminal import one_line
-from torchbayes.config import CONFIG, Problem, read_config
-from torchbayes.inference import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, RandomWalk
+from torchbayes.config import CONFIG, Problem, problem_in, read_config
+from torchbayes.inference import (
+    HMC,
+    MALA,
+    MAP,
+    NUTS,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    SWA,
+    SWAG,
+    Laplace,
+    OnlineLaplace,
+    RandomWalk,
+)  # fmt: skip
 from torchbayes.inference.method import Method
 from torchbayes.inference.optimizers import Optimizer
 from torchbayes.inference.sampler import Sampler
@@ -23,7 +36,7 @@ from torchbayes.model import Ranks
 from torchbayes.usual import Defaults, defaults, usual_plan
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
-METHODS = (MAP, SWA, SWAG, *SAMPLERS)
+METHODS = (MAP, SWA, SWAG, Laplace, OnlineLaplace, *SAMPLERS)
 Parser = jsonargparse.ArgumentParser
 
 
@@ -48,6 +61,8 @@ class Peek(NamedTuple):
 def peek(argv: list[str]) -> Peek:
     """Read the options that decide the defaults of the others, from the arguments or the configuration file.
 
+    A fit that starts at another one is of that one's problem, unless something else is said.
+
     Args:
         argv: arguments of a command.
 
@@ -55,7 +70,7 @@ def peek(argv: list[str]) -> Peek:
         What was found.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--config", "--directory", "--method", "--network"):
+    for name in ("--data", "--config", "--directory", "--method", "--network", "--start"):
         parser.add_argument(name)
     parser.add_argument("--resume", action="store_true")
     seen, _ = parser.parse_known_args(argv)
@@ -66,8 +81,11 @@ def peek(argv: list[str]) -> Peek:
     file = read_config(Path(seen.config)) if seen.config is not None else {}
     method = file.get("method")
     named = method.get("class_path") if isinstance(method, Mapping) else method
-    data = str(seen.data or file.get("data") or Problem.data)
+    started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)
+    data = str(seen.data or file.get("data") or started.get("data") or Problem.data)
     usual = defaults(data)
+    if started.get("data") == data:
+        usual = replace(usual, problem=problem_in(started))
     network = str(seen.network or file.get("network") or usual.problem.network)
     return Peek(argv, data, usual, str(seen.method or named or "SWAG").rpartition(".")[2], network)
 
@@ -166,7 +184,33 @@ def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
             return sampler(plan=plan, **rows)
     if name == "SWA":
         return SWA(**{f.name: getattr(swag, f.name) for f in fields(SWA)})
+    if name == "Laplace":
+        return usual.laplace
+    if name == "OnlineLaplace":
+        single = usual.ensemble
+        own: dict[str, Any] = {"batch_size": single.batch_size, "optimizer": single.optimizer, "plan": plan}
+        return OnlineLaplace(epochs_of_descent=single.epochs, **own)
     return replace(usual.ensemble, members=1, plan=plan) if name == "MAP" else swag
+
+
+def of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
+    """Return the method with the length that was asked for.
+
+    Args:
+        method: any.
+        steps: length of a sampler's chains; None leaves it.
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: if it is no sampler.
+    """
+    if steps is None:
+        return method
+    if not isinstance(method, Sampler):
+        raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
+    return replace(method, steps=steps)
 
 
 def problem_of(chosen: Mapping[str, Any]) -> Problem:

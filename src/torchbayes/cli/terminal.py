@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,27 @@ def resumable(command: str) -> Iterator[None]:
     finally:
         if own:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Say warnings of this library as one line, without the place in its code that gives them.
+
+    Yields:
+        Nothing.
+    """
+    usual = warnings.formatwarning
+
+    def said(message: Any, category: type[Warning], *where: Any) -> str:
+        if category.__module__.startswith("torchbayes."):
+            return f"torchbayes: warning: {one_line(message)}\n"
+        return usual(message, category, *where)
+
+    warnings.formatwarning = said
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def callbacks() -> tuple[Callback, ...] | None:

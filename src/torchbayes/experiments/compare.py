@@ -18,7 +18,8 @@ from torchbayes.diagnose import Diagnosis
 from torchbayes.experiments.compare_reference import load_reference, quality
 from torchbayes.experiments.compare_report import report
 from torchbayes.experiments.compare_scores import Outcome, Track, member, score
-from torchbayes.experiments.compare_settings import FIRST_OF, FITS, LABELS, REFERENCE, Comparison
+from torchbayes.experiments.compare_settings import FITS, LABELS, REFERENCE, Comparison
+from torchbayes.inference import Laplace
 from torchbayes.inference.method import Method
 from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
@@ -140,18 +141,23 @@ def _fit(
 ) -> dict[str, Posterior]:
     """Return the posterior of each method, from as few fits as serve them."""
     fitted: dict[str, Posterior] = {}
-    for method in comparison.methods:
+
+    def of(method: str) -> Posterior:
         name, settings = comparison.fit_of(method)
         if name not in fitted:
+            start = of("single") if isinstance(settings, Laplace) else None
             say(f"fitting: {LABELS[name]}, {_length(settings)} on {setup.data}")
             fitted[name] = fit_run(
-                setup, settings, home / name, seed=comparison.seed, resume=resume, callbacks=callbacks
+                setup, settings, home / name, start=start, seed=comparison.seed, resume=resume, callbacks=callbacks
             )
-    first = {one: member(fitted[many], 0) for one, many in FIRST_OF.items() if many in fitted}
-    return {method: fitted[method] if method in fitted else first[method] for method in comparison.methods}
+        return fitted[name] if name == method else member(fitted[name], 0)
+
+    return {method: of(method) for method in comparison.methods}
 
 
 def _length(settings: Method | Sampler) -> str:
     if isinstance(settings, Sampler):
         return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.rows else 'iterations'}"
+    if isinstance(settings, Laplace):
+        return "around the single network"
     return f"{settings.members} × {settings.epochs} epochs"

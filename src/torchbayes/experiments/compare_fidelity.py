@@ -19,7 +19,7 @@ from torchbayes import metrics
 from torchbayes.evaluate import fidelity
 from torchbayes.model.seeds import mix
 from torchbayes.posteriors import Functions
-from torchbayes.predictive import Predictive, predict
+from torchbayes.predictive import Predictive, Source, predict
 
 SAMPLES = 2000  # of each predictive distribution
 _ROWS = 1024
@@ -121,12 +121,18 @@ def between_chains(probs_MBK: Tensor) -> list[Numbers]:
 
 
 def distances(
-    functions: Mapping[str, Functions], reference: str, inputs: Tensor, *, chains: int, scale: float, seed: int
+    functions: Mapping[str, Functions | Source],
+    reference: str,
+    inputs: Tensor,
+    *,
+    chains: int,
+    scale: float,
+    seed: int,
 ) -> dict[str, list[Numbers]]:
     """Return how far the predictive distributions of a regression are from the reference's.
 
     Args:
-        functions: method -> functions drawn from it.
+        functions: method -> functions drawn from it, or its linearised posterior.
         reference: the method that the others are compared with.
         inputs: test rows (B, ...).
         chains: M of the reference; its function s is from chain s mod M.
@@ -137,8 +143,10 @@ def distances(
         method -> one mapping with wasserstein1, in the target's own units, averaged over rows; for the reference one
         for each chain against the others, and none if there is a single chain.
     """
+    pairs: dict[str, list[tuple[Functions | Source, Functions | Source]]]
     pairs = {name: [(some, functions[reference])] for name, some in functions.items() if name != reference}
-    pairs[reference] = list(_splits(functions[reference], chains))
+    own = functions[reference]
+    pairs[reference] = list(_splits(own, chains)) if isinstance(own, Functions) else []
     found = {name: [0.0] * len(pair) for name, pair in pairs.items()}
     for part in inputs.split(_ROWS):
         for name, of_method in pairs.items():
@@ -162,6 +170,6 @@ def _some(functions: Functions, chosen_S: Tensor) -> Functions:
     return replace(functions, weights_SD=functions.weights_SD[chosen_S], buffers_S=buffers)
 
 
-def _samples(functions: Functions, inputs: Tensor, seed: int) -> Tensor:
+def _samples(functions: Functions | Source, inputs: Tensor, seed: int) -> Tensor:
     """Return samples of the targets (SAMPLES, B), on the model's scale; draws in turn, so that each has its share."""
     return predict(functions, inputs).sample(SAMPLES, seed=seed).flatten(1).cpu()

@@ -213,6 +213,11 @@ def _budget(comparison: Comparison) -> str:
         ]
     said.append("The single network is the first member of the ensemble, SWAG the first of MultiSWAG.")
     said.append(f"SWAG and MultiSWAG average {comparison.draws} drawn functions, the ensemble its members.")
+    if "laplace" in chosen:
+        said.append(
+            f"{label_of('laplace')}: {comparison.laplace.structure} curvature at the single network; its predictive is "
+            f"that of the linearised network."
+        )
     for name in (name for name in FITS if name in chosen):
         settings = getattr(comparison, name)
         if isinstance(settings, Sampler):

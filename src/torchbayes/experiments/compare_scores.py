@@ -22,8 +22,9 @@ from torchbayes.experiments.compare_fidelity import (
     mean,
 )
 from torchbayes.experiments.compare_settings import Comparison
+from torchbayes.linearised import preferred
 from torchbayes.posteriors import Functions, Posterior
-from torchbayes.predictive import predict
+from torchbayes.predictive import Source, predict
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Track = Callable[[list[Any], str], Iterable[Any]]
@@ -35,7 +36,7 @@ class Outcome:
     """What one method gave.
 
     Attributes:
-        functions: what was drawn from its posterior and used throughout.
+        functions: what was drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
         clean: on the test set.
         members: metrics of each member's own point on the test set, for an ensemble.
         unshifted: metrics on the rows that are corrupted, before they are.
@@ -44,7 +45,7 @@ class Outcome:
         fidelity: how close it is to the reference; of the reference itself one chain against the others.
     """
 
-    functions: Functions
+    functions: Functions | Source
     clean: Evaluation
     members: list[dict[str, float]] = field(default_factory=list)
     unshifted: dict[str, float] = field(default_factory=dict)
@@ -74,7 +75,9 @@ class Outcome:
 
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
-        found: dict[str, Any] = {"draws": self.functions.draws, "clean": self.clean.metrics}
+        found: dict[str, Any] = {"clean": self.clean.metrics}
+        if isinstance(self.functions, Functions):
+            found["draws"] = self.functions.draws
         if self.members:
             found["members"] = self.members
         if self.corrupted:
@@ -128,7 +131,7 @@ def score(
     outcomes = {}
     for name in track(list(posteriors), "test set"):
         posterior = posteriors[name]
-        functions = posterior.functions(comparison.draws if name.endswith("swag") else None, seed=comparison.seed)
+        functions = preferred(posterior, comparison.draws if name.endswith("swag") else None, seed=comparison.seed)
         clean = evaluate(functions, tuple(data.test), target_scale=scale)
         members = []
         if name == "ensemble":
@@ -190,7 +193,8 @@ def _compare(
     else:
         probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
         found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
-        found[reference] = between_chains(chain_probs_of(other.functions, inputs, chains))
+        own = other.functions
+        found[reference] = between_chains(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
         for name, outcome in outcomes.items():
             if name != reference:
                 for corruption, steps in outcome.corrupted.items():

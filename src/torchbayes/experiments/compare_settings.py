@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from torchbayes.config import Problem
 from torchbayes.data import CORRUPTIONS
 from torchbayes.data.base import check_name
-from torchbayes.inference import HMC, MAP, SGHMC, SGLD, SWAG
+from torchbayes.inference import HMC, MAP, SGHMC, SGLD, SWAG, Laplace
 from torchbayes.inference.method import Method
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.schedules import Cycles
@@ -15,6 +15,7 @@ from torchbayes.usual import OPTIMISED, SAMPLED
 
 LABELS = {
     "single": "single network",
+    "laplace": "Laplace",
     "ensemble": "deep ensemble",
     "swag": "SWAG",
     "multiswag": "MultiSWAG",
@@ -27,7 +28,7 @@ REFERENCE = "reference"
 """The name of a reference that is read from a directory; the label of its row too."""
 FIRST_OF = {"single": "ensemble", "swag": "multiswag"}
 """Methods that are the first member of another method's fit."""
-FITS = ("ensemble", "multiswag", *SAMPLED)
+FITS = ("ensemble", "multiswag", "laplace", *SAMPLED)
 """Names of the settings of fits."""
 
 
@@ -39,11 +40,12 @@ class Comparison:
         problem: data, network, likelihood and prior.
         ensemble: the fit behind the deep ensemble and the single network.
         multiswag: the fit behind MultiSWAG and SWAG.
+        laplace: the Laplace approximation at the single network; its predictive is the linearised one.
         hmc: Hamiltonian Monte Carlo, the reference where it is among the methods.
         sgld: stochastic gradient Langevin dynamics.
         sghmc: stochastic gradient Hamiltonian Monte Carlo.
         csghmc: cyclical SGHMC.
-        methods: some of single, ensemble, swag, multiswag, sgld, sghmc, csghmc, hmc.
+        methods: some of single, laplace, ensemble, swag, multiswag, sgld, sghmc, csghmc, hmc.
         corruptions: names of the image corruptions; each is applied at severities 1 to 5.
         rows: test images that are corrupted, and images of each foreign set.
         draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members; samplers give all they kept.
@@ -54,7 +56,8 @@ class Comparison:
     problem: Problem
     ensemble: MAP
     multiswag: SWAG
-    hmc: HMC = HMC()  # noqa: RUF009  (frozen and stateless, like those below)
+    laplace: Laplace = Laplace()  # noqa: RUF009  (frozen and stateless, like those below)
+    hmc: HMC = HMC()  # noqa: RUF009
     sgld: SGLD = SGLD()  # noqa: RUF009
     sghmc: SGHMC = SGHMC()  # noqa: RUF009
     csghmc: SGHMC = field(default_factory=lambda: SGHMC(schedule=Cycles()))
