@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.layers import Affine, outer, sum_of
+from torchbayes.curvature.layers import Affine, outer, sum_of, turn
 from torchbayes.linalg import (
     Blocks,
     Dense,
@@ -90,17 +90,12 @@ class Part:
         if self.gradients is not None and self.given:
             places, units = self.given[0].shape[2], self.gradients[0].shape[1] * self.where.shape[1]
             if columns is not None and places < units:
-                part, columns = replace(part, given=[_turned(a, columns) for a in part.given]), None
+                part, columns = replace(part, given=[turn(a, columns) for a in part.given]), None
             if rows is not None and places < self.where.shape[2]:
-                part, rows = replace(part, gradients=[_turned(g, rows) for g in part.gradients or ()]), None
+                part, rows = replace(part, gradients=[turn(g, rows) for g in part.gradients or ()]), None
         jacobian = part.jacobian()
         jacobian = jacobian if rows is None else rows.mT @ jacobian
-        return jacobian if columns is None else _turned(jacobian, columns)
-
-
-def _turned(tensor: Tensor, basis_GII: Tensor) -> Tensor:
-    """Return X V, (..., G, T, I), with all other axes as rows of one product of matrices for each group."""
-    return torch.einsum("...gti,gij->...gtj", tensor, basis_GII)
+        return jacobian if columns is None else turn(jacobian, columns)
 
 
 class Share(NamedTuple):

@@ -78,12 +78,17 @@ class Affine:
 
     way = "affine"
 
-    def inputs(self, inputs: Tensor) -> Tensor:
-        """Return what each unit sees at each place, (B, G, T, I)."""
+    @property
+    def joint(self) -> bool:
+        """Whether biases are a column beside the weights."""
+        return self.weight and self.bias
+
+    def inputs(self, inputs: Tensor, *, ones: bool = True) -> Tensor:
+        """Return what each unit sees at each place, (B, G, T, I), with or without the 1 that a bias beside sees."""
         if not self.weight:
             return inputs.new_ones(1, 1, 1, 1)
         seen = _unfolded(self.part, inputs) if isinstance(self.part, nn.Conv1d | nn.Conv2d) else _places(inputs)
-        return F.pad(seen, (0, 1), value=1.0) if self.bias else seen
+        return F.pad(seen, (0, 1), value=1.0) if self.bias and ones else seen
 
     def gradients(self, gradient: Tensor) -> Tensor:
         """Return gradients at the outputs, (B, G, T, O)."""
@@ -198,6 +203,11 @@ def outer(gradient: Tensor, inputs: Tensor) -> Tensor:
     if inputs.shape[-2] != gradient.shape[-2]:  # a bias alone, which sees 1
         gradient = gradient.sum(-2, keepdim=True)
     return gradient.mT @ inputs
+
+
+def turn(tensor: Tensor, basis_GII: Tensor) -> Tensor:
+    """Return X V, (..., G, T, I), with all other axes as rows of one product of matrices for each group."""
+    return torch.einsum("...gti,gij->...gtj", tensor, basis_GII)
 
 
 def _unfolded(part: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Anatomy
-from torchbayes.curvature.layers import Affine
+from torchbayes.curvature.layers import Affine, outer, sum_of, turn
 from torchbayes.curvature.products import curvature_products, hessian_rows
-from torchbayes.curvature.sums import KroneckerSums, OnePass, Piece, Sum, jacobian_rows
+from torchbayes.curvature.sums import KroneckerSums, OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.model.seeds import generator
 
@@ -48,28 +48,33 @@ class EigenvalueSums:
         if number == 0:
             self.factors.add_(total, piece)
             return
-        given = piece.given()
+        turned = [self._turned(total, piece, place) for place in range(len(piece.anatomy.layers))]
         squares: dict[int, Tensor] = {}
         for _, calls in piece.columns():
             for place, layer in enumerate(piece.anatomy.layers):
                 if not isinstance(layer, Affine):
                     continue
+                gradients = [turn(layer.gradients(c.outputs), total[f"{place}.rows"]) for c in calls[layer.module]]
                 if layer.module in piece.anatomy.shared:
-                    own = jacobian_rows(layer, calls[layer.module], given[layer])
-                    rotated = total[f"{place}.rows"].mT @ own @ self._columns(total, piece, place)
+                    seen, columns = turned[place]
+                    rotated = sum_of([outer(g, a) for g, a in zip(gradients, seen, strict=True)])
+                    rotated = rotated if columns is None else turn(rotated, columns)
                     total[f"{place}.eigenvalues"] += rotated.square().sum(0)
                 else:
-                    gradient = layer.gradients(calls[layer.module][0].outputs) @ total[f"{place}.rows"]
-                    squares[place] = squares.get(place, 0) + gradient.squeeze(2) ** 2
+                    squares[place] = squares.get(place, 0) + gradients[0].squeeze(2) ** 2
         for place, total_BGO in squares.items():
-            (seen,) = given[piece.anatomy.layers[place]]
-            seen_BGI = (seen @ self._columns(total, piece, place)).squeeze(2).square().expand(len(total_BGO), -1, -1)
+            seen_BGI = turned[place][0][0].squeeze(2).square().expand(len(total_BGO), -1, -1)
             total[f"{place}.eigenvalues"] += torch.einsum("bgo,bgi->goi", total_BGO, seen_BGI)
 
-    def _columns(self, total: Sum, piece: Piece, place: int) -> Tensor:
-        """Return diag(s) U_C."""
+    def _turned(self, total: Sum, piece: Piece, place: int) -> tuple[list[Tensor], Tensor | None]:
+        """Return what the units of a layer see, times diag(s) U_C; where the Jacobians have fewer rows, that is left."""
         layer = piece.anatomy.layers[place]
-        return piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
+        if not isinstance(layer, Affine):
+            return [], None
+        columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
+        given = [layer.inputs(call.inputs) for call in piece.seen.calls[layer.module]]
+        few = given[0].shape[2] < layer.index.shape[1] * piece.seen.outputs[0].numel()
+        return ([turn(seen, columns) for seen in given], None) if few else (given, columns)
 
     def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
         """Find the bases after the first pass."""

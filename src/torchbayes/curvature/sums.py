@@ -306,12 +306,13 @@ class KroneckerSums(OnePass):
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place."""
-        given = piece.given()
         rows = len(piece.seen.outputs)
         for place, part in enumerate(piece.anatomy.parts):
             if isinstance(part, Affine):
-                seen = self._seen(given[part])
-                total[f"{place}.inputs"] += _second_moment(seen) * (rows if seen.shape[0] == 1 and rows > 1 else 1)
+                calls = piece.seen.calls[part.module]
+                seen = self._seen([part.inputs(call.inputs, ones=False) for call in calls])
+                repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
+                total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
                 total[f"{place}.count"] += rows * seen.shape[2]
             elif isinstance(part, Lookup):
                 for call in piece.seen.calls[part.module]:
@@ -377,11 +378,15 @@ class KroneckerSums(OnePass):
         return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
 
 
-def _second_moment(tensor: Tensor) -> Tensor:
-    """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I)."""
+def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
+    """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I), with or without a last 1."""
     flat = tensor.transpose(0, 1).flatten(1, 2)
-    total = flat.new_zeros(len(flat), flat.shape[-1], flat.shape[-1])
-    add_gram_(total, flat)
+    groups, count, size = flat.shape
+    total = flat.new_zeros(groups, size + ones, size + ones)
+    add_gram_(total[:, :size, :size], flat)
+    if ones:
+        total[:, -1, :size] = total[:, :size, -1] = flat.sum(1)
+        total[:, -1, -1] = count
     return total
 
 
