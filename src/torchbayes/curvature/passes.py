@@ -67,13 +67,13 @@ class EigenvalueSums:
             total[f"{place}.eigenvalues"] += torch.einsum("bgo,bgi->goi", total_BGO, seen_BGI)
 
     def _turned(self, total: Sum, piece: Piece, place: int) -> tuple[list[Tensor], Tensor | None]:
-        """Return what the units of a layer see, times diag(s) U_C; where the Jacobians have fewer rows, that is left."""
+        """Return what the units of a layer see, times diag(s) U_C; that is left where Jacobians have fewer rows."""
         layer = piece.anatomy.layers[place]
         if not isinstance(layer, Affine):
             return [], None
         columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
         given = [layer.inputs(call.inputs) for call in piece.seen.calls[layer.module]]
-        few = given[0].shape[2] < layer.index.shape[1] * piece.seen.outputs[0].numel()
+        few = given[0].shape[2] <= layer.index.shape[1] * piece.seen.outputs[0].numel()
         return ([turn(seen, columns) for seen in given], None) if few else (given, columns)
 
     def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
