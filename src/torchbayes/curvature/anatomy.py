@@ -131,12 +131,14 @@ class Findings:
         shared: modules that use their weights at several places for one row.
         stacked: whether rows of the whole network go together under `vmap`.
         numbers: numbers that a row takes while the curvature is summed, roughly.
+        in_turn: the same where what layers see at every place is only there layer after layer.
     """
 
     lost: Mapping[str, str]
     shared: tuple[str, ...]
     stacked: bool
     numbers: int
+    in_turn: int
 
     def text(self) -> str:
         """Return the findings as JSON."""
@@ -146,7 +148,7 @@ class Findings:
     def parse(cls, text: str) -> Findings:
         """Return the findings that `text` gave."""
         found = json.loads(text)
-        return cls(found["lost"], tuple(found["shared"]), found["stacked"], found["numbers"])
+        return cls(**{**found, "shared": tuple(found["shared"])})
 
 
 def anatomy(model: Model, findings: Findings, *, joint_bias: bool = True) -> Anatomy:
@@ -192,7 +194,7 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
     said = probe(network, views, rows, modules=list(owners))
     while True:  # until every layer's gradient is autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
-        found = anatomy(model, Findings(lost, (), True, 1))
+        found = anatomy(model, Findings(lost, (), True, 1, 1))
         wrong = _wrong(found, views, rows)
         if not wrong:
             break
@@ -200,7 +202,7 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
     calls = found.watch(views, rows, None).calls
     shared = tuple(module for module, each in calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return Findings(lost, shared, stacked, _numbers(found, calls))
+    return Findings(lost, shared, stacked, *_numbers(found, calls))
 
 
 def _places(network: Network) -> dict[str, Tensor]:
@@ -268,17 +270,17 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: Anatomy, calls: Mapping[str, Sequence[Call]]) -> int:
-    """Return how many numbers one row takes: what layers see at every place, and the Jacobian of the largest one."""
-    total, largest = 0, 1
+def _numbers(found: Anatomy, calls: Mapping[str, Sequence[Call]]) -> tuple[int, int]:
+    """Return how many numbers one row takes: with what all layers see at every place, and with that of one layer."""
+    given, seen, jacobian = 0, [0], 1
     for layer in found.layers:
         for call in calls[layer.module]:
-            seen = layer.inputs(call.inputs) if isinstance(layer, Affine) else call.inputs
-            total += seen[0].numel() + call.inputs[0].numel()
-        largest = max(
-            largest, layer.index.numel() if _several(found.model.network, layer.module, calls[layer.module]) else 1
-        )
-    return 2 * total + largest + (found.whole.index.numel() if found.whole else 0)
+            given += call.inputs[0].numel()
+            seen.append((layer.inputs(call.inputs) if isinstance(layer, Affine) else call.inputs)[0].numel())
+        if _several(found.model.network, layer.module, calls[layer.module]):
+            jacobian = max(jacobian, layer.index.numel())
+    whole = found.whole.index.numel() if found.whole else 0
+    return 2 * (sum(seen) + given) + jacobian + whole, 3 * max(seen) + 4 * given + whole
 
 
 def _can_stack(whole: Whole, views: Mapping[str, Tensor], inputs: Any) -> bool:

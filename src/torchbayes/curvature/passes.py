@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine, outer, sum_of, turn
 from torchbayes.curvature.products import curvature_products, hessian_rows
-from torchbayes.curvature.sums import KroneckerSums, OnePass, Piece, Sum
+from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.model.seeds import generator
 
@@ -31,6 +33,7 @@ class EigenvalueSums:
     factors: KroneckerSums
 
     passes = 2
+    in_turn: ClassVar[bool] = False
 
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
@@ -112,6 +115,8 @@ class LowRankSums:
 
     rank: int
     passes: int
+
+    in_turn: ClassVar[bool] = True
 
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros, and random directions to begin with."""

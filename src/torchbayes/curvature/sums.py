@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from torchbayes.curvature.anatomy import Anatomy
 from torchbayes.curvature.capture import Seen
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.roots import root
-from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
-from torchbayes.linalg.dense import add_gram_, eigh
+from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg.dense import add_gram_
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import seeded
@@ -111,7 +111,13 @@ def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] |
 
 
 class Sums(Protocol):
-    """One structure's way of adding up, for one member; the last method takes all members together."""
+    """One structure's way of adding up, for one member; the last method takes all members together.
+
+    Attributes:
+        in_turn: whether what layers see at every place is there for one layer at a time only.
+    """
+
+    in_turn: ClassVar[bool]
 
     @property
     def passes(self) -> int:
@@ -138,6 +144,8 @@ class Sums(Protocol):
 @dataclass(frozen=True)
 class OnePass:
     """What sums of a single pass share."""
+
+    in_turn: ClassVar[bool] = False
 
     @property
     def passes(self) -> int:
@@ -261,145 +269,3 @@ def _assembled(units_MOJI: Tensor, layer: Affine) -> Tensor:
             matrix_MDD[m, rest.unsqueeze(1), where] = block
             matrix_MDD[m, where.unsqueeze(1), rest] = block.T
     return matrix_MDD
-
-
-@dataclass(frozen=True)
-class KroneckerSums(OnePass):
-    """KFAC: for each affine layer A = Σ a aᵀ and G = Σ g gᵀ with H ≈ G ⊗ A / count; other layers as they are.
-
-    With T places the two ways of Eschenhagen et al. (2023) are
-
-        expand  H ≈ (Σ_n Σ_t Σ_r g gᵀ) ⊗ (Σ_n Σ_t a aᵀ) / (N T)
-        reduce  H ≈ (Σ_n Σ_r ĝ ĝᵀ) ⊗ (Σ_n ā āᵀ) / N,   ĝ = Σ_t g,  ā = mean_t a
-
-    and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
-    it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
-    diagonal.
-
-    Attributes:
-        sharing: "expand" or "reduce".
-        largest: weights of the largest dense block.
-    """
-
-    sharing: str = "expand"
-    largest: int = 1024
-
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
-        total: Sum = {}
-        for number, part in enumerate(anatomy.parts):
-            if isinstance(part, Affine):
-                groups, outputs, inputs = part.index.shape
-                total[f"{number}.inputs"] = like.new_zeros(groups, inputs, inputs)
-                total[f"{number}.outputs"] = like.new_zeros(groups, outputs, outputs)
-                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
-            elif isinstance(part, Lookup):
-                _, entries, outputs = part.index.shape
-                total[f"{number}.inputs"] = like.new_zeros(entries)
-                total[f"{number}.outputs"] = like.new_zeros(1, outputs, outputs)
-                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
-            elif part.index.numel() <= self.largest:
-                total[f"{number}.dense"] = like.new_zeros(part.index.numel(), part.index.numel())
-            else:
-                total[f"{number}.diagonal"] = like.new_zeros(part.index.numel())
-        return total
-
-    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add a batch in place."""
-        rows = len(piece.seen.outputs)
-        for place, part in enumerate(piece.anatomy.parts):
-            if isinstance(part, Affine):
-                calls = piece.seen.calls[part.module]
-                seen = self._seen([part.inputs(call.inputs, ones=False) for call in calls])
-                repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
-                total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
-                total[f"{place}.count"] += rows * seen.shape[2]
-            elif isinstance(part, Lookup):
-                for call in piece.seen.calls[part.module]:
-                    seen = call.inputs.flatten()
-                    seen = seen[seen != part.padding]
-                    total[f"{place}.inputs"] += seen.bincount(minlength=part.index.shape[1])
-                    total[f"{place}.count"] += seen.numel()
-        for column, calls in piece.columns():
-            moments: dict[str, Tensor] = {}
-            for place, part in enumerate(piece.anatomy.parts):
-                if isinstance(part, Affine):
-                    if part.module not in moments:  # weights and biases of a layer have the same
-                        moments[part.module] = _second_moment(self._gradients(part, calls[part.module]))
-                    total[f"{place}.outputs"] += moments[part.module]
-                elif isinstance(part, Lookup):
-                    for call in calls[part.module]:
-                        gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
-                        add_gram_(total[f"{place}.outputs"], gradient)
-                else:
-                    own = (
-                        piece.rest(column) if part is piece.anatomy.whole else part.rows(calls[part.module]).flatten(1)
-                    )
-                    if f"{place}.dense" in total:
-                        add_gram_(total[f"{place}.dense"], own)
-                    else:
-                        total[f"{place}.diagonal"] += own.square().sum(0)
-
-    def _seen(self, given: Sequence[Tensor]) -> Tensor:
-        """Return what enters A, (B, G, T, I)."""
-        together = given[0] if len(given) == 1 else torch.cat([g for g in given], dim=2)
-        return together if self.sharing == "expand" else together.mean(2, keepdim=True)
-
-    def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
-        """Return what enters G, (B, G, T, O)."""
-        each = [layer.gradients(call.outputs) for call in calls]
-        together = each[0] if len(each) == 1 else torch.cat(each, dim=2)
-        return together if self.sharing == "expand" else together.sum(2, keepdim=True)
-
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
-        """Return diag(s) H diag(s), block by block."""
-        places = range(len(anatomy.parts))
-        blocks = [self.block(anatomy, place, totals_M, scale_MD=scale_MD) for place in places]
-        return BlockCurvature(anatomy.order, tuple(blocks))
-
-    def block(self, anatomy: Anatomy, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
-        """Return the block of one part of the anatomy."""
-        part = anatomy.parts[number]
-        scale = scale_MD[:, part.index.flatten()]
-        if f"{number}.dense" in totals_M:
-            return DenseCurvature(totals_M[f"{number}.dense"] * scale.unsqueeze(-1) * scale.unsqueeze(-2))
-        if f"{number}.diagonal" in totals_M:
-            return DiagonalCurvature(totals_M[f"{number}.diagonal"] * scale**2)
-        inputs, outputs = totals_M[f"{number}.inputs"], totals_M[f"{number}.outputs"]
-        count = totals_M[f"{number}.count"].to(inputs)  # exact until here, whatever the dtype
-        if isinstance(part, Lookup):
-            column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, :, 0]
-            values, vectors = eigh(outputs)
-            grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
-            return KroneckerCurvature(grid, None, vectors)
-        column = _along_columns(scale.unflatten(1, part.index.shape), part)
-        factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
-        (seen, columns), (made, rows) = (eigh(factor) for factor in factors)
-        return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
-
-
-def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
-    """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I), with or without a last 1."""
-    flat = tensor.transpose(0, 1).flatten(1, 2)
-    groups, count, size = flat.shape
-    total = flat.new_zeros(groups, size + ones, size + ones)
-    add_gram_(total[:, :size, :size], flat)
-    if ones:
-        total[:, -1, :size] = total[:, :size, -1] = flat.sum(1)
-        total[:, -1, -1] = count
-    return total
-
-
-def _along_columns(scale: Tensor, part: Any) -> Tensor:
-    """Return the scale of each column, (M, G, I), of scales (M, G, O, I) that are the same down every column.
-
-    Raises:
-        ValueError: if they are not.
-    """
-    first = scale[:, :, :1]
-    if not torch.allclose(scale, first.expand_as(scale), rtol=1e-6, atol=0):
-        raise ValueError(
-            f"a Kronecker-factored posterior needs the same prior precision for all weights of a layer, biases apart; "
-            f"those of `{part.module}` differ. Use a normal prior per layer, or structure='diagonal' or 'dense'."
-        )
-    return first.squeeze(2)

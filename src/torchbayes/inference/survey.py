@@ -11,8 +11,9 @@ from torch import Tensor
 
 from torchbayes.curvature.anatomy import Findings, anatomy, look
 from torchbayes.curvature.collect import Collector, Where, units
+from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
-from torchbayes.curvature.sums import DenseSums, DiagonalSums, KroneckerSums, Sums
+from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
 from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.mode import warn_unless_mode
 from torchbayes.inference.settings import check_counts
@@ -83,7 +84,7 @@ class Recipe:
 
     def collector(self, model: Model, findings: Findings) -> Collector:
         """Return what adds up the curvature, for a network that has been looked at."""
-        rows = max(1, self.chunk // findings.numbers)
+        rows = max(1, self.chunk // (findings.in_turn if self.sums.in_turn else findings.numbers))
         layers = anatomy(model, findings, joint_bias=self.joint_bias)
         return Collector(layers, self.sums, self.curvature, self.samples, rows)
 

@@ -112,14 +112,15 @@ def eigvalsh(matrix_MDD: Tensor) -> Tensor:
 
 
 def add_gram_(total: Tensor, rows: Tensor) -> None:
-    """Add XᵀX in place, with about two thirds of the work: blocks below the diagonal are those above.
+    """Add XᵀX in place; of many rows with about two thirds of the work, as blocks below the diagonal are those above.
 
     Args:
         total: symmetric, (..., n, n).
         rows: X, (..., B, n).
     """
-    half = (rows.shape[-1] // 2 + 15) // 16 * 16  # whole vectors of the machine
-    if rows.shape[-1] <= _SMALL:
+    count, size = rows.shape[-2:]
+    half = (size // 2 + 15) // 16 * 16  # whole vectors of the machine
+    if size <= _SMALL or count < 2 * size:  # then one product is faster
         total += rows.mT @ rows
         return
     first, last = rows[..., :half], rows[..., half:]

@@ -1,0 +1,196 @@
+"""KFAC: Kronecker factors of the curvature of each layer, from second moments of inputs and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.layers import Affine, Call, Lookup, sum_of
+from torchbayes.curvature.sums import OnePass, Piece, Sum
+from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg.dense import add_gram_, eigh
+
+_WAITING = 2**13  # rows and places that wait for a product of matrices, at most
+
+
+@dataclass(frozen=True)
+class KroneckerSums(OnePass):
+    """KFAC: for each affine layer A = Σ a aᵀ and G = Σ g gᵀ with H ≈ G ⊗ A / count; other layers as they are.
+
+    With T places the two ways of Eschenhagen et al. (2023) are
+
+        expand  H ≈ (Σ_n Σ_t Σ_r g gᵀ) ⊗ (Σ_n Σ_t a aᵀ) / (N T)
+        reduce  H ≈ (Σ_n Σ_r ĝ ĝᵀ) ⊗ (Σ_n ā āᵀ) / N,   ĝ = Σ_t g,  ā = mean_t a
+
+    and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
+    it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
+    diagonal.
+
+    Attributes:
+        sharing: "expand" or "reduce".
+        largest: weights of the largest dense block.
+    """
+
+    sharing: str = "expand"
+    largest: int = 1024
+
+    in_turn: ClassVar[bool] = True
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        total: Sum = {}
+        for number, part in enumerate(anatomy.parts):
+            if isinstance(part, Affine):
+                groups, outputs, inputs = part.index.shape
+                total[f"{number}.inputs"] = like.new_zeros(groups, inputs, inputs)
+                total[f"{number}.outputs"] = like.new_zeros(groups, outputs, outputs)
+                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
+            elif isinstance(part, Lookup):
+                _, entries, outputs = part.index.shape
+                total[f"{number}.inputs"] = like.new_zeros(entries)
+                total[f"{number}.outputs"] = like.new_zeros(1, outputs, outputs)
+                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
+            elif part.index.numel() <= self.largest:
+                total[f"{number}.dense"] = like.new_zeros(part.index.numel(), part.index.numel())
+            else:
+                total[f"{number}.diagonal"] = like.new_zeros(part.index.numel())
+        return total
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add a batch in place."""
+        rows = len(piece.seen.outputs)
+        for place, part in enumerate(piece.anatomy.parts):
+            if isinstance(part, Affine):
+                calls = piece.seen.calls[part.module]
+                seen = self._seen([part.inputs(call.inputs, ones=False) for call in calls])
+                repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
+                total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
+                total[f"{place}.count"] += rows * seen.shape[2]
+            elif isinstance(part, Lookup):
+                for call in piece.seen.calls[part.module]:
+                    seen = call.inputs.flatten()
+                    seen = seen[seen != part.padding]
+                    total[f"{place}.inputs"] += seen.bincount(minlength=part.index.shape[1])
+                    total[f"{place}.count"] += seen.numel()
+        affine = {part.module: part for part in piece.anatomy.layers if isinstance(part, Affine)}
+        moments = {module: Moment() for module in affine}  # weights and biases of a layer have the same
+        for column, calls in piece.columns():
+            for module, part in affine.items():
+                moments[module].add(self._gradients(part, calls[module]))
+            for place, part in enumerate(piece.anatomy.parts):
+                if isinstance(part, Affine):
+                    continue
+                if isinstance(part, Lookup):
+                    for call in calls[part.module]:
+                        gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
+                        add_gram_(total[f"{place}.outputs"], gradient)
+                else:
+                    own = (
+                        piece.rest(column) if part is piece.anatomy.whole else part.rows(calls[part.module]).flatten(1)
+                    )
+                    if f"{place}.dense" in total:
+                        add_gram_(total[f"{place}.dense"], own)
+                    else:
+                        total[f"{place}.diagonal"] += own.square().sum(0)
+
+        for place, part in enumerate(piece.anatomy.parts):
+            if isinstance(part, Affine):
+                total[f"{place}.outputs"] += moments[part.module].total()
+
+    def _seen(self, given: Sequence[Tensor]) -> Tensor:
+        """Return what enters A, (B, G, T, I)."""
+        together = _joined(given, dim=2)
+        return together if self.sharing == "expand" else together.mean(2, keepdim=True)
+
+    def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
+        """Return what enters G, (B, G, T, O)."""
+        together = _joined([layer.gradients(call.outputs) for call in calls], dim=2)
+        return together if self.sharing == "expand" else together.sum(2, keepdim=True)
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
+        """Return diag(s) H diag(s), block by block."""
+        places = range(len(anatomy.parts))
+        blocks = [self.block(anatomy, place, totals_M, scale_MD=scale_MD) for place in places]
+        return BlockCurvature(anatomy.order, tuple(blocks))
+
+    def block(self, anatomy: Anatomy, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
+        """Return the block of one part of the anatomy."""
+        part = anatomy.parts[number]
+        scale = scale_MD[:, part.index.flatten()]
+        if f"{number}.dense" in totals_M:
+            return DenseCurvature(totals_M[f"{number}.dense"] * scale.unsqueeze(-1) * scale.unsqueeze(-2))
+        if f"{number}.diagonal" in totals_M:
+            return DiagonalCurvature(totals_M[f"{number}.diagonal"] * scale**2)
+        inputs, outputs = totals_M[f"{number}.inputs"], totals_M[f"{number}.outputs"]
+        count = totals_M[f"{number}.count"].to(inputs)  # exact until here, whatever the dtype
+        if isinstance(part, Lookup):
+            column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, :, 0]
+            values, vectors = eigh(outputs)
+            grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
+            return KroneckerCurvature(grid, None, vectors)
+        column = _along_columns(scale.unflatten(1, part.index.shape), part)
+        factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
+        (seen, columns), (made, rows) = (eigh(factor) for factor in factors)
+        return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
+
+
+def _joined(tensors: Sequence[Tensor], *, dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=dim)
+
+
+@dataclass
+class Moment:
+    """Second moment of what comes bit by bit: bits wait for one another, as one large product is faster than many.
+
+    Attributes:
+        waiting: tensors (B, G, T, O) that are not in the sum yet.
+        sums: of the others, (G, O, O); one or none.
+    """
+
+    waiting: list[Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
+
+    def add(self, tensor: Tensor) -> None:
+        """Add a bit."""
+        self.waiting.append(tensor)
+        if sum(len(each) * each.shape[2] for each in self.waiting) > _WAITING:
+            self.total()
+
+    def total(self) -> Tensor:
+        """Return the sum so far."""
+        if self.waiting:
+            self.sums = [sum_of([*self.sums, _second_moment(_joined(self.waiting, dim=0))])]
+            self.waiting = []
+        return self.sums[0]
+
+
+def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
+    """Return Σ over rows and places of the outer products, (G, I, I) from (B, G, T, I), with or without a last 1."""
+    flat = tensor.transpose(0, 1).flatten(1, 2)
+    groups, count, size = flat.shape
+    total = flat.new_zeros(groups, size + ones, size + ones)
+    add_gram_(total[:, :size, :size], flat)
+    if ones:
+        total[:, -1, :size] = total[:, :size, -1] = flat.sum(1)
+        total[:, -1, -1] = count
+    return total
+
+
+def _along_columns(scale: Tensor, part: Any) -> Tensor:
+    """Return the scale of each column, (M, G, I), of scales (M, G, O, I) that are the same down every column.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    first = scale[:, :, :1]
+    if not torch.allclose(scale, first.expand_as(scale), rtol=1e-6, atol=0):
+        raise ValueError(
+            f"a Kronecker-factored posterior needs the same prior precision for all weights of a layer, biases apart; "
+            f"those of `{part.module}` differ. Use a normal prior per layer, or structure='diagonal' or 'dense'."
+        )
+    return first.squeeze(2)
