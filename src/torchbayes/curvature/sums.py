@@ -252,10 +252,16 @@ def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
     weights_BOO, size = gradients_BRO.mT @ gradients_BRO, given.shape[-1]
     given_BI = given.flatten(1).expand(len(weights_BOO), size)
     rows = max(1, chunk // (len(total_OJI) * size))
+    half = size // 2
     for weights, seen in zip(weights_BOO.split(rows), given_BI.split(rows), strict=True):
         for unit in range(len(total_OJI)):
-            weighted = (weights[:, unit, unit:].unsqueeze(-1) * seen.unsqueeze(1)).flatten(1)
-            total_OJI[unit, unit * size :].addmm_(weighted.T, seen)
+            weighted = weights[:, unit, unit:].unsqueeze(-1) * seen.unsqueeze(1)
+            blocks = total_OJI[unit, unit * size :]  # symmetric matrices, one under the other
+            blocks[:, :half].addmm_(weighted.flatten(1).T, seen[:, :half])
+            rest = weighted[..., half:].flatten(1).T @ seen[:, half:]
+            each = blocks.view(-1, size, size)
+            each[:, half:, half:] += rest.view(len(each), size - half, size - half)
+            each[:, :half, half:] = each[:, half:, :half].mT
 
 
 def _assembled(units_MOJI: Tensor, layer: Affine) -> Tensor:

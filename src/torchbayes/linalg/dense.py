@@ -45,9 +45,7 @@ class Dense:
         Raises:
             ValueError: if a matrix is not positive definite.
         """
-        root_MDD = checked_cholesky(precision_MDD)
-        identity = torch.eye(root_MDD.shape[-1], dtype=root_MDD.dtype, device=root_MDD.device)
-        return cls(torch.linalg.solve_triangular(root_MDD, identity.expand_as(root_MDD), upper=False).mT.contiguous())
+        return cls(inverse_of_lower(checked_cholesky(precision_MDD)).mT.contiguous())
 
     @property
     def noise_size(self) -> int:
@@ -128,6 +126,22 @@ def add_gram_(total: Tensor, rows: Tensor) -> None:
     add_gram_(total[..., half:, half:], last)
     total[..., :half, half:] += first.mT @ last
     total[..., half:, :half] = total[..., :half, half:].mT
+
+
+def inverse_of_lower(matrix: Tensor) -> Tensor:
+    """Return the inverses of lower triangular matrices (..., n, n), half by half, mostly by products of matrices.
+
+    The inverse of [[A, 0], [B, C]] is [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]].
+    """
+    half = matrix.shape[-1] // 2
+    if half < _SMALL:
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        return torch.linalg.solve_triangular(matrix, identity.expand_as(matrix), upper=False)
+    first, last = inverse_of_lower(matrix[..., :half, :half]), inverse_of_lower(matrix[..., half:, half:])
+    found = torch.zeros_like(matrix)
+    found[..., :half, :half], found[..., half:, half:] = first, last
+    found[..., half:, :half] = -last @ (matrix[..., half:, :half] @ first)
+    return found
 
 
 def checked_cholesky(precision_MDD: Tensor) -> Tensor:
