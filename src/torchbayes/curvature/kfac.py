@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Anatomy
-from torchbayes.curvature.layers import Affine, Call, Lookup, sum_of
+from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
 from torchbayes.linalg.dense import add_gram_, eigh
@@ -97,7 +97,6 @@ class KroneckerSums(OnePass):
                         add_gram_(total[f"{place}.dense"], own)
                     else:
                         total[f"{place}.diagonal"] += own.square().sum(0)
-
         for place, part in enumerate(piece.anatomy.parts):
             if isinstance(part, Affine):
                 total[f"{place}.outputs"] += moments[part.module].total()
@@ -149,11 +148,11 @@ class Moment:
 
     Attributes:
         waiting: tensors (B, G, T, O) that are not in the sum yet.
-        sums: of the others, (G, O, O); one or none.
+        summed: of the others, (G, O, O); 0 if there were none.
     """
 
     waiting: list[Tensor] = field(default_factory=list)
-    sums: list[Tensor] = field(default_factory=list)
+    summed: Tensor | float = 0.0
 
     def add(self, tensor: Tensor) -> None:
         """Add a bit."""
@@ -161,12 +160,12 @@ class Moment:
         if sum(len(each) * each.shape[2] for each in self.waiting) > _WAITING:
             self.total()
 
-    def total(self) -> Tensor:
+    def total(self) -> Tensor | float:
         """Return the sum so far."""
         if self.waiting:
-            self.sums = [sum_of([*self.sums, _second_moment(_joined(self.waiting, dim=0))])]
+            self.summed = self.summed + _second_moment(_joined(self.waiting, dim=0))
             self.waiting = []
-        return self.sums[0]
+        return self.summed
 
 
 def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
