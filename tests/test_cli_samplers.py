@@ -42,6 +42,14 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def ctrl_c_works():
+    """A process that a script started in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def draws(directory):
     return DrawFile.open(directory).read().clone()
 
@@ -103,7 +111,7 @@ def test_a_finished_run_goes_on(capsys, longer):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "terminated"])
-def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, number):
+def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_works, number):
     assert main(["fit", *HMC, "--directory", "whole"]) == 0
     before = signal.getsignal(signal.SIGTERM)
 
