@@ -9,7 +9,8 @@ network, one per row: exact, and slow.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, arguments
 
 _PROBE_ROWS = 4
+_WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +134,7 @@ class Findings:
         stacked: whether rows of the whole network go together under `vmap`.
         numbers: numbers that a row takes while the curvature is summed, roughly.
         in_turn: the same where what layers see at every place is only there layer after layer.
+        widest: numbers that a row takes in the forward pass, which may be mostly in modules without random weights.
     """
 
     lost: Mapping[str, str]
@@ -139,6 +142,7 @@ class Findings:
     stacked: bool
     numbers: int
     in_turn: int
+    widest: int = 1
 
     def text(self) -> str:
         """Return the findings as JSON."""
@@ -199,10 +203,11 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         if not wrong:
             break
         said |= dict.fromkeys(wrong, "its weights are used outside its forward")
-    calls = found.watch(views, rows, None).calls
+    with _outputs(network.module) as sizes:
+        calls = found.watch(views, rows, None).calls
     shared = tuple(module for module, each in calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return Findings(lost, shared, stacked, *_numbers(found, calls))
+    return Findings(lost, shared, stacked, *_numbers(found, calls), _WIDTHS * max(sizes))
 
 
 def _places(network: Network) -> dict[str, Tensor]:
@@ -262,6 +267,24 @@ def _wrong(found: Anatomy, views: Mapping[str, Tensor], inputs: Any) -> list[str
         if not torch.allclose(own, expected, rtol=1e-2 if own.dtype == torch.float32 else 1e-6, atol=tolerance):
             wrong.append(layer.module)
     return wrong
+
+
+@contextmanager
+def _outputs(module: nn.Module) -> Iterator[list[int]]:
+    """Yield a list that takes up how many numbers a row has in each output of the innermost modules."""
+    sizes = [1]
+
+    def seen(_: nn.Module, __: Any, output: Any) -> None:
+        sizes.extend(
+            t.numel() // len(t) for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.ndim and t.numel()
+        )
+
+    handles = [part.register_forward_hook(seen) for part in module.modules() if not list(part.children())]
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:

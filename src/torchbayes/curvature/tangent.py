@@ -81,7 +81,8 @@ class Tangent:
                 f"a linearised predictive needs one axis of outputs, (B, K); the network gives "
                 f"{tuple(seen.outputs.shape)}. Use predict(posterior, inputs)."
             )
-        return cls(fitting[0], weights_D, buffers, _numbers(fitting[0], seen, structure), chunk)
+        numbers = max(_numbers(fitting[0], seen, structure), findings.widest)
+        return cls(fitting[0], weights_D, buffers, numbers, chunk)
 
     def linear(self, inputs: Any) -> Linear:
         """Return outputs and Jacobian at inputs; differentiable in inputs that require a gradient."""
