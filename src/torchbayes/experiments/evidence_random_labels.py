@@ -306,7 +306,7 @@ EXPERIMENT = Experiment(
     "the digits 3 and 5.",
     recipes={"small": Recipe(), "paper": PAPER},
     cost={
-        "small": "about a minute on one core",
+        "small": "about 20 seconds on one core",
         "paper": "six networks of 300 epochs: a day on one GPU; a step of the process takes 10,000³ operations (an "
         "estimate)",
     },

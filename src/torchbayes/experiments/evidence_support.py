@@ -253,7 +253,7 @@ EXPERIMENT = Experiment(
     "nothing of images.",
     recipes={"small": Recipe(), "paper": PAPER},
     cost={
-        "small": "about five minutes on one core",
+        "small": "about three minutes on one core",
         "paper": "three networks of 200 epochs on three sets: hours on one GPU (an estimate)",
     },
     run=run,
