@@ -93,6 +93,29 @@ def test_mean_and_covariance_of_functions(name: str, kind: str):
     assert_close(row_by_row.covariance_MBKK, expected.diagonal(dim1=2, dim2=3), **scale)
 
 
+@pytest.mark.parametrize("kind", ["laplace diagonal", "laplace kronecker", "laplace kronecker, biases apart"])
+@pytest.mark.parametrize("name", ["groups", "twice", "linear attention", "embedding", "biases of convolutions"])
+def test_rows_of_a_shared_layer_may_be_taken_one_by_one(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchbayes.curvature.features._CACHED", 1)
+    inputs, spread = NETS[name].inputs(TEST), explicit(name, kind)[1].diagonal(dim1=1, dim2=3).movedim(-1, 1)
+    linearised, scale = tb.Linearised(posterior(name, kind)), {"rtol": 1e-8, "atol": 1e-10 * float(spread.abs().max())}
+    assert_close(linearised.functions(inputs).covariance_MBKK, spread, **scale)
+    variances = linearised.functions(inputs, diagonal=True).covariance_MBKK
+    assert_close(variances, spread.diagonal(dim1=2, dim2=3), **scale)
+
+
+def test_jacobians_of_shared_layers_are_there_for_few_rows():
+    torch.manual_seed(0)
+    rows, units, classes_ = 512, 64, 10
+    parts = (nn.Conv2d(1, units, 3), nn.ReLU(), nn.Conv2d(units, units, 3), nn.AvgPool2d(2), nn.Flatten())
+    model = tb.Model(nn.Sequential(*parts, nn.Linear(units, classes_)), tb.likelihoods.Categorical(), random="2.*")
+    variance = torch.ones(1, model.layout.size)
+    posterior_ = tb.Gaussian(model, model.given_weights().unsqueeze(0), Diagonal(variance))
+    with Largest() as largest:
+        tb.predict(tb.Linearised(posterior_), torch.randn(rows, 1, 6, 6))
+    assert largest.numbers < 2**21 < rows * classes_ * model.layout.size / 50
+
+
 @pytest.mark.parametrize("columns_alone", [True, False])
 @pytest.mark.parametrize("bases", ["both", "rows", "columns", "none"])
 def test_a_kronecker_product_in_other_units(columns_alone: bool, bases: str):

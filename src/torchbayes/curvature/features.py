@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from torchbayes.linalg import (
     Structure,
 )
 
+_CACHED = 2**20  # numbers that a processor's cache holds
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -34,23 +37,29 @@ class Part:
     Attributes:
         layer: the layer.
         where: place of each of its weights in the structure at hand, shape of its index.
-        gradients: g of every call, (B, K, G, T, O); None where the layer gives the outputs themselves and g is one.
-        given: a of every call, (B, G, T, I); empty where the layer is not affine.
+        inputs: what the layer was given at every call, (B, ...); empty where it is not affine.
+        columns: gradients at what it gave at every call, (B, ...) for each of the K outputs; None where the layer gives
+            the outputs themselves.
         rows: J itself, (B, K, *index.shape), where there are no factors.
     """
 
     layer: Any
     where: Tensor
-    gradients: Sequence[Tensor] | None
-    given: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+    columns: Sequence[Sequence[Tensor]] | None
     rows: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether J is g aᵀ, of one call at one place."""
-        if not isinstance(self.layer, Affine) or len(self.given) != 1 or self.given[0].shape[2] != 1:
+        if not isinstance(self.layer, Affine) or len(self.inputs) != 1:
             return False
-        return self.gradients is None or self.gradients[0].shape[3] == 1
+        return self.places == 1
+
+    @property
+    def places(self) -> int:
+        """T, of the first call."""
+        return 1 if self.columns is None else self.layer.gradients(self.columns[0][0]).shape[2]
 
     @property
     def unit_numbers(self) -> int:
@@ -58,44 +67,68 @@ class Part:
         gradients = self.plain_gradients if self.is_plain else None
         return 1 if gradients is None else gradients.shape[:2].numel() * self.where.shape[0] * self.where.shape[2]
 
+    @cached_property
+    def given(self) -> list[Tensor]:
+        """What the units see at every call, a: (B, G, T, I), or T of 1 for a bias alone."""
+        return [self.layer.inputs(each).expand(len(each), -1, -1, -1) for each in self.inputs]
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """Gradients of every call, g: (B, G, T, K, O)."""
+        return [self.layer.stacked(each) for each in self.columns or ()]
+
     @property
-    def inputs(self) -> Tensor:
-        """Inputs a of a plain part, (B, G, I)."""
+    def plain_given(self) -> Tensor:
+        """What the units of a plain part see, (B, G, I)."""
         return self.given[0].squeeze(2)
 
     @property
     def plain_gradients(self) -> Tensor | None:
         """Gradients g of a plain part, (B, K, G, O), or None for one."""
-        return None if self.gradients is None else self.gradients[0].squeeze(3)
+        return None if self.columns is None else self.gradients[0].squeeze(2).transpose(1, 2)
 
-    def jacobian(self) -> Tensor:
-        """Return J, (B, K, *index.shape)."""
-        if self.rows is not None:
-            return self.rows
-        if self.gradients is None:
-            (seen,) = self.given
-            units = self.where.shape[1]
-            identity = torch.eye(units, dtype=seen.dtype, device=seen.device)
-            return identity[:, None, :, None] * seen.squeeze(2).unsqueeze(2).unsqueeze(1)
-        return sum_of([outer(g, a.unsqueeze(1)) for g, a in zip(self.gradients, self.given, strict=True)])
-
-    def turned(self, rows_GOO: Tensor | None, columns_GII: Tensor | None) -> Tensor:
-        """Return Uᵀ J V, (B, K, G, O, I), turning g and a in the place of J where they have fewer numbers.
+    def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
+        """Return Uᵀ J V, (B, K, *index.shape), turning g and a in the place of J where they have fewer numbers.
 
         Args:
-            rows_GOO: U; None for the identity.
+            rows_GOO: U, for an affine layer; None for the identity.
             columns_GII: V likewise.
         """
-        rows, columns, part = rows_GOO, columns_GII, self
-        if self.gradients is not None and self.given:
-            places, units = self.given[0].shape[2], self.gradients[0].shape[1] * self.where.shape[1]
-            if columns is not None and places < units:
-                part, columns = replace(part, given=[turn(a, columns) for a in part.given]), None
+        rows, columns = rows_GOO, columns_GII
+        if self.rows is not None:
+            jacobian = self.rows
+        elif self.columns is None:
+            identity = torch.eye(self.where.shape[1], dtype=self.given[0].dtype, device=self.given[0].device)
+            jacobian = identity[:, None, :, None] * self.plain_given.unsqueeze(2).unsqueeze(1)
+        else:
+            gradients, given = self.gradients, self.given
+            places, outputs = given[0].shape[2], gradients[0].shape[3]
+            if columns is not None and places < outputs * self.where.shape[1]:
+                given, columns = [turn(a, columns) for a in given], None
             if rows is not None and places < self.where.shape[2]:
-                part, rows = replace(part, gradients=[turn(g, rows) for g in part.gradients or ()]), None
-        jacobian = part.jacobian()
+                gradients, rows = [torch.einsum("bgtko,gop->bgtkp", g, rows) for g in gradients], None
+            together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, given, strict=True)])
+            jacobian = together.unflatten(2, (outputs, -1)).transpose(1, 2)
         jacobian = jacobian if rows is None else rows.mT @ jacobian
         return jacobian if columns is None else turn(jacobian, columns)
+
+    def pieces(self) -> Iterator[Part]:
+        """Yield the part for some rows after the other: so few that the processor's cache holds all of them.
+
+        Yields:
+            Parts.
+        """
+        if self.rows is not None:
+            yield self
+            return
+        assert self.columns is not None
+        groups, units, seen = self.where.shape
+        outputs, places = len(self.columns[0]), self.places
+        row = groups * max(outputs * units * seen, places * seen, outputs * units * places)
+        for start in range(0, len(self.inputs[0]), size := max(1, _CACHED // row)):
+            some = slice(start, start + size)
+            columns = [[g[some] for g in each] for each in self.columns]
+            yield replace(self, inputs=[a[some] for a in self.inputs], columns=columns)
 
 
 class Share(NamedTuple):
@@ -245,21 +278,38 @@ def _gram(features_BKn: Tensor, diagonal: bool) -> Tensor:
 
 def _of_part(structure: Diagonal | Kronecker, part: Part, diagonal: bool) -> Tensor:
     if not part.is_plain:
-        return sum_of([_gram(each, diagonal) for _, each in features(structure, [part])])
-    if isinstance(structure, Diagonal):
-        seen, basis = part.inputs, None
-        variance = structure.variance_MD[0][part.where]
-    else:
-        columns, basis = structure.columns_MGII, structure.rows_MGOO
-        seen = part.inputs if columns is None else torch.einsum("bgi,gij->bgj", part.inputs, columns[0])
-        variance = structure.variance_MGOI[0]
+        found = _squares if diagonal else _products
+        return torch.cat([found(structure, piece) for piece in part.pieces()])
+    variance, basis, columns = _taken(structure, part)
+    seen = part.plain_given if columns is None else torch.einsum("bgi,gij->bgj", part.plain_given, columns)
     spread_BGO = torch.einsum("bgi,goi->bgo", seen.square(), variance)
     gradients = part.plain_gradients
     if gradients is None:
-        return _of_outputs(spread_BGO[:, 0], None if basis is None else basis[0, 0], diagonal)
-    rotated = (gradients if basis is None else torch.einsum("bkgo,gop->bkgp", gradients, basis[0])).flatten(2)
+        return _of_outputs(spread_BGO[:, 0], None if basis is None else basis[0], diagonal)
+    rotated = (gradients if basis is None else torch.einsum("bkgo,gop->bkgp", gradients, basis)).flatten(2)
     spread = spread_BGO.flatten(1).unsqueeze(1)
     return (rotated.square() * spread).sum(-1) if diagonal else (rotated * spread) @ rotated.mT
+
+
+def _squares(structure: Diagonal | Kronecker, part: Part) -> Tensor:
+    """Return the diagonal of J Σ Jᵀ, (B, K)."""
+    variance, rows, columns = _taken(structure, part)
+    jacobian = part.jacobian(rows, columns).flatten(2)
+    mine = part.rows is None and not jacobian.requires_grad  # and so may be written to: fresh memory costs more
+    return (jacobian.square_() if mine else jacobian.square()) @ variance.flatten()
+
+
+def _products(structure: Diagonal | Kronecker, part: Part) -> Tensor:
+    """Return J Σ Jᵀ, (B, K, K)."""
+    return sum_of([_gram(each, diagonal=False) for each in _whitened(structure, part, None)])
+
+
+def _taken(structure: Diagonal | Kronecker, part: Part) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return variances in the shape of the layer's index, and U and V of the bases they are in."""
+    if isinstance(structure, Diagonal):
+        return structure.variance_MD[0][part.where], None, None
+    rows, columns = (None if basis is None else basis[0] for basis in (structure.rows_MGOO, structure.columns_MGII))
+    return structure.variance_MGOI[0], rows, columns
 
 
 def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> Tensor:
@@ -271,7 +321,7 @@ def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> T
 
 def _of_last(structure: Dense, part: Part, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
-    seen, where, matrix = part.inputs[:, 0], part.where[0], structure.matrix_MDD[0]
+    seen, where, matrix = part.plain_given[:, 0], part.where[0], structure.matrix_MDD[0]
     outputs = range(len(where))
     found = {}
     for k in outputs:
@@ -313,16 +363,13 @@ def _whitened(structure: Diagonal | Kronecker, part: Part, units: int | None) ->
     Yields:
         Pieces (B, K, n).
     """
-    if isinstance(structure, Diagonal):
-        root, rows, columns = structure.variance_MD[0][part.where].sqrt(), None, None
-    else:
-        root = structure.variance_MGOI[0].sqrt()
-        rows, columns = (None if basis is None else basis[0] for basis in (structure.rows_MGOO, structure.columns_MGII))
+    variance, rows, columns = _taken(structure, part)
+    root = variance.sqrt()
     gradients = part.plain_gradients if part.is_plain else None
     if units is None or gradients is None:
-        yield (part.turned(rows, columns) * root).flatten(2)
+        yield (part.jacobian(rows, columns) * root).flatten(2)
         return
-    seen = part.inputs if columns is None else torch.einsum("bgi,gij->bgj", part.inputs, columns)
+    seen = part.plain_given if columns is None else torch.einsum("bgi,gij->bgj", part.plain_given, columns)
     gradients = gradients if rows is None else torch.einsum("bkgo,gop->bkgp", gradients, rows)
     for g, r in zip(gradients.split(units, dim=3), root.split(units, dim=1), strict=True):
         yield (g.unsqueeze(-1) * (seen.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
@@ -343,7 +390,7 @@ def _times(parts: Sequence[Part], vectors_RD: Tensor) -> Tensor:
         if not part.is_plain:
             found.append(part.jacobian().flatten(2) @ own.flatten(1).T)
             continue
-        pushed = torch.einsum("bgi,rgoi->brgo", part.inputs, own).flatten(2)
+        pushed = torch.einsum("bgi,rgoi->brgo", part.plain_given, own).flatten(2)
         gradients = part.plain_gradients
         found.append(pushed.mT if gradients is None else gradients.flatten(2) @ pushed.mT)
     return sum_of(found)

@@ -96,6 +96,14 @@ class Affine:
             return _places(gradient)
         return gradient.flatten(2).unflatten(1, (self.part.groups, -1)).transpose(2, 3)
 
+    def stacked(self, columns: Sequence[Tensor]) -> Tensor:
+        """Return gradients at the outputs for K columns, (B, G, T, K, O), in the order in memory that they come in."""
+        if isinstance(self.part, nn.Conv1d | nn.Conv2d):
+            units = torch.stack(list(columns), dim=1).flatten(3).unflatten(2, (self.part.groups, -1))
+            return units.permute(0, 2, 4, 1, 3)
+        places = torch.stack(list(columns), dim=-2)
+        return places.reshape(len(places), 1, -1, *places.shape[-2:])
+
     def rows(self, calls: Sequence[Call]) -> Tensor:
         """Return Σ_t g_t a_tᵀ of each row, (B, G, O, I)."""
         return sum_of([outer(self.gradients(c.outputs), self.inputs(c.inputs)) for c in calls])

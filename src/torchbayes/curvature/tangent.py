@@ -12,7 +12,7 @@ from torchbayes.curvature.anatomy import Anatomy, anatomy, look
 from torchbayes.curvature.capture import Seen, requires_grad, rows_of
 from torchbayes.curvature.features import Leaf, Part, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
-from torchbayes.linalg import Blocks, Dense, Kronecker, Scaled, Structure
+from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, Scaled, Structure
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, batch_size
 
@@ -81,7 +81,8 @@ class Tangent:
                 f"a linearised predictive needs one axis of outputs, (B, K); the network gives "
                 f"{tuple(seen.outputs.shape)}. Use predict(posterior, inputs)."
             )
-        numbers = max(_numbers(fitting[0], seen, structure), findings.widest)
+        over = leaves(structure, [part.index for part in fitting[0].parts])
+        numbers = max(_numbers(fitting[0], seen, over), findings.widest)
         return cls(fitting[0], weights_D, buffers, numbers, chunk)
 
     def linear(self, inputs: Any) -> Linear:
@@ -92,8 +93,8 @@ class Tangent:
         outputs = seen.outputs if keep else seen.outputs.detach()
         single = layers.single
         if single is not None and seen.is_last(single.module):
-            given = [single.inputs(call.inputs).expand(len(outputs), -1, -1, -1) for call in seen.calls[single.module]]
-            return Linear(outputs, [Part(single, single.index, None, given)])
+            given = [call.inputs for call in seen.calls[single.module]]
+            return Linear(outputs, [Part(single, single.index, given, None)])
         units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
         columns = [unit.expand_as(outputs) for unit in units]
         parts = _parts(layers, seen, columns, keep=keep)
@@ -132,37 +133,40 @@ class Tangent:
 def _parts(layers: Anatomy, seen: Seen, columns: list[Tensor], *, keep: bool) -> list[Part]:
     """Return the Jacobian of the columns, layer by layer."""
     calls = list(seen.columns(columns, keep=keep)) if layers.layers else []
-    found = []
+    found: list[Part] = []
     for layer in layers.layers:
-        own = [each[layer.module] for each in calls]
-        if isinstance(layer, Affine):
-            given = [layer.inputs(call.inputs) for call in seen.calls[layer.module]]
-            pairs = zip(*[[layer.gradients(c.outputs) for c in each] for each in own], strict=True)
-            found.append(Part(layer, layer.index, [torch.stack(each, dim=1) for each in pairs], given))
-        else:
-            found.append(Part(layer, layer.index, [], [], torch.stack([layer.rows(each) for each in own], dim=1)))
+        if not isinstance(layer, Affine):
+            rows = [layer.rows(each.pop(layer.module)) for each in calls]  # taken out, to be let go of
+            found.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
+            continue
+        inputs = [call.inputs for call in seen.calls[layer.module]]
+        own = [[call.outputs for call in each] for each in zip(*[c[layer.module] for c in calls], strict=True)]
+        found.append(Part(layer, layer.index, inputs, own))
     return found
 
 
-def _numbers(layers: Anatomy, seen: Seen, structure: Structure) -> int:
+def _numbers(layers: Anatomy, seen: Seen, over: list[Leaf]) -> int:
     """Return how many numbers a row takes, roughly, from one row.
 
-    What layers see is there once; gradients, and Jacobians where there are no factors, once for each output. Some
-    things are there twice: what layers see unfolded, gradients as they come and stacked, Jacobians before they are
-    turned and after.
+    What layers are given is there once, and gradients once for each output. What makes a Jacobian of them is there too,
+    and so is the Jacobian where it is not one of factors; but not for layers with shared weights of which the
+    covariance is one of each alone, as these are taken for a few rows at a time.
     """
     whole = layers.whole.index.numel() if layers.whole else 0
+    own = [share for leaf in over if isinstance(leaf.structure, Diagonal | Kronecker) for share in leaf.shares]
+    alone = {share.part for share in own if share.mask is None}
     once, each = seen.outputs.numel(), 2 * whole
-    for layer in layers.layers:
-        plain = isinstance(layer, Affine) and layer.module not in layers.shared
-        each += layer.index.numel() * (0 if plain else 2)
-        for call in seen.calls[layer.module]:
-            given = layer.inputs(call.inputs) if isinstance(layer, Affine) else call.inputs
-            once += given.numel() + call.inputs.numel()
-            places = given.shape[1] * given.shape[2] if isinstance(layer, Affine) else 1
-            each += 2 * (places * layer.index.shape[1] if isinstance(layer, Affine) else given.numel())
-    if not _is_factored(structure):
-        each += layers.model.layout.size * (1 if layers.single else 2)
+    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if layers.layers else {}
+    for number, layer in enumerate(layers.layers):
+        factors = isinstance(layer, Affine)
+        few = factors and layer.module in layers.shared and number in alone
+        each += 0 if few or (factors and layer.module not in layers.shared) else 2 * layer.index.numel()
+        for call in calls.pop(layer.module, ()):  # weights and biases apart have the same
+            each += call.outputs.numel() * (1 if few else 2)
+            once += call.inputs.numel()
+            once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
+    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if isinstance(leaf.structure, Dense)]
+    each += max(dense, default=0) * (1 if layers.single else 2)
     return once + seen.outputs.numel() * each
 
 
@@ -177,11 +181,3 @@ def _fits(structure: Structure, where: Tensor, layers: Anatomy) -> bool:
         shape = structure.variance_MGOI.shape[1:]
         return any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in layers.parts)
     return True
-
-
-def _is_factored(structure: Structure) -> bool:
-    if isinstance(structure, Scaled):
-        return _is_factored(structure.structure)
-    if isinstance(structure, Blocks):
-        return all(_is_factored(block) for block in structure.blocks)
-    return not isinstance(structure, Dense)
