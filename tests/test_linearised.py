@@ -116,6 +116,22 @@ def test_jacobians_of_shared_layers_are_there_for_few_rows():
     assert largest.numbers < 2**21 < rows * classes_ * model.layout.size / 50
 
 
+def test_no_jacobian_of_a_last_layer_is_formed():
+    torch.manual_seed(0)
+    rows, units, outputs = 200, 30, 8
+    model = tb.Model(
+        nn.Sequential(nn.Linear(5, units), nn.Tanh(), nn.Linear(units, outputs)).double(),
+        tb.likelihoods.Categorical(),
+        random="2.*",
+    )
+    size = model.layout.size
+    covariance = Dense(torch.eye(size, dtype=torch.float64).unsqueeze(0))
+    posterior_ = tb.Gaussian(model, model.given_weights().unsqueeze(0), covariance)
+    with Largest() as largest:
+        tb.predict(tb.Linearised(posterior_), normal(rows, 5))
+    assert largest.numbers <= size**2 < rows * outputs * size
+
+
 @pytest.mark.parametrize("columns_alone", [True, False])
 @pytest.mark.parametrize("bases", ["both", "rows", "columns", "none"])
 def test_a_kronecker_product_in_other_units(columns_alone: bool, bases: str):

@@ -231,7 +231,7 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
 def _of_leaf(structure: Structure, parts: Sequence[Part], diagonal: bool) -> Tensor:
     if isinstance(structure, Diagonal | Kronecker):
         return sum_of([_of_part(structure, part, diagonal) for part in parts])
-    if isinstance(structure, Dense) and len(parts) == 1 and parts[0].is_plain and parts[0].gradients is None:
+    if isinstance(structure, Dense) and len(parts) == 1 and parts[0].is_plain and parts[0].columns is None:
         return _of_last(structure, parts[0], diagonal)
     found = [sign * _gram(each, diagonal) for sign, each in features(structure, parts)]
     rest = _diagonal_part(structure)
