@@ -96,7 +96,7 @@ def test_mean_and_covariance_of_functions(name: str, kind: str):
 @pytest.mark.parametrize("kind", ["laplace diagonal", "laplace kronecker", "laplace kronecker, biases apart"])
 @pytest.mark.parametrize("name", ["groups", "twice", "linear attention", "embedding", "biases of convolutions"])
 def test_rows_of_a_shared_layer_may_be_taken_one_by_one(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchbayes.curvature.features._CACHED", 1)
+    monkeypatch.setattr("torchbayes.curvature.parts._CACHED", 1)
     inputs, spread = NETS[name].inputs(TEST), explicit(name, kind)[1].diagonal(dim1=1, dim2=3).movedim(-1, 1)
     linearised, scale = tb.Linearised(posterior(name, kind)), {"rtol": 1e-8, "atol": 1e-10 * float(spread.abs().max())}
     assert_close(linearised.functions(inputs).covariance_MBKK, spread, **scale)

@@ -15,7 +15,7 @@ from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.inference.mode import ChangingDataWarning, NotAModeWarning
 from torchbayes.inference.progress import summary
-from torchbayes.linalg import Diagonal
+from torchbayes.linalg import Dense, Diagonal
 from torchbayes.model.joint_prior import Joint
 
 X, TEST = normal(40, 3), normal(6, 3, seed=9)
@@ -154,6 +154,16 @@ def test_a_mixture_has_the_evidence_of_each_mode() -> None:
     assert both.members == 2
     assert_close(both.log_evidence()[1], alone.log_evidence()[0])
     assert_close(both.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)
+
+
+def test_a_matrix_is_inverted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], Dense.of_precision
+    monkeypatch.setattr(Dense, "of_precision", lambda precision: seen.append(1) or real(precision))
+    found = laplace(linear(), (X, Y), EXACT.posterior()[0], structure="dense")
+    found.log_evidence()
+    tb.predict(tb.Linearised(found), TEST)
+    assert len(seen) == 1
+    assert found.calibration is not None
 
 
 def test_the_progress_bar_knows_what_a_pass_tells() -> None:

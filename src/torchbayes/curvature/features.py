@@ -2,7 +2,8 @@ r"""J Σ Jᵀ for the Jacobian J of a network's outputs and any covariance struc
 
 For an affine layer without weight sharing J is g aᵀ for each row and output. A diagonal Σ then gives
 Σ_o g_ko (Σ_i v_oi a_i²) g_lo, a Kronecker-factored one the same in its eigenbases: two products of matrices for all
-rows, and nothing of the size of J. Other layers, and a dense Σ, need J itself, for as many rows as the chunk allows.
+rows, and nothing of the size of J. Layers with shared weights need J itself, for a few rows at a time; other layers,
+and a Σ over several, for as many rows as the chunk allows.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.layers import Affine, outer, sum_of, turn
+from torchbayes.curvature.layers import sum_of
+from torchbayes.curvature.parts import Part
 from torchbayes.linalg import (
     Blocks,
     Dense,
@@ -26,109 +28,6 @@ from torchbayes.linalg import (
     Scaled,
     Structure,
 )
-
-_CACHED = 2**20  # numbers that a processor's cache holds
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The Jacobian of K outputs in the weights of one layer, for B rows, as far as possible in factors.
-
-    Attributes:
-        layer: the layer.
-        where: place of each of its weights in the structure at hand, shape of its index.
-        inputs: what the layer was given at every call, (B, ...); empty where it is not affine.
-        columns: gradients at what it gave at every call, (B, ...) for each of the K outputs; None where the layer gives
-            the outputs themselves.
-        rows: J itself, (B, K, *index.shape), where there are no factors.
-    """
-
-    layer: Any
-    where: Tensor
-    inputs: Sequence[Tensor]
-    columns: Sequence[Sequence[Tensor]] | None
-    rows: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether J is g aᵀ, of one call at one place."""
-        if not isinstance(self.layer, Affine) or len(self.inputs) != 1:
-            return False
-        return self.places == 1
-
-    @property
-    def places(self) -> int:
-        """T, of the first call."""
-        return 1 if self.columns is None else self.layer.gradients(self.columns[0][0]).shape[2]
-
-    @property
-    def unit_numbers(self) -> int:
-        """Numbers of the Jacobian for one output unit, all rows and outputs together."""
-        gradients = self.plain_gradients if self.is_plain else None
-        return 1 if gradients is None else gradients.shape[:2].numel() * self.where.shape[0] * self.where.shape[2]
-
-    @cached_property
-    def given(self) -> list[Tensor]:
-        """What the units see at every call, a: (B, G, T, I), or T of 1 for a bias alone."""
-        return [self.layer.inputs(each).expand(len(each), -1, -1, -1) for each in self.inputs]
-
-    @cached_property
-    def gradients(self) -> list[Tensor]:
-        """Gradients of every call, g: (B, G, T, K, O)."""
-        return [self.layer.stacked(each) for each in self.columns or ()]
-
-    @property
-    def plain_given(self) -> Tensor:
-        """What the units of a plain part see, (B, G, I)."""
-        return self.given[0].squeeze(2)
-
-    @property
-    def plain_gradients(self) -> Tensor | None:
-        """Gradients g of a plain part, (B, K, G, O), or None for one."""
-        return None if self.columns is None else self.gradients[0].squeeze(2).transpose(1, 2)
-
-    def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
-        """Return Uᵀ J V, (B, K, *index.shape), turning g and a in the place of J where they have fewer numbers.
-
-        Args:
-            rows_GOO: U, for an affine layer; None for the identity.
-            columns_GII: V likewise.
-        """
-        rows, columns = rows_GOO, columns_GII
-        if self.rows is not None:
-            jacobian = self.rows
-        elif self.columns is None:
-            identity = torch.eye(self.where.shape[1], dtype=self.given[0].dtype, device=self.given[0].device)
-            jacobian = identity[:, None, :, None] * self.plain_given.unsqueeze(2).unsqueeze(1)
-        else:
-            gradients, given = self.gradients, self.given
-            places, outputs = given[0].shape[2], gradients[0].shape[3]
-            if columns is not None and places < outputs * self.where.shape[1]:
-                given, columns = [turn(a, columns) for a in given], None
-            if rows is not None and places < self.where.shape[2]:
-                gradients, rows = [torch.einsum("bgtko,gop->bgtkp", g, rows) for g in gradients], None
-            together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, given, strict=True)])
-            jacobian = together.unflatten(2, (outputs, -1)).transpose(1, 2)
-        jacobian = jacobian if rows is None else rows.mT @ jacobian
-        return jacobian if columns is None else turn(jacobian, columns)
-
-    def pieces(self) -> Iterator[Part]:
-        """Yield the part for some rows after the other: so few that the processor's cache holds all of them.
-
-        Yields:
-            Parts.
-        """
-        if self.rows is not None:
-            yield self
-            return
-        assert self.columns is not None
-        groups, units, seen = self.where.shape
-        outputs, places = len(self.columns[0]), self.places
-        row = groups * max(outputs * units * seen, places * seen, outputs * units * places)
-        for start in range(0, len(self.inputs[0]), size := max(1, _CACHED // row)):
-            some = slice(start, start + size)
-            columns = [[g[some] for g in each] for each in self.columns]
-            yield replace(self, inputs=[a[some] for a in self.inputs], columns=columns)
 
 
 class Share(NamedTuple):
@@ -152,7 +51,8 @@ class Share(NamedTuple):
         return Part(None, self.where, [], [], whole.jacobian()[..., self.mask])
 
 
-class Leaf(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Leaf:
     """A structure that is not composed of others.
 
     Attributes:
@@ -162,6 +62,18 @@ class Leaf(NamedTuple):
 
     structure: Structure
     shares: list[Share]
+
+    def block(self, unit: int, other: int) -> Tensor:
+        """Return a dense Σ between the weights of two output units of its layer, multiplied out once."""
+        assert isinstance(self.structure, Dense)
+        if (unit, other) not in self._blocks:
+            (where,), root = self.shares[0].where, self.structure.root_MDD[0]
+            self._blocks[unit, other] = root[where[unit]] @ root[where[other]].T
+        return self._blocks[unit, other]
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[int, int], Tensor]:
+        return {}
 
 
 def leaves(structure: Structure, places: Sequence[Tensor], scale_D: Tensor | None = None) -> list[Leaf]:
@@ -225,17 +137,22 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
     Returns:
         Tensor (B, K, K), or (B, K).
     """
-    return sum_of([_of_leaf(leaf.structure, [share.of(parts) for share in leaf.shares], diagonal) for leaf in over])
+    return sum_of([_of_leaf(leaf, parts, diagonal) for leaf in over])
 
 
-def _of_leaf(structure: Structure, parts: Sequence[Part], diagonal: bool) -> Tensor:
+def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
+    own = [share.of(parts) for share in leaf.shares]
+    if isinstance(leaf.structure, Dense) and len(own) == 1 and own[0].is_plain and own[0].columns is None:
+        return _of_last(leaf, own[0], diagonal)
+    return _of_structure(leaf.structure, own, diagonal)
+
+
+def _of_structure(structure: Structure, parts: Sequence[Part], diagonal: bool) -> Tensor:
     if isinstance(structure, Diagonal | Kronecker):
         return sum_of([_of_part(structure, part, diagonal) for part in parts])
-    if isinstance(structure, Dense) and len(parts) == 1 and parts[0].is_plain and parts[0].columns is None:
-        return _of_last(structure, parts[0], diagonal)
     found = [sign * _gram(each, diagonal) for sign, each in features(structure, parts)]
     rest = _diagonal_part(structure)
-    return sum_of(found if rest is None else [*found, _of_leaf(rest, parts, diagonal)])
+    return sum_of(found if rest is None else [*found, _of_structure(rest, parts, diagonal)])
 
 
 def _diagonal_part(structure: Structure) -> Diagonal | None:
@@ -254,9 +171,9 @@ def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[
         limit: numbers that a piece of J Σ^½ may hold.
     """
     found = []
-    for structure, shares in over:
-        mine = tuple([share.of(parts) for share in shares] for parts in both)
-        found.append(_between(structure, mine, limit))  # type: ignore[arg-type]
+    for leaf in over:
+        mine = tuple([share.of(parts) for share in leaf.shares] for parts in both)
+        found.append(_between(leaf.structure, mine, limit))  # type: ignore[arg-type]
     return sum_of(found)
 
 
@@ -319,14 +236,11 @@ def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> T
     return spread_BO @ basis_OO.square().T if diagonal else (basis_OO * spread_BO.unsqueeze(1)) @ basis_OO.T
 
 
-def _of_last(structure: Dense, part: Part, diagonal: bool) -> Tensor:
+def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
-    seen, where, matrix = part.plain_given[:, 0], part.where[0], structure.matrix_MDD[0]
-    outputs = range(len(where))
-    found = {}
-    for k in outputs:
-        for other in outputs[k : k + 1] if diagonal else outputs[k:]:
-            found[k, other] = ((seen @ matrix[where[k].unsqueeze(1), where[other]]) * seen).sum(-1)
+    seen, outputs = part.plain_given[:, 0], range(part.where.shape[1])
+    pairs = [(k, other) for k in outputs for other in (outputs[k : k + 1] if diagonal else outputs[k:])]
+    found = {pair: ((seen @ leaf.block(*pair)) * seen).sum(-1) for pair in pairs}
     if diagonal:
         return torch.stack([found[k, k] for k in outputs], dim=-1).clamp_min(0)
     rows = [torch.stack([found[min(k, j), max(k, j)] for j in outputs], dim=-1) for k in outputs]

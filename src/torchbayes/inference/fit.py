@@ -115,7 +115,7 @@ def fit(
         assert kept is not None
         run.save(kept.save)
         return kept.posterior()
-    posterior = dataclasses.replace(method.posterior(density, share.whole(state)), calibration=source.inputs)
+    posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)
     run.save(posterior.save)
     return posterior
 

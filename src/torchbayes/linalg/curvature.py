@@ -153,9 +153,13 @@ class DenseCurvature:
         Raises:
             ValueError: if H + diag(d) is not positive definite.
         """
+        return Dense.of_precision(self._plus(precision_D))
+
+    def _plus(self, precision_D: Tensor) -> Tensor:
+        """Return H + diag(d), (M, D, D)."""
         precision_MDD = self.matrix_MDD.clone()
         precision_MDD.diagonal(dim1=-2, dim2=-1).add_(precision_D)
-        return Dense.of_precision(precision_MDD)
+        return precision_MDD
 
     @cached_property
     def _eigenvalues_ME(self) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -45,7 +44,10 @@ class Dense:
         Raises:
             ValueError: if a matrix is not positive definite.
         """
-        return cls(inverse_of_lower(checked_cholesky(precision_MDD)).mT.contiguous())
+        root_MDD = checked_cholesky(precision_MDD)
+        del precision_MDD  # which is as large as all there is here, and the caller has mostly let go of
+        invert_lower_(root_MDD)
+        return cls(root_MDD.mT.contiguous())
 
     @property
     def noise_size(self) -> int:
@@ -76,11 +78,6 @@ class Dense:
 
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D)."""
-        return self.matrix_MDD
-
-    @cached_property
-    def matrix_MDD(self) -> Tensor:
-        """Σ, multiplied out once."""
         return self.root_MDD @ self.root_MDD.mT
 
     def tensors(self) -> dict[str, Tensor]:
@@ -128,20 +125,20 @@ def add_gram_(total: Tensor, rows: Tensor) -> None:
     total[..., half:, :half] = total[..., :half, half:].mT
 
 
-def inverse_of_lower(matrix: Tensor) -> Tensor:
-    """Return the inverses of lower triangular matrices (..., n, n), half by half, mostly by products of matrices.
+def invert_lower_(matrix: Tensor) -> None:
+    """Invert lower triangular matrices (..., n, n) in place, half by half, mostly by products of matrices.
 
     The inverse of [[A, 0], [B, C]] is [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]].
     """
     half = matrix.shape[-1] // 2
     if half < _SMALL:
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        return torch.linalg.solve_triangular(matrix, identity.expand_as(matrix), upper=False)
-    first, last = inverse_of_lower(matrix[..., :half, :half]), inverse_of_lower(matrix[..., half:, half:])
-    found = torch.zeros_like(matrix)
-    found[..., :half, :half], found[..., half:, half:] = first, last
-    found[..., half:, :half] = -last @ (matrix[..., half:, :half] @ first)
-    return found
+        matrix.copy_(torch.linalg.solve_triangular(matrix, identity.expand_as(matrix), upper=False))
+        return
+    first, below, last = matrix[..., :half, :half], matrix[..., half:, :half], matrix[..., half:, half:]
+    invert_lower_(first)
+    invert_lower_(last)
+    below.copy_(last @ (below @ first)).neg_()
 
 
 def checked_cholesky(precision_MDD: Tensor) -> Tensor:

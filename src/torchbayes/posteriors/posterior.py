@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -67,6 +68,12 @@ class Posterior(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return the JSON-serialisable settings that define it, for saving."""
+
+    def calibrated(self, calibration: Calibration) -> Self:
+        """Return the posterior with training inputs at hand, and with all that it has already worked out."""
+        found = copy(self)
+        object.__setattr__(found, "calibration", calibration)
+        return found
 
     def check_draws(self, draws: int) -> int:
         """Return `draws` if the members can be weighed equally with it.

@@ -1,0 +1,116 @@
+"""The Jacobian of the outputs, layer by layer, in factors: gradients at what a layer gave, and what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.layers import Affine, outer, sum_of, turn
+
+_CACHED = 2**20  # numbers that a processor's cache holds
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The Jacobian of K outputs in the weights of one layer, for B rows, as far as possible in factors.
+
+    Attributes:
+        layer: the layer.
+        where: place of each of its weights in the structure at hand, shape of its index.
+        inputs: what the layer was given at every call, (B, ...); empty where it is not affine.
+        columns: gradients at what it gave at every call, (B, ...) for each of the K outputs; None where the layer gives
+            the outputs themselves.
+        rows: J itself, (B, K, *index.shape), where there are no factors.
+    """
+
+    layer: Any
+    where: Tensor
+    inputs: Sequence[Tensor]
+    columns: Sequence[Sequence[Tensor]] | None
+    rows: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether J is g aᵀ, of one call at one place."""
+        if not isinstance(self.layer, Affine) or len(self.inputs) != 1:
+            return False
+        return self.places == 1
+
+    @property
+    def places(self) -> int:
+        """T, of the first call."""
+        return 1 if self.columns is None else self.layer.gradients(self.columns[0][0]).shape[2]
+
+    @property
+    def unit_numbers(self) -> int:
+        """Numbers of the Jacobian for one output unit, all rows and outputs together."""
+        gradients = self.plain_gradients if self.is_plain else None
+        return 1 if gradients is None else gradients.shape[:2].numel() * self.where.shape[0] * self.where.shape[2]
+
+    @cached_property
+    def given(self) -> list[Tensor]:
+        """What the units see at every call, a: (B, G, T, I), or T of 1 for a bias alone."""
+        return [self.layer.inputs(each).expand(len(each), -1, -1, -1) for each in self.inputs]
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """Gradients of every call, g: (B, G, T, K, O)."""
+        return [self.layer.stacked(each) for each in self.columns or ()]
+
+    @property
+    def plain_given(self) -> Tensor:
+        """What the units of a plain part see, (B, G, I)."""
+        return self.given[0].squeeze(2)
+
+    @property
+    def plain_gradients(self) -> Tensor | None:
+        """Gradients g of a plain part, (B, K, G, O), or None for one."""
+        return None if self.columns is None else self.gradients[0].squeeze(2).transpose(1, 2)
+
+    def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
+        """Return Uᵀ J V, (B, K, *index.shape), turning g and a in the place of J where they have fewer numbers.
+
+        Args:
+            rows_GOO: U, for an affine layer; None for the identity.
+            columns_GII: V likewise.
+        """
+        rows, columns = rows_GOO, columns_GII
+        if self.rows is not None:
+            jacobian = self.rows
+        elif self.columns is None:
+            identity = torch.eye(self.where.shape[1], dtype=self.given[0].dtype, device=self.given[0].device)
+            jacobian = identity[:, None, :, None] * self.plain_given.unsqueeze(2).unsqueeze(1)
+        else:
+            gradients, given = self.gradients, self.given
+            places, outputs = given[0].shape[2], gradients[0].shape[3]
+            if columns is not None and places < outputs * self.where.shape[1]:
+                given, columns = [turn(a, columns) for a in given], None
+            if rows is not None and places < self.where.shape[2]:
+                gradients, rows = [torch.einsum("bgtko,gop->bgtkp", g, rows) for g in gradients], None
+            together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, given, strict=True)])
+            jacobian = together.unflatten(2, (outputs, -1)).transpose(1, 2)
+        jacobian = jacobian if rows is None else rows.mT @ jacobian
+        return jacobian if columns is None else turn(jacobian, columns)
+
+    def pieces(self) -> Iterator[Part]:
+        """Yield the part for some rows after the other: so few that the processor's cache holds all of them.
+
+        Yields:
+            Parts.
+        """
+        if self.rows is not None:
+            yield self
+            return
+        assert self.columns is not None
+        groups, units, seen = self.where.shape
+        outputs, places = len(self.columns[0]), self.places
+        row = groups * max(outputs * units * seen, places * seen, outputs * units * places)
+        for start in range(0, len(self.inputs[0]), size := max(1, _CACHED // row)):
+            some = slice(start, start + size)
+            columns = [[g[some] for g in each] for each in self.columns]
+            yield replace(self, inputs=[a[some] for a in self.inputs], columns=columns)
