@@ -92,7 +92,7 @@ def test_biases_apart_are_layers_of_their_own(name: str):
 
 
 def test_findings_survive_a_file():
-    findings = Findings({"a.weight": "why"}, ("b", "c"), False, 17, 9)
+    findings = Findings({"a.weight": "why"}, ("b", "c"), False, {"everywhere": 17, "in turn": 9, "few": 5}, 3)
     assert Findings.parse(findings.text()) == findings
 
 

@@ -153,6 +153,17 @@ def test_learned_noise_is_a_weight_of_its_own(structure: str):
         assert_close(found_block, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("structure", ["diagonal", "ekfac"])
+@pytest.mark.parametrize("name", ["groups", "twice", "linear attention", "biases of convolutions"])
+def test_columns_and_rows_of_shared_layers_may_be_taken_apart(
+    name: str, structure: str, monkeypatch: pytest.MonkeyPatch
+):
+    expected = found(name, structure=structure).curvature.dense()
+    monkeypatch.setattr("torchbayes.curvature.parts.TOGETHER", 2)
+    monkeypatch.setattr("torchbayes.curvature.parts._CACHED", 1)
+    assert_close(found(name, structure=structure).curvature.dense(), expected)
+
+
 class Largest(TorchDispatchMode):
     """Remember the largest tensor that an operation gives."""
 

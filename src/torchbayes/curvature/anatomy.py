@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,15 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.capture import Seen, probe, requires_grad, rows_of, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, layers_of, quiet
+from torchbayes.curvature.parts import TOGETHER
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, arguments
 
 _PROBE_ROWS = 4
+Held = Literal["everywhere", "in turn", "few"]
+"""What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
+
 _WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
 
 
@@ -132,16 +136,14 @@ class Findings:
         lost: parameter -> why no layer holds it.
         shared: modules that use their weights at several places for one row.
         stacked: whether rows of the whole network go together under `vmap`.
-        numbers: numbers that a row takes while the curvature is summed, roughly.
-        in_turn: the same where what layers see at every place is only there layer after layer.
+        numbers: numbers that a row takes while the curvature is summed, roughly, by what of it is `Held`.
         widest: numbers that a row takes in the forward pass, which may be mostly in modules without random weights.
     """
 
     lost: Mapping[str, str]
     shared: tuple[str, ...]
     stacked: bool
-    numbers: int
-    in_turn: int
+    numbers: Mapping[Held, int]
     widest: int = 1
 
     def text(self) -> str:
@@ -198,16 +200,16 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
     said = probe(network, views, rows, modules=list(owners))
     while True:  # until every layer's gradient is autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
-        found = anatomy(model, Findings(lost, (), True, 1, 1))
+        found = anatomy(model, Findings(lost, (), True, {}))
         wrong = _wrong(found, views, rows)
         if not wrong:
             break
         said |= dict.fromkeys(wrong, "its weights are used outside its forward")
     with _outputs(network.module) as sizes:
-        calls = found.watch(views, rows, None).calls
-    shared = tuple(module for module, each in calls.items() if _several(network, module, each))
+        seen = found.watch(views, rows, None)
+    shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return Findings(lost, shared, stacked, *_numbers(found, calls), _WIDTHS * max(sizes))
+    return Findings(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
 
 
 def _places(network: Network) -> dict[str, Tensor]:
@@ -293,17 +295,27 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: Anatomy, calls: Mapping[str, Sequence[Call]]) -> tuple[int, int]:
-    """Return how many numbers one row takes: with what all layers see at every place, and with that of one layer."""
-    given, seen, jacobian = 0, [0], 1
+def _numbers(found: Anatomy, seen: Seen, shared: Sequence[str]) -> dict[Held, int]:
+    """Return how many numbers one row takes, by what is held of it."""
+    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
+    columns = min(TOGETHER, seen.outputs[0].numel())
+    given, places, jacobian, few = 0, [0], 1, 0
     for layer in found.layers:
+        factors = isinstance(layer, Affine) and layer.module in shared  # taken for a few rows at a time
         for call in calls[layer.module]:
-            given += call.inputs[0].numel()
-            seen.append((layer.inputs(call.inputs) if isinstance(layer, Affine) else call.inputs)[0].numel())
-        if _several(found.model.network, layer.module, calls[layer.module]):
+            own, made = call.inputs[0].numel(), call.outputs[0].numel()
+            places.append((layer.inputs(call.inputs)[0] if isinstance(layer, Affine) else call.inputs[0]).numel())
+            given += own
+            few += own + columns * made if factors else 2 * (own + places[-1] + made)
+        if layer.module in shared:
             jacobian = max(jacobian, layer.index.numel())
+            few += 0 if factors else layer.index.numel()
     whole = found.whole.index.numel() if found.whole else 0
-    return 2 * (sum(seen) + given) + jacobian + whole, 3 * max(seen) + 4 * given + whole
+    return {
+        "everywhere": 2 * (sum(places) + given) + jacobian + whole,
+        "in turn": 3 * max(places) + 4 * given + whole,
+        "few": few + whole,
+    }
 
 
 def _can_stack(whole: Whole, views: Mapping[str, Tensor], inputs: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.anatomy import Anatomy, Held
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
@@ -39,7 +39,7 @@ class KroneckerSums(OnePass):
     sharing: str = "expand"
     largest: int = 1024
 
-    in_turn: ClassVar[bool] = True
+    held: ClassVar[tuple[Held, ...]] = ("in turn",)
 
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.layers import Affine, outer, sum_of, turn
+from torchbayes.curvature.layers import Affine, Call, outer, sum_of, turn
 
 _CACHED = 2**20  # numbers that a processor's cache holds
+TOGETHER = 16  # columns whose gradients are there at a time, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,3 +115,59 @@ class Part:
             some = slice(start, start + size)
             columns = [[g[some] for g in each] for each in self.columns]
             yield replace(self, inputs=[a[some] for a in self.inputs], columns=columns)
+
+
+@dataclass
+class Squares:
+    """Adds up the squares of Uᵀ J V over rows and columns, a column at a time, for one affine layer.
+
+    Without weight sharing Σ_r (Uᵀ g_r (Vᵀ a)ᵀ)² = (Σ_r (Uᵀ g_r)²) ((Vᵀ a)²)ᵀ, one product for all rows; else columns
+    wait for one another, for the sake of large products.
+
+    Attributes:
+        layer: the layer.
+        inputs: what it was given at every call.
+        shared: whether it uses its weights at several places.
+        rows_GOO: U; None for the identity.
+        columns_GII: V likewise.
+        waiting: gradients at what it gave at every call, of columns that are not in the sum yet.
+        summed: of the others: without sharing of gradients alone, (B, G, O), else (G, O, I).
+    """
+
+    layer: Affine
+    inputs: Sequence[Tensor]
+    shared: bool
+    rows_GOO: Tensor | None = None
+    columns_GII: Tensor | None = None
+    waiting: list[list[Tensor]] = field(default_factory=list)
+    summed: Tensor | None = None
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """Add a column."""
+        if self.shared:
+            self.waiting.append([call.outputs for call in calls])
+            if len(self.waiting) == TOGETHER:
+                self._take()
+            return
+        gradient = self.layer.gradients(calls[0].outputs).squeeze(2)
+        gradient = gradient if self.rows_GOO is None else torch.einsum("bgo,gop->bgp", gradient, self.rows_GOO)
+        self.summed = gradient.square() if self.summed is None else self.summed.addcmul_(gradient, gradient)
+
+    def total(self) -> Tensor:
+        """Return the sum, (G, O, I)."""
+        if self.waiting:
+            self._take()
+        assert self.summed is not None
+        if self.shared:
+            return self.summed
+        (seen,) = [self.layer.inputs(each).expand(len(self.summed), -1, -1, -1).squeeze(2) for each in self.inputs]
+        seen = seen if self.columns_GII is None else torch.einsum("bgi,gij->bgj", seen, self.columns_GII)
+        return torch.einsum("bgo,bgi->goi", self.summed, seen.square())
+
+    def _take(self) -> None:
+        part = Part(self.layer, self.layer.index, self.inputs, list(zip(*self.waiting, strict=True)))
+        self.waiting = []
+        if self.summed is None:
+            self.summed = self.inputs[0].new_zeros(self.layer.index.shape)
+        for piece in part.pieces():
+            self.summed += piece.jacobian(self.rows_GOO, self.columns_GII).square_().sum((0, 1))

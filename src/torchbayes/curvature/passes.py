@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.anatomy import Anatomy, Held
 from torchbayes.curvature.kfac import KroneckerSums
-from torchbayes.curvature.layers import Affine, outer, sum_of, turn
+from torchbayes.curvature.layers import Affine
+from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
@@ -33,7 +34,7 @@ class EigenvalueSums:
     factors: KroneckerSums
 
     passes = 2
-    in_turn: ClassVar[bool] = False
+    held: ClassVar[tuple[Held, ...]] = ("in turn", "few")
 
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
@@ -47,37 +48,20 @@ class EigenvalueSums:
         return total
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add rows in place; without weight sharing the rotation goes to g and a, and one product takes all rows."""
+        """Add rows in place."""
         if number == 0:
             self.factors.add_(total, piece)
             return
-        turned = [self._turned(total, piece, place) for place in range(len(piece.anatomy.layers))]
-        squares: dict[int, Tensor] = {}
+        squares: dict[int, Squares] = {}
+        for place, layer in enumerate(piece.anatomy.layers):
+            if isinstance(layer, Affine):
+                columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
+                squares[place] = piece.squares(layer, total[f"{place}.rows"], columns)
         for _, calls in piece.columns():
-            for place, layer in enumerate(piece.anatomy.layers):
-                if not isinstance(layer, Affine):
-                    continue
-                gradients = [turn(layer.gradients(c.outputs), total[f"{place}.rows"]) for c in calls[layer.module]]
-                if layer.module in piece.anatomy.shared:
-                    seen, columns = turned[place]
-                    rotated = sum_of([outer(g, a) for g, a in zip(gradients, seen, strict=True)])
-                    rotated = rotated if columns is None else turn(rotated, columns)
-                    total[f"{place}.eigenvalues"] += rotated.square().sum(0)
-                else:
-                    squares[place] = squares.get(place, 0) + gradients[0].squeeze(2) ** 2
-        for place, total_BGO in squares.items():
-            seen_BGI = turned[place][0][0].squeeze(2).square().expand(len(total_BGO), -1, -1)
-            total[f"{place}.eigenvalues"] += torch.einsum("bgo,bgi->goi", total_BGO, seen_BGI)
-
-    def _turned(self, total: Sum, piece: Piece, place: int) -> tuple[list[Tensor], Tensor | None]:
-        """Return what the units of a layer see, times diag(s) U_C; that is left where Jacobians have fewer rows."""
-        layer = piece.anatomy.layers[place]
-        if not isinstance(layer, Affine):
-            return [], None
-        columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
-        given = [layer.inputs(call.inputs) for call in piece.seen.calls[layer.module]]
-        few = given[0].shape[2] <= layer.index.shape[1] * piece.seen.outputs[0].numel()
-        return ([turn(seen, columns) for seen in given], None) if few else (given, columns)
+            for each in squares.values():
+                each.add(calls[each.layer.module])
+        for place, each in squares.items():
+            total[f"{place}.eigenvalues"] += each.total()
 
     def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
         """Find the bases after the first pass."""
@@ -116,7 +100,7 @@ class LowRankSums:
     rank: int
     passes: int
 
-    in_turn: ClassVar[bool] = True
+    held: ClassVar[tuple[Held, ...]] = ("in turn",)
 
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros, and random directions to begin with."""

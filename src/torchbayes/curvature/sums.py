@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.anatomy import Anatomy, Held
 from torchbayes.curvature.capture import Seen
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
+from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.linalg.dense import add_gram_
@@ -97,6 +98,11 @@ class Piece:
             return
         yield from zip(columns, self.seen.columns(columns), strict=True)
 
+    def squares(self, layer: Affine, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Squares:
+        """Return the sum over no column of the squares of Uᵀ J V of a layer."""
+        inputs = [call.inputs for call in self.seen.calls[layer.module]]
+        return Squares(layer, inputs, layer.module in self.anatomy.shared, rows_GOO, columns_GII)
+
     def rest(self, column: Tensor) -> Tensor:
         """Return the Jacobian of the weights that no layer holds, (B, n)."""
         assert self.anatomy.whole is not None
@@ -114,10 +120,10 @@ class Sums(Protocol):
     """One structure's way of adding up, for one member; the last method takes all members together.
 
     Attributes:
-        in_turn: whether what layers see at every place is there for one layer at a time only.
+        held: what is held of a row while it is added, in each pass or in one of them.
     """
 
-    in_turn: ClassVar[bool]
+    held: ClassVar[tuple[Held, ...]]
 
     @property
     def passes(self) -> int:
@@ -145,7 +151,7 @@ class Sums(Protocol):
 class OnePass:
     """What sums of a single pass share."""
 
-    in_turn: ClassVar[bool] = False
+    held: ClassVar[tuple[Held, ...]] = ("everywhere",)
 
     @property
     def passes(self) -> int:
@@ -160,30 +166,29 @@ class OnePass:
 class DiagonalSums(OnePass):
     """diag H = Σ_n Σ_r J_nr²: the squares of every weight's Jacobian."""
 
+    held: ClassVar[tuple[Held, ...]] = ("few",)
+
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
         return {"diagonal": like.new_zeros(anatomy.model.network.layout.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add a batch in place: without weight sharing Σ_r (g_r aᵀ)² = (Σ_r g_r²) (a²)ᵀ, one product for all rows."""
-        given, into = piece.given(), total["diagonal"]
-        simple = {layer for layer in given if layer.module not in piece.anatomy.shared}
-        squares: dict[Layer, Tensor] = {}
+        """Add a batch in place."""
+        into, layers, whole = total["diagonal"], piece.anatomy.layers, piece.anatomy.whole
+        squares = {layer: piece.squares(layer) for layer in layers if isinstance(layer, Affine)}
         for column, calls in piece.columns():
-            for layer in piece.anatomy.layers:
+            for layer in layers:
                 own = calls[layer.module]
-                if layer in simple:
-                    gradient = layer.gradients(own[0].outputs).squeeze(2)  # type: ignore[attr-defined]
-                    squares[layer] = squares[layer].addcmul_(gradient, gradient) if layer in squares else gradient**2
+                if isinstance(layer, Affine):
+                    squares[layer].add(own)
                 elif isinstance(layer, Lookup) and len(own) == 1:
                     _add(into, layer, layer.squares(*layer.weighted(own[0].inputs, own[0].outputs)))
                 else:
-                    _add(into, layer, jacobian_rows(layer, own, given.get(layer)).square().sum(0))
-            if piece.anatomy.whole:
-                _add(into, piece.anatomy.whole, piece.rest(column).square().sum(0))
-        for layer, total_BGO in squares.items():
-            seen_BGI = given[layer][0].squeeze(2).square().expand(len(total_BGO), -1, -1)
-            _add(into, layer, torch.einsum("bgo,bgi->goi", total_BGO, seen_BGI))
+                    _add(into, layer, layer.rows(own).square().sum(0))
+            if whole:
+                _add(into, whole, piece.rest(column).square().sum(0))
+        for layer, each in squares.items():
+            _add(into, layer, each.total())
 
     def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DiagonalCurvature:
         """Return diag(s² h)."""

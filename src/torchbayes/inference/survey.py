@@ -84,8 +84,8 @@ class Recipe:
 
     def collector(self, model: Model, findings: Findings) -> Collector:
         """Return what adds up the curvature, for a network that has been looked at."""
-        numbers = findings.in_turn if self.sums.in_turn else findings.numbers
-        rows = max(1, self.chunk // max(numbers, findings.widest))
+        numbers = (findings.numbers[held] for held in self.sums.held)
+        rows = max(1, self.chunk // max(*numbers, findings.widest))
         joint = self.joint_bias or self.structure == "dense"  # the same matrix, and faster
         layers = anatomy(model, findings, joint_bias=joint)
         return Collector(layers, self.sums, self.curvature, self.samples, rows)
