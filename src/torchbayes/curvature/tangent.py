@@ -163,7 +163,7 @@ def _numbers(layers: Anatomy, seen: Seen, over: list[Leaf]) -> int:
         few = factors and layer.module in layers.shared and number in alone
         each += 0 if few or (factors and layer.module not in layers.shared) else 2 * layer.index.numel()
         for call in calls.pop(layer.module, ()):  # weights and biases apart have the same
-            each += call.outputs.numel() * (1 if few else 2)
+            each += call.outputs.numel() * (1 if few else 4)  # as it comes, stacked, turned and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
     dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if isinstance(leaf.structure, Dense)]
