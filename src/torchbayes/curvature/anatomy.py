@@ -27,10 +27,10 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, arguments
 
-_PROBE_ROWS = 4
 Held = Literal["everywhere", "in turn", "few"]
 """What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
 
+_PROBE_ROWS = 4
 _WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
 
 
