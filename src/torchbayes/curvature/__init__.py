@@ -1,8 +1,8 @@
 """Curvature of log likelihoods in the weights: what a pass over the data adds up, layer by layer.
 
 `roots` has the curvature of the likelihood in the outputs, `layers` and `anatomy` what the layers of a network make of
-it, `sums`, `kfac` and `passes` how one structure adds it up, `collect` the pass itself; `features` and `tangent` turn
-covariances of weights into covariances of outputs.
+it, `parts` the Jacobian in factors, `sums`, `kfac` and `passes` how one structure adds it up, `collect` the pass
+itself; `features` and `tangent` turn covariances of weights into covariances of outputs.
 """
 
 from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look

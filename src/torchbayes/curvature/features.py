@@ -198,12 +198,11 @@ def _of_part(structure: Diagonal | Kronecker, part: Part, diagonal: bool) -> Ten
         found = _squares if diagonal else _products
         return torch.cat([found(structure, piece) for piece in part.pieces()])
     variance, basis, columns = _taken(structure, part)
-    seen = part.plain_given if columns is None else torch.einsum("bgi,gij->bgj", part.plain_given, columns)
-    spread_BGO = torch.einsum("bgi,goi->bgo", seen.square(), variance)
-    gradients = part.plain_gradients
+    spread_BGO = torch.einsum("bgi,goi->bgo", part.plain_given(columns).square(), variance)
+    gradients = part.plain_gradients(basis)
     if gradients is None:
         return _of_outputs(spread_BGO[:, 0], None if basis is None else basis[0], diagonal)
-    rotated = (gradients if basis is None else torch.einsum("bkgo,gop->bkgp", gradients, basis)).flatten(2)
+    rotated = gradients.flatten(2)
     spread = spread_BGO.flatten(1).unsqueeze(1)
     return (rotated.square() * spread).sum(-1) if diagonal else (rotated * spread) @ rotated.mT
 
@@ -238,7 +237,7 @@ def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> T
 
 def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
-    seen, outputs = part.plain_given[:, 0], range(part.where.shape[1])
+    seen, outputs = part.plain_given()[:, 0], range(part.where.shape[1])
     pairs = [(k, other) for k in outputs for other in (outputs[k : k + 1] if diagonal else outputs[k:])]
     found = {pair: ((seen @ leaf.block(*pair)) * seen).sum(-1) for pair in pairs}
     if diagonal:
@@ -279,12 +278,11 @@ def _whitened(structure: Diagonal | Kronecker, part: Part, units: int | None) ->
     """
     variance, rows, columns = _taken(structure, part)
     root = variance.sqrt()
-    gradients = part.plain_gradients if part.is_plain else None
+    gradients = part.plain_gradients(rows) if part.is_plain and units else None
     if units is None or gradients is None:
         yield (part.jacobian(rows, columns) * root).flatten(2)
         return
-    seen = part.plain_given if columns is None else torch.einsum("bgi,gij->bgj", part.plain_given, columns)
-    gradients = gradients if rows is None else torch.einsum("bkgo,gop->bkgp", gradients, rows)
+    seen = part.plain_given(columns)
     for g, r in zip(gradients.split(units, dim=3), root.split(units, dim=1), strict=True):
         yield (g.unsqueeze(-1) * (seen.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
 
@@ -304,7 +302,7 @@ def _times(parts: Sequence[Part], vectors_RD: Tensor) -> Tensor:
         if not part.is_plain:
             found.append(part.jacobian().flatten(2) @ own.flatten(1).T)
             continue
-        pushed = torch.einsum("bgi,rgoi->brgo", part.plain_given, own).flatten(2)
-        gradients = part.plain_gradients
+        pushed = torch.einsum("bgi,rgoi->brgo", part.plain_given(), own).flatten(2)
+        gradients = part.plain_gradients()
         found.append(pushed.mT if gradients is None else gradients.flatten(2) @ pushed.mT)
     return sum_of(found)

@@ -50,7 +50,7 @@ class Part:
     @property
     def unit_numbers(self) -> int:
         """Numbers of the Jacobian for one output unit, all rows and outputs together."""
-        gradients = self.plain_gradients if self.is_plain else None
+        gradients = self.plain_gradients() if self.is_plain else None
         return 1 if gradients is None else gradients.shape[:2].numel() * self.where.shape[0] * self.where.shape[2]
 
     @cached_property
@@ -63,15 +63,16 @@ class Part:
         """Gradients of every call, g: (B, G, T, K, O)."""
         return [self.layer.stacked(each) for each in self.columns or ()]
 
-    @property
-    def plain_given(self) -> Tensor:
-        """What the units of a plain part see, (B, G, I)."""
-        return self.given[0].squeeze(2)
+    def plain_given(self, basis_GII: Tensor | None = None) -> Tensor:
+        """Return what the units of a plain part see, (B, G, I), in a basis."""
+        return (self.given[0] if basis_GII is None else turn(self.given[0], basis_GII)).squeeze(2)
 
-    @property
-    def plain_gradients(self) -> Tensor | None:
-        """Gradients g of a plain part, (B, K, G, O), or None for one."""
-        return None if self.columns is None else self.gradients[0].squeeze(2).transpose(1, 2)
+    def plain_gradients(self, basis_GOO: Tensor | None = None) -> Tensor | None:
+        """Return gradients g of a plain part, (B, K, G, O), in a basis; None for one."""
+        if self.columns is None:
+            return None
+        gradients = self.gradients[0] if basis_GOO is None else _turned(self.gradients[0], basis_GOO)
+        return gradients.squeeze(2).transpose(1, 2)
 
     def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
         """Return Uᵀ J V, (B, K, *index.shape), turning g and a in the place of J where they have fewer numbers.
@@ -85,14 +86,14 @@ class Part:
             jacobian = self.rows
         elif self.columns is None:
             identity = torch.eye(self.where.shape[1], dtype=self.given[0].dtype, device=self.given[0].device)
-            jacobian = identity[:, None, :, None] * self.plain_given.unsqueeze(2).unsqueeze(1)
+            jacobian = identity[:, None, :, None] * self.plain_given().unsqueeze(2).unsqueeze(1)
         else:
             gradients, given = self.gradients, self.given
             places, outputs = given[0].shape[2], gradients[0].shape[3]
             if columns is not None and places < outputs * self.where.shape[1]:
                 given, columns = [turn(a, columns) for a in given], None
             if rows is not None and places < self.where.shape[2]:
-                gradients, rows = [torch.einsum("bgtko,gop->bgtkp", g, rows) for g in gradients], None
+                gradients, rows = [_turned(g, rows) for g in gradients], None
             together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, given, strict=True)])
             jacobian = together.unflatten(2, (outputs, -1)).transpose(1, 2)
         jacobian = jacobian if rows is None else rows.mT @ jacobian
@@ -115,6 +116,11 @@ class Part:
             some = slice(start, start + size)
             columns = [[g[some] for g in each] for each in self.columns]
             yield replace(self, inputs=[a[some] for a in self.inputs], columns=columns)
+
+
+def _turned(gradients: Tensor, basis_GOO: Tensor) -> Tensor:
+    """Return gradients (B, G, T, K, O) in a basis of the units."""
+    return torch.einsum("bgtko,gop->bgtkp", gradients, basis_GOO)
 
 
 @dataclass
@@ -160,8 +166,7 @@ class Squares:
         assert self.summed is not None
         if self.shared:
             return self.summed
-        (seen,) = [self.layer.inputs(each).expand(len(self.summed), -1, -1, -1).squeeze(2) for each in self.inputs]
-        seen = seen if self.columns_GII is None else torch.einsum("bgi,gij->bgj", seen, self.columns_GII)
+        seen = Part(self.layer, self.layer.index, self.inputs, None).plain_given(self.columns_GII)
         return torch.einsum("bgo,bgi->goi", self.summed, seen.square())
 
     def _take(self) -> None:
