@@ -50,7 +50,7 @@ from torchbayes.model import (
     member_seeds,
     priors,
 )
-from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, as_prior, load
+from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, ProblemWarning, as_prior, load
 from torchbayes.predictive import Predictive, predict, stream
 from torchbayes.subnetwork import subnetwork
 from torchbayes.tuning import tune
@@ -109,6 +109,7 @@ __all__ = [
     "PiecewiseLinear",
     "Point",
     "Predictive",
+    "ProblemWarning",
     "RandomWalk",
     "Ranks",
     "Steady",

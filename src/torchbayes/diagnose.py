@@ -23,6 +23,7 @@ from torchbayes.diagnostics import Summary, ebfmi, summary
 from torchbayes.model.layout import Layout
 from torchbayes.model.network import batch_size
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
 
 Log = str | Path | Sequence[Mapping[str, Any]]
@@ -161,6 +162,7 @@ def diagnose(
     chains, draws = posterior.weights_MSD.shape[:2]
     if draws < LEAST:
         raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")
+    warn_of(posterior.problems)
     record = None if log is None else _record(log, burn_in, chains)
     functions, name, total_MS = _functions(posterior, inputs, targets, chunk_size=chunk_size)
     spaces = {"weights": _judged(posterior.weights_MSD), **functions}

@@ -39,6 +39,7 @@ from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import Predictive
 
 Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
@@ -91,6 +92,7 @@ class Linearised:
                 f"Use predict(posterior, inputs)."
             )
         _ = self._link
+        warn_of(self.posterior.problems)
         if self.samples < 1 or self.chunk < 1:
             raise ValueError(f"`samples` and `chunk` must be at least 1; got {self.samples} and {self.chunk}.")
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.problems import warn_of
 
 
 def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, Tensor]:
@@ -26,6 +27,7 @@ def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, T
     Raises:
         ValueError: if there are not so many weights of the network, or its own weights were picked already.
     """
+    warn_of(posterior.problems)
     gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     layout = posterior.model.network.layout
     if posterior.model.network.picked.places:

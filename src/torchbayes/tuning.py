@@ -28,6 +28,7 @@ from torchbayes.linearised import Linearised
 from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
+from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
 
 Groups = Literal["model", "scalar", "layer", "weight"]
@@ -115,6 +116,7 @@ def tune(
         raise ValueError(f"`prior` must be one of model, scalar, layer, weight; got {prior!r}.")
     if posterior.model.temperature != 1:
         raise ValueError(f"the evidence is that of T = 1; the model has temperature {posterior.model.temperature}.")
+    warn_of(posterior.problems)
     if prior == "model" and not noise:
         return posterior
     if noise:

@@ -31,6 +31,7 @@ from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import warn_of
 
 
 def fit(
@@ -117,6 +118,7 @@ def fit(
         return kept.posterior()
     posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)
     run.save(posterior.save)
+    warn_of(posterior.problems)
     return posterior
 
 

@@ -7,5 +7,16 @@ from torchbayes.posteriors.laplace import LaplacePosterior, as_prior
 from torchbayes.posteriors.load import load
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import ProblemWarning
 
-__all__ = ["Draws", "Functions", "Gaussian", "LaplacePosterior", "Point", "Posterior", "as_prior", "load"]
+__all__ = [
+    "Draws",
+    "Functions",
+    "Gaussian",
+    "LaplacePosterior",
+    "Point",
+    "Posterior",
+    "ProblemWarning",
+    "as_prior",
+    "load",
+]

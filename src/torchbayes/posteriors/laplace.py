@@ -18,6 +18,7 @@ from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import having
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import warn_of
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
     Raises:
         ValueError: if the posterior is a mixture.
     """
+    warn_of(posterior.problems)
     gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     if gaussian.members > 1:
         raise ValueError(

@@ -47,10 +47,10 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         if header["settings"].get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = DrawFile.open(Path(path).parent).read().to(model.network.device)
         posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
-        known = header["statistics_known"]
+        about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). Restore it or fit again.") from error
     if saved != model.network.dtype:
         raise ValueError(f"{path} holds {saved} weights; the model's are {model.network.dtype}. Convert the network.")
-    return dataclasses.replace(posterior, buffers_M=buffers or None, statistics_known=known, calibration=calibration)
+    return dataclasses.replace(posterior, buffers_M=buffers or None, calibration=calibration, **about)

@@ -21,6 +21,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import mix
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.problems import warn_of
 
 Calibration = Callable[[], Iterable[Any]]
 """Makes a fresh pass over training inputs, batch by batch; batch-norm statistics of a draw are taken on it."""
@@ -38,12 +39,15 @@ class Posterior(ABC):
         statistics_known: whether batch-norm statistics in `buffers_M` belong to the draws; if not, each draw of a
             network with batch norm is recalibrated on training data.
         calibration: training inputs for batch-norm statistics; set by `fit`, not saved.
+        problems: what is known to be wrong with it, one clause each, such as "chain 2 never moved". They are saved, and
+            whatever uses the posterior warns of them.
     """
 
     model: Model
     buffers_M: Buffers | None = field(default=None, kw_only=True, repr=False, compare=False)
     statistics_known: bool = field(default=False, kw_only=True)
     calibration: Calibration | None = field(default=None, kw_only=True, repr=False, compare=False)
+    problems: tuple[str, ...] = field(default=(), kw_only=True)
 
     kind = "abstract"
 
@@ -71,8 +75,16 @@ class Posterior(ABC):
 
     def calibrated(self, calibration: Calibration) -> Self:
         """Return the posterior with training inputs at hand, and with all that it has already worked out."""
-        found = copy(self)
-        object.__setattr__(found, "calibration", calibration)
+        return self._having(calibration=calibration)
+
+    def with_problems(self, problems: Iterable[str]) -> Self:
+        """Return the posterior with these problems beside those that it has, and all that it has worked out."""
+        return self._having(problems=tuple(dict.fromkeys((*self.problems, *problems))))
+
+    def _having(self, **fields: Any) -> Self:
+        found = copy(self)  # not `replace`, which would forget what is cached
+        for name, value in fields.items():
+            object.__setattr__(found, name, value)
         return found
 
     def check_draws(self, draws: int) -> int:
@@ -111,6 +123,7 @@ class Posterior(ABC):
             ValueError: if batch-norm statistics are needed and no training inputs are at hand.
         """
         draws = self.check_draws(self.default_draws if draws is None else draws)
+        warn_of(self.problems)
         weights_SD = self.sample(draws, seed=seed)
         return Functions(self.model, weights_SD, self._buffers_of(weights_SD))
 
@@ -145,7 +158,7 @@ class Posterior(ABC):
         """
         layout = {name: list(shape) for name, shape in self.model.layout.shapes.items()}
         header = {"kind": self.kind, "layout": layout, "settings": self.settings()}
-        header["statistics_known"] = self.statistics_known
+        header |= {"statistics_known": self.statistics_known, "problems": list(self.problems)}
         buffers = {BUFFERS + n: b for n, b in (self.buffers_M or {}).items()}
         return write_tensors(path, {**self.tensors(), **buffers}, header)
 
