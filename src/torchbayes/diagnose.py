@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributions
-from torch.utils import _pytree as pytree
 
 from torchbayes.diagnostics import Summary, ebfmi, summary
+from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.layout import Layout
-from torchbayes.model.network import batch_size
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
@@ -185,12 +184,12 @@ def _functions(
     Raises:
         ValueError: if there are no rows, or not as many targets as inputs.
     """
+    inputs = posterior.model.place(inputs)
+    targets = None if targets is None else posterior.model.place(targets, "targets")
     rows = batch_size(inputs)
-    if rows == 0 or (targets is not None and len(targets) != rows):
-        given = "" if targets is None else f" and {len(targets)} targets"
+    if rows == 0 or (targets is not None and batch_size(targets) != rows):
+        given = "" if targets is None else f" and {batch_size(targets)} targets"
         raise ValueError(f"`inputs` must have at least one row, and a target for each; got {rows} rows{given}.")
-    if targets is not None:
-        targets = posterior.model.place(targets)
     first = _at_rows(_some_draws(posterior, slice(0, 1)), inputs, targets, slice(0, 1))
     name, numbers = first[0], first[1].numel() * posterior.weights_MSD.shape[1]
     step = chunk_size or max(1, _BLOCK // numbers)
@@ -214,7 +213,7 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Tensor | None, rows: slice)
     The weights of one block of draws at a time are read, in the order of the draws.
     """
     chains, draws, size = posterior.weights_MSD.shape
-    some = pytree.tree_map(lambda t: t[rows], inputs)
+    some = rows_of(inputs, rows)
     block = max(1, _BLOCK // (chains * size))
     name, values, likelihoods = "", [], []
     for start in range(0, draws, block):
@@ -226,8 +225,8 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Tensor | None, rows: slice)
         values.append(predicted.unflatten(0, (-1, chains)).transpose(0, 1))
         if targets is not None:
             likelihood = predictive.likelihood
-            likelihood.check(predictive.outputs_SBK[0], targets[rows])
-            each_SB = likelihood.log_prob(predictive.outputs_SBK, targets[rows], predictive.parameters)
+            likelihood.check(predictive.outputs_SBK[0], rows_of(targets, rows))
+            each_SB = likelihood.log_prob(predictive.outputs_SBK, rows_of(targets, rows), predictive.parameters)
             likelihoods.append(each_SB.unflatten(0, (-1, chains)).transpose(0, 1))
     return name, torch.cat(values, 1), torch.cat(likelihoods, 1) if likelihoods else None
 

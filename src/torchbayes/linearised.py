@@ -24,16 +24,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.capture import rows_of
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
 from torchbayes.linalg.dense import eigh
 from torchbayes.links import laplace_bridge, pairwise_probit, probit
+from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.network import batch_size
 from torchbayes.model.seeds import generator
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian

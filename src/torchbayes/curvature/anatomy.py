@@ -20,9 +20,10 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from torchbayes.curvature.capture import Seen, probe, requires_grad, rows_of, watch
+from torchbayes.curvature.capture import Seen, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, layers_of, quiet
 from torchbayes.curvature.parts import TOGETHER
+from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, arguments
@@ -61,7 +62,7 @@ class Whole:
         rest = {n: v.detach() for n, v in views.items() if n not in own} | (buffers or self.network.buffers)
 
         def one(row: Any, cotangent: Tensor) -> Tensor:
-            args, kwargs = arguments(pytree.tree_map(lambda t: t.unsqueeze(0), row))
+            args, kwargs = arguments(on_rows(lambda t: t.unsqueeze(0), row))
 
             def run(named: dict[str, Tensor]) -> Tensor:
                 state = {**self.network.picked.whole({**rest, **named})}
@@ -73,7 +74,7 @@ class Whole:
         stacked = self.stacked and not column.requires_grad and not requires_grad(inputs)
         with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no rule for stacks
             if stacked:
-                return vmap(one)(inputs, column)
+                return vmap(one, in_dims=(row_axes(inputs, 0), 0))(inputs, column)
             return torch.stack([one(rows_of(inputs, b), column[b]) for b in range(len(column))])
 
 
@@ -221,8 +222,7 @@ def _places(network: Network) -> dict[str, Tensor]:
 def _few(inputs: Any) -> Any:
     """Return a few rows, at least two."""
     first = rows_of(inputs, slice(0, _PROBE_ROWS))
-    single = len(pytree.tree_leaves(first)[0]) == 1
-    return pytree.tree_map(lambda t: torch.cat([t, t]), first) if single else first
+    return on_rows(lambda t: torch.cat([t, t]), first) if batch_size(first) == 1 else first
 
 
 def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.layers import Call
+from torchbayes.model.batch import tensors_of
 from torchbayes.model.network import Buffers, Network
 
 Calls = dict[str, list[Call]]
@@ -163,9 +163,4 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
 
 def requires_grad(inputs: Any) -> bool:
     """Return whether any tensor of the inputs requires a gradient."""
-    return any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(inputs))
-
-
-def rows_of(inputs: Any, where: slice | int) -> Any:
-    """Return some rows of inputs."""
-    return pytree.tree_map(lambda t: t[where], inputs)
+    return any(tensor.requires_grad for tensor in tensors_of(inputs))

@@ -14,6 +14,7 @@ from torchbayes.curvature.anatomy import Anatomy
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
 from torchbayes.linalg.curvature import BlockCurvature, Curvature, DiagonalCurvature
+from torchbayes.model.batch import batch_size
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.ranks import Ranks
@@ -138,7 +139,7 @@ class Collector:
         Returns:
             Σ log p(y|f) of the batch, float64 (M,).
         """
-        own, found = ranks.rows(batch.targets.shape[1]), []
+        own, found = ranks.rows(batch_size(batch.inputs, 1)), []
         scale_MD = units(self.model, where.weights_MD).scale_MD
         for m in range(len(where.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]

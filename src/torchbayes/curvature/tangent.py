@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Anatomy, anatomy, look
-from torchbayes.curvature.capture import Seen, requires_grad, rows_of
+from torchbayes.curvature.capture import Seen, requires_grad
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, Scaled, Structure
+from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, batch_size
+from torchbayes.model.network import Buffers
 
 
 class Linear(NamedTuple):

@@ -165,7 +165,7 @@ def _shift(
         pair = corrupt_data(data, name, severity, seed=comparison.seed, limit=rows)
         for method, outcome in outcomes.items():
             predictive = predict(outcome.functions, pair.inputs)
-            outcome.corrupted.setdefault(name, []).append(evaluate(predictive, model.place(pair.targets)))
+            outcome.corrupted.setdefault(name, []).append(evaluate(predictive, model.place(pair.targets, "targets")))
             if method == comparison.compared_with:
                 by_chain.setdefault(name, []).append(chain_probs(predictive, chains))
     foreign = out_of_distribution(data, limit=rows, seed=comparison.seed)

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.batch import Batch, concatenate, on_rows, rows_of, stack
+from torchbayes.model.model import Model, check_finite
 from torchbayes.model.seeds import generator
 
 _ORDER, _WORKERS = 1, 3  # purpose numbers of these streams of random numbers
@@ -85,7 +85,7 @@ class Table:
 
     def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
-        order_MN = orders(seeds, epoch, self.num_data).to(self._rows.targets.device)
+        order_MN = orders(seeds, epoch, self.num_data).to(self._model.network.device)
         members = len(seeds)
         for start, stop in zip(self._bounds[skip:-1], self._bounds[skip + 1 :], strict=True):
             flat = order_MN[:, start:stop].reshape(-1)
@@ -94,7 +94,7 @@ class Table:
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
         for start, stop in zip(self._bounds[:-1], self._bounds[1:], strict=True):
-            yield pytree.tree_map(lambda t, a=start, b=stop: t[a:b], self._rows.inputs)
+            yield rows_of(self._rows.inputs, slice(start, stop))
 
     def check(self) -> None:
         """Check a few rows against the network and all rows for shape, range and finiteness.
@@ -297,7 +297,7 @@ class First:
             ValueError: if something does not fit; the message says what.
         """
         self._model, self._outputs = model, model.check(batch)[:1]
-        self._shape = batch.targets.shape[1:]
+        self._shapes = _shapes(batch.targets)
 
     def check(self, batch: Batch) -> Batch:
         """Return a later batch if its values are as good.
@@ -308,7 +308,7 @@ class First:
             ValueError: if inputs or targets are not finite or out of range.
         """
         check_finite(batch.inputs)
-        if batch.targets.shape[1:] == self._shape:
+        if _shapes(batch.targets) == self._shapes:
             everywhere = self._outputs.expand(batch.size, *self._outputs.shape[1:])
             self._model.likelihood.check(everywhere, batch.targets)
         return batch
@@ -319,18 +319,9 @@ def _checked(model: Model, first: First | None, batch: Any) -> Batch:
     return first.check(rows) if first else rows
 
 
-def stack(batches: Sequence[Batch]) -> Batch:
-    """Return the members' batches stacked along a new first axis M."""
-    if len(batches) == 1:
-        return batches[0].map(lambda t: t.unsqueeze(0))
-    return pytree.tree_map(lambda *tensors: torch.stack(tensors), *batches)
-
-
-def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of all batches behind one another."""
-    if len(batches) == 1:
-        return batches[0]
-    return pytree.tree_map(lambda *tensors: torch.cat(tensors), *batches)
+def _shapes(targets: Any) -> Any:
+    """Return the shapes of the targets of a row."""
+    return on_rows(lambda tensor: tensor.shape[1:], targets)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:

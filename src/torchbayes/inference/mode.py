@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from torchbayes.model.batch import tensors_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 
 
@@ -27,7 +27,7 @@ def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
     Args:
         inputs: makes a pass over the inputs in a fixed order.
     """
-    first, again = (pytree.tree_leaves(next(iter(inputs()))) for _ in range(2))
+    first, again = (tensors_of(next(iter(inputs()))) for _ in range(2))
     if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
         warnings.warn(
             "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "

@@ -18,6 +18,7 @@ from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.mode import warn_unless_mode
 from torchbayes.inference.settings import check_counts
 from torchbayes.linalg.added import plus_precision
+from torchbayes.model.batch import batch_size
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -169,7 +170,7 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
     total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
     values = now.num_targets + (batch.targets[0].numel() if place[0] == 0 else 0)
     now = replace(now, log_likelihood_M=total_M, num_targets=values, step=now.step + 1)
-    return now, -found_M / batch.targets.shape[1]
+    return now, -found_M / batch_size(batch.inputs, 1)
 
 
 def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePosterior:

@@ -45,7 +45,7 @@ class DenseModel:
     dtype: torch.dtype
     classes: bool
 
-    def takes(self, weights_MD: Tensor, inputs: object, targets: Tensor | None = None, *, shared: bool) -> bool:
+    def takes(self, weights_MD: Tensor, inputs: object, targets: object = None, *, shared: bool) -> bool:
         """Return whether weights and rows have the shapes and dtypes of this network, which the kernel relies on.
 
         Args:
@@ -63,6 +63,8 @@ class DenseModel:
         fine &= rows > 0 and self.network.takes(inputs.shape[lead:])
         if targets is None:
             return fine
+        if not isinstance(targets, Tensor):
+            return False
         fine &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
         return fine and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
 

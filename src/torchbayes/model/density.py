@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchbayes.model.batch import batch_size
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.dynamics import Phase, Value, leapfrog
 from torchbayes.model.model import Batch, Model
@@ -156,7 +157,7 @@ class LogDensity:
         weights_MD = weights_MD.detach()
         if buffers is None and self.training:  # else the network's own would move
             buffers = self.model.network.stacked_buffers(len(weights_MD))
-        rows = self.num_data if batch is None else batch.targets.shape[1]
+        rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
         if rows == 0:
             raise ValueError("the batch has no rows.")
         scale = self.model.scales(self.num_data, rows)

@@ -17,43 +17,29 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.utils import _pytree as pytree
 
+from torchbayes.model.batch import (
+    Batch,
+    check_equally_many,
+    check_rows,
+    moved,
+    on_rows,
+    tensors_of,
+    unshared,
+    with_shared,
+)
 from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.dense import DenseModel, dense_model
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
-from torchbayes.model.network import Buffers, Network, batch_size
+from torchbayes.model.network import Buffers, Network
 from torchbayes.model.picked import Random
 from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.native.build import UnavailableError
 
 PREFIX = "likelihood."
 Hook = Callable[[Any], tuple[Any, Any]]
-
-
-class Batch(NamedTuple):
-    """What a step consumes: a tuple, so it can be built by hand.
-
-    Attributes:
-        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows.
-        targets: tensor (B, ...) likewise.
-    """
-
-    inputs: Any
-    targets: Tensor
-
-    @property
-    def size(self) -> int:
-        """B, the number of rows (axis 0 of the inputs)."""
-        return batch_size(self.inputs)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `function` applied to every tensor."""
-        if isinstance(self.inputs, Tensor):  # most batches; walking a tree costs more than a small kernel
-            return Batch(function(self.inputs), function(self.targets))
-        return Batch(pytree.tree_map(function, self.inputs), function(self.targets))
 
 
 class Scales(NamedTuple):
@@ -73,6 +59,7 @@ class Model:
         prior: the prior resolved on the layout.
         temperature: T > 0.
         tempering: `"joint"` divides likelihood and prior by T, `"likelihood"` the likelihood alone.
+        shared: inputs that belong to all rows, by key or place.
     """
 
     def __init__(
@@ -85,6 +72,7 @@ class Model:
         temperature: float = 1.0,
         tempering: Literal["joint", "likelihood"] = "joint",
         batch: Hook | None = None,
+        shared: str | int | Sequence[str | int] = (),
     ) -> None:
         """Put network, likelihood and prior together.
 
@@ -98,6 +86,8 @@ class Model:
             temperature: T of the tempered posterior; 1 is Bayes.
             tempering: what T divides.
             batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings.
+            shared: inputs without rows, which belong to all of them (a table of context, the edges of a graph): keys of
+                a mapping, or places in a tuple. All other inputs must have as many rows as each other.
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
@@ -117,6 +107,7 @@ class Model:
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned))
         self.temperature = temperature
         self.tempering = tempering
+        self.shared = (shared,) if isinstance(shared, str | int) else tuple(shared)
         self._hook = batch or default_batch
 
     @cached_property
@@ -135,19 +126,28 @@ class Model:
 
         Returns:
             The batch.
+
+        Raises:
+            ValueError: if tensors differ in their number of rows.
         """
         inputs, targets = self._hook(batch)
-        return Batch(self.place(inputs), self.place(targets))
+        found = Batch(self.place(inputs), self.place(targets, "targets"))
+        check_equally_many(found)
+        return found
 
-    def place(self, inputs: Any) -> Any:
-        """Return inputs or targets as tensors on the network's device, floating ones in its dtype."""
-        device, dtype = self.network.device, self.network.dtype
+    def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
+        """Return inputs or targets as tensors on the network's device, floating ones in its dtype.
 
-        def one(tensor: Any) -> Any:
-            tensor = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
-            return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+        Inputs that all rows share are wrapped in `Shared`.
 
-        return pytree.tree_map(one, inputs)
+        Raises:
+            ValueError: if tensors differ in their number of rows, or an input that is named as shared is missing.
+        """
+        rows = dict(rows) if isinstance(rows, Mapping) else rows
+        own = with_shared(rows, self.shared) if what == "inputs" else rows
+        placed = moved(own, self.network.device, self.network.dtype)
+        check_rows(placed, what)
+        return placed
 
     def scales(self, num_data: int, rows: int) -> Scales:
         """Return the factors of Σ log p(y|f) over `rows` rows and of log p(w) in the log joint density.
@@ -224,14 +224,13 @@ class Model:
         """
         if batch.size == 0:
             raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
-        if len(batch.targets) != batch.size:
-            raise ValueError(f"inputs and targets must have equally many rows; got {batch.size}, {len(batch.targets)}.")
+        check_equally_many(batch)
         check_finite(batch.inputs)
         with torch.no_grad():
             try:
                 outputs = self.network(self.network.weights(), batch.inputs)
             except (RuntimeError, TypeError, IndexError) as error:
-                shapes = pytree.tree_map(lambda t: tuple(t.shape), batch.inputs)
+                shapes = on_rows(lambda t: tuple(t.shape), unshared(batch.inputs))
                 raise ValueError(f"the network cannot take inputs of shape {shapes}: {error}") from error
         if outputs.shape[0] != batch.size:
             raise ValueError(
@@ -286,8 +285,8 @@ def check_finite(inputs: Any) -> None:
     Raises:
         ValueError: if one has NaN or infinite values.
     """
-    for tensor in pytree.tree_leaves(inputs):
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    for tensor in tensors_of(inputs):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())
             raise ValueError(
                 f"inputs must be finite; {bad} of {tensor.numel()} values are NaN or infinite. "

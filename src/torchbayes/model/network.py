@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
-from torch.utils import _pytree as pytree
 
+from torchbayes.model.batch import batch_size, on_rows, unshared
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.picked import Picked, Random, is_random, names_of
 from torchbayes.model.seeds import seeded
@@ -110,7 +110,7 @@ class Network:
         Returns:
             Equal inputs.
         """
-        return pytree.tree_map(_channels_last, inputs) if self.convolutional else inputs
+        return on_rows(_channels_last, inputs) if self.convolutional else inputs
 
     def weights(self) -> Tensor:
         """Return the random weights the given module holds, a new tensor (D,)."""
@@ -239,8 +239,8 @@ def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
         object.__setattr__(part, "training", training)
 
 
-def _channels_last(tensor: Any) -> Any:
-    if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.is_floating_point():
+def _channels_last(tensor: Tensor) -> Tensor:
+    if tensor.ndim != 4 or not tensor.is_floating_point():
         return tensor
     # not `.to(memory_format=...)`: it leaves one-channel images as they are, and kernels then choose the slow layout
     return torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
@@ -350,13 +350,7 @@ def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments that inputs stand for: a tuple or a mapping of tensors, or one."""
+    inputs = unshared(inputs)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
-
-
-def batch_size(inputs: Any) -> int:
-    """Return B, the length of the first axis of a batch's first tensor."""
-    if isinstance(inputs, Tensor):
-        return inputs.shape[0]
-    return batch_size(next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs)))

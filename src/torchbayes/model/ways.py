@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
+from torchbayes.model.batch import row_axes
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -178,13 +178,13 @@ def _stochastic(model: Model, call: Call) -> bool:
 def _stack(model: Model, shared: bool) -> Callable[[dict[str, Tensor], Batch, Buffers], Tensor]:
     """Return a function (named weights, batch, buffers) -> Σ_b log p(y_b|f_b), shape (M,), vectorised over members."""
 
-    def one(weights_D: dict[str, Tensor], inputs: Any, targets: Tensor, buffers: Buffers) -> Tensor:
+    def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
         rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
         return rows.sum(dtype=torch.float64)  # samplers need differences that are small beside the sum
 
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
-        axes = pytree.tree_map(lambda _: axis, batch.inputs)
-        return vmap(one, in_dims=(0, axes, axis, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+        axes = row_axes(batch.inputs, axis), row_axes(batch.targets, axis)
+        return vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
 
     return run

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, batch_size
+from torchbayes.model.network import Buffers
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Functions:
         Raises:
             ValueError: if there are no rows, or `chunk_size` is not positive.
         """
+        inputs = self.model.place(inputs)
         rows = batch_size(inputs)
         if chunk_size < 1:
             raise ValueError(f"`chunk_size` must be at least 1; got {chunk_size}.")
@@ -73,7 +74,7 @@ class Functions:
             parts = []
             for start in range(0, rows, chunk_size):
                 where = slice(start, start + chunk_size)
-                part = inputs if rows <= chunk_size else pytree.tree_map(lambda t, where=where: t[where], inputs)
+                part = inputs if rows <= chunk_size else rows_of(inputs, where)
                 parts.append(self.model.network(own, part, buffers))
             results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(results)

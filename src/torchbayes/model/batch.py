@@ -1,0 +1,220 @@
+"""Batches: rows of inputs and targets, and the parts of the inputs that all rows share.
+
+Inputs and targets are trees: a tensor, or a tuple or mapping of trees. The first axis of every tensor is that of the
+rows (the second, behind the members, where these have rows of their own). What all rows share, such as a table of
+context or the edges of a graph, is wrapped in `Shared`; it is handed to the network as it is and never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A part of the inputs that belongs to all rows.
+
+    Attributes:
+        value: what the network is given.
+    """
+
+    value: Any
+
+
+class Batch(NamedTuple):
+    """What a step consumes: a tuple, so it can be built by hand.
+
+    Attributes:
+        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows.
+        targets: tensor (B, ...), or a tuple or mapping of such, likewise.
+    """
+
+    inputs: Any
+    targets: Any
+
+    @property
+    def size(self) -> int:
+        """B, the number of rows (axis 0 of the inputs)."""
+        return batch_size(self.inputs)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with `function` applied to every tensor but those that all rows share."""
+        return Batch(on_rows(function, self.inputs), on_rows(function, self.targets))
+
+
+def on_rows(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Return the tree with `function` applied to every tensor; what is shared, and what is none, stays as it is."""
+    if isinstance(tree, Tensor):  # most trees; walking one costs more than a small kernel
+        return function(tree)
+    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def rows_of(tree: Any, where: slice | int) -> Any:
+    """Return some rows of inputs or targets."""
+    return on_rows(lambda tensor: tensor[where], tree)
+
+
+def row_axes(tree: Any, axis: int | None) -> Any:
+    """Return `axis` for every tensor of the tree and None for all else, as `vmap` takes them."""
+    return pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, tree)
+
+
+def batch_size(tree: Any, axis: int = 0) -> int:
+    """Return the number of rows, the length of an axis of the first tensor that is not shared.
+
+    Raises:
+        ValueError: if there is no such tensor, or it has no such axis.
+    """
+    leaves = [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    if first is None or first.ndim <= axis:
+        seen = "none" if first is None else "a single number"
+        raise ValueError(f"a batch needs a tensor whose first axis is that of the rows; got {seen}.")
+    return first.shape[axis]
+
+
+def unshared(tree: Any) -> Any:
+    """Return the tree with what is shared in the place of its wrapper."""
+    if isinstance(tree, Tensor):
+        return tree
+    return pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, Shared) else leaf, tree)
+
+
+def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a tree of tensors on a device, floating ones of a dtype; arrays and numbers become tensors.
+
+    In what is shared, flags and the like stay what they are.
+
+    Args:
+        tree: inputs or targets.
+        device: where they go.
+        dtype: of floating ones.
+    """
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Shared):
+            array = (Tensor, np.ndarray)
+            return Shared(pytree.tree_map(lambda x: one(x) if isinstance(x, array) else x, leaf.value))
+        if leaf is None:
+            return None
+        tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+    return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return all tensors of a tree, those that are shared too."""
+    return [leaf for leaf in pytree.tree_leaves(unshared(tree)) if isinstance(leaf, Tensor)]
+
+
+def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
+    """Return inputs with some of them wrapped in `Shared`.
+
+    Args:
+        inputs: a mapping, whose entries are named by their keys, or a tuple or list, by their places.
+        names: which are shared.
+
+    Returns:
+        The inputs; those that are wrapped already stay.
+
+    Raises:
+        ValueError: if the inputs do not have such an entry.
+    """
+    if not names:
+        return inputs
+    if isinstance(inputs, Mapping):
+        entries: dict[Any, Any] = dict(inputs)
+    else:
+        entries = dict(enumerate(inputs if isinstance(inputs, tuple | list) else [inputs]))
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise ValueError(
+            f"`shared` names {missing[0]!r}, which the inputs do not have; they have "
+            f"{', '.join(repr(name) for name in entries)}. Name keys of a mapping, or places in a tuple."
+        )
+    for name in names:
+        if not isinstance(entries[name], Shared):
+            entries[name] = Shared(entries[name])
+    return entries if isinstance(inputs, Mapping) else tuple(entries.values())
+
+
+def check_rows(tree: Any, what: str = "inputs") -> None:
+    """Check that all tensors have equally many rows.
+
+    Args:
+        tree: inputs or targets.
+        what: which of them.
+
+    Raises:
+        ValueError: if they have not, or a tensor has no axis of rows.
+    """
+    if isinstance(tree, Tensor) and tree.ndim:
+        return
+    leaves = pytree.tree_flatten_with_path(tree)[0]
+    sizes = {_named(path, what): leaf.shape[:1] for path, leaf in leaves if isinstance(leaf, Tensor)}
+    if len(set(sizes.values())) > 1 or torch.Size() in sizes.values():
+        seen = ", ".join(f"{name} has {size[0] if size else 'no row axis'}" for name, size in sizes.items())
+        shared = " What all rows share is named to the model: Model(..., shared=...)." if what == "inputs" else ""
+        raise ValueError(f"every tensor of the {what} must have the same number of rows; {seen}.{shared}")
+
+
+def check_equally_many(batch: Batch) -> None:
+    """Check that inputs and targets belong together.
+
+    Raises:
+        ValueError: if they differ in their number of rows.
+    """
+    if (rows := batch.size) != (seen := batch_size(batch.targets)):
+        raise ValueError(f"inputs and targets must have equally many rows; got {rows}, {seen}.")
+
+
+def stack(batches: Sequence[Batch]) -> Batch:
+    """Return the members' batches stacked along a new first axis M.
+
+    Raises:
+        ValueError: if what all rows share differs between them.
+    """
+    return _joined(batches, torch.stack) if len(batches) > 1 else batches[0].map(lambda t: t.unsqueeze(0))
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of all batches behind one another.
+
+    Raises:
+        ValueError: if what all rows share differs between them.
+    """
+    return _joined(batches, torch.cat) if len(batches) > 1 else batches[0]
+
+
+def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
+    def one(*leaves: Any) -> Any:
+        if isinstance(leaves[0], Tensor):
+            return join(leaves)
+        if isinstance(leaves[0], Shared) and not all(_equal(leaf, leaves[0]) for leaf in leaves[1:]):
+            raise ValueError(
+                "an input that all rows share must be the same in every batch that is read together, and is not. Fit "
+                "one member on minibatches, or make it an input with rows."
+            )
+        return leaves[0]
+
+    return pytree.tree_map(one, *batches)
+
+
+def _equal(one: Shared, other: Shared) -> bool:
+    mine, yours = tensors_of(one), tensors_of(other)
+    return one.value is other.value or (len(mine) == len(yours) and all(map(torch.equal, mine, yours)))
+
+
+def _named(path: Any, what: str) -> str:
+    """Return a name for a leaf, such as `context` or `inputs[1]`."""
+    text = pytree.keystr(path)
+    simple = text.startswith("['") and text.endswith("']") and text.count("[") == 1
+    return f"`{text[2:-2]}`" if simple else f"`{what}{text}`"

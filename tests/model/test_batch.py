@@ -1,0 +1,183 @@
+"""Rows and what all rows share: every verb cuts the first and never the second, and row counts are checked."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from torchbayes.model.batch import Batch, Shared, batch_size, check_rows, concatenate, rows_of, stack
+
+ROWS, CONTEXT = 50, 400
+
+
+class Attends(nn.Module):
+    """Rows look a value up in a context: f(x) = head([x, softmax(x Cᵀ) C])."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        return self.head(torch.cat([x, (x @ context.T).softmax(-1) @ context], dim=-1))
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, C = _normal(ROWS, 3, seed=0), _normal(CONTEXT, 3, seed=1)
+TARGETS = (X[:, 0] > 0).long()
+FORMS: dict[str, tuple[Any, Any]] = {"mapping": ({"x": X, "context": C}, "context"), "tuple": ((X, C), 1)}
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return Attends().double()
+
+
+def _bound() -> tb.Model:
+    """The oracle: the context is a part of the network."""
+
+    class Bound(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _net()
+            self.register_buffer("context", C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x, self.context)
+
+    return tb.Model(Bound(), tb.likelihoods.Categorical())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inputs_that_are_not_rows_are_refused_until_they_are_named(form: str) -> None:
+    inputs, _ = FORMS[form]
+    model = tb.Model(_net(), tb.likelihoods.Categorical())
+    posterior = tb.Point(model, model.given_weights().unsqueeze(0))
+    said = r"has 50, .*has 400.*Model\(\.\.\., shared=\.\.\.\)"
+    for verb in (
+        lambda: tb.predict(posterior, inputs),
+        lambda: posterior.functions()(inputs),
+        lambda: tb.evaluate(posterior, (inputs, TARGETS)),
+        lambda: tb.fit(model, (inputs, TARGETS), tb.MAP(epochs=1)),
+        lambda: tb.predict(tb.Linearised(_gaussian(model)), inputs),
+    ):
+        with pytest.raises(ValueError, match=said):
+            verb()
+
+
+def _gaussian(model: tb.Model) -> tb.Gaussian:
+    from torchbayes.linalg import Diagonal
+
+    weights_MD = model.given_weights().unsqueeze(0)
+    return tb.Gaussian(model, weights_MD, Diagonal(torch.full_like(weights_MD, 0.1)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        tb.MAP(members=2, epochs=3, batch_size=16, plan="loop"),
+        tb.MAP(members=2, epochs=3, batch_size=16, plan="vmap"),
+        tb.SWAG(members=1, epochs=4, batch_size=16, rank=2),
+        tb.HMC(chains=2, steps=4, burn_in=1, step_size=0.05, trajectory=0.2, chunk_size=16, plan="vmap"),
+        tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=16, plan="loop"),
+    ],
+    ids=["map_loop", "map_vmap", "swag", "hmc", "sgld"],
+)
+def test_a_fit_with_a_shared_input_is_that_of_a_network_that_holds_it(form: str, method: Any) -> None:
+    inputs, name = FORMS[form]
+    model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
+    start = model.given_weights()
+    found = tb.fit(model, (inputs, TARGETS), method, start=start, callbacks=())
+    expected = tb.fit(oracle, (X, TARGETS), method, start=start, callbacks=())
+    torch.testing.assert_close(found.sample(4, seed=1), expected.sample(4, seed=1), rtol=1e-9, atol=1e-10)
+    predicted = tb.predict(found, inputs, draws=4, chunk_size=7)
+    torch.testing.assert_close(predicted.probs, tb.predict(expected, X, draws=4).probs, rtol=1e-9, atol=1e-10)
+    scores = tb.evaluate(found, (inputs, TARGETS), draws=4, chunk_size=11).metrics
+    assert scores == pytest.approx(tb.evaluate(expected, (X, TARGETS), draws=4).metrics, rel=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "dense", "low_rank"])
+def test_laplace_with_a_shared_input_is_that_of_a_network_that_holds_it(structure: Any) -> None:
+    inputs, name = FORMS["mapping"]
+    model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
+    method, start = tb.Laplace(structure=structure, batch_size=16, rank=5, check_mode=False), model.given_weights()
+    found: Any = tb.fit(model, (inputs, TARGETS), method, start=start, callbacks=())
+    expected: Any = tb.fit(oracle, (X, TARGETS), method, start=start, callbacks=())
+    torch.testing.assert_close(found.log_evidence(), expected.log_evidence(), rtol=1e-9, atol=1e-9)
+    probs = [tb.predict(tb.Linearised(q), x, chunk_size=9).probs for q, x in ((found, inputs), (expected, X))]
+    torch.testing.assert_close(probs[0], probs[1], rtol=1e-9, atol=1e-10)
+
+
+class Encodes(Attends):
+    """A layer that sees the context alone, so that its calls have no axis of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        return super().forward(x, self.encode(context))
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "dense"])
+def test_the_curvature_of_a_layer_that_sees_what_is_shared_is_exact(structure: Any) -> None:
+    torch.manual_seed(1)
+    model = tb.Model(Encodes().double(), tb.likelihoods.Gaussian(0.5), shared="context")
+    inputs, targets = {"x": X[:9], "context": C[:20]}, _normal(9, 2, seed=2)
+    start = model.given_weights()
+    method = tb.Laplace(structure=structure, check_mode=False)
+    found: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
+    placed = model.place(inputs)
+    jacobian = torch.autograd.functional.jacobian(lambda w: model.network(w, placed), start).flatten(0, 1)
+    precision = jacobian.T @ jacobian / 0.25 + torch.eye(len(start), dtype=torch.float64)
+    variance = precision.inverse().diagonal() if structure == "dense" else 1 / precision.diagonal()
+    torch.testing.assert_close(found.gaussian.covariance.diagonal()[0], variance, rtol=1e-8, atol=1e-10)
+
+
+def test_diagnose_takes_shared_inputs() -> None:
+    inputs, name = FORMS["mapping"]
+    model = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name)
+    weights = model.given_weights() + 0.1 * _normal(2, 12, model.layout.size, seed=4)
+    found, expected = tb.Draws(model, weights), tb.Draws(_bound(), weights)
+    mine = tb.diagnose(found, inputs, TARGETS, chunk_size=8).spaces["probabilities"].mean
+    torch.testing.assert_close(mine, tb.diagnose(expected, X, TARGETS).spaces["probabilities"].mean)
+
+
+def test_a_name_that_the_inputs_do_not_have_is_said() -> None:
+    model = tb.Model(_net(), tb.likelihoods.Categorical(), shared="contxt")
+    with pytest.raises(ValueError, match=r"`shared` names 'contxt', .* they have 'x', 'context'"):
+        model.place({"x": X, "context": C})
+
+
+def test_targets_may_be_a_tree_and_are_counted() -> None:
+    model = tb.Model(_net(), tb.likelihoods.Categorical(), shared="context")
+    batch = model.unpack(({"x": X, "context": C}, {"time": X[:, 0], "event": TARGETS}))
+    assert batch.targets["event"].dtype == torch.int64
+    assert rows_of(batch.targets, slice(0, 3))["time"].shape == (3,)
+    with pytest.raises(ValueError, match=r"every tensor of the targets .* `time` has 50, `event` has 7"):
+        model.unpack(({"x": X, "context": C}, {"time": X[:, 0], "event": TARGETS[:7]}))
+    with pytest.raises(ValueError, match=r"inputs and targets must have equally many rows; got 50, 7"):
+        model.unpack(({"x": X, "context": C}, {"time": X[:7, 0], "event": TARGETS[:7]}))
+
+
+def test_stacks_and_joins_keep_what_is_shared_and_refuse_two_of_it() -> None:
+    one = Batch((X[:5], Shared(C)), TARGETS[:5])
+    other = Batch((X[5:10], Shared(C.clone())), TARGETS[5:10])
+    assert concatenate([one, other]).inputs[0].shape == (10, 3)
+    assert stack([one, other]).inputs[1].value is C
+    assert batch_size(stack([one, other]).inputs, 1) == 5
+    with pytest.raises(ValueError, match="must be the same in every batch"):
+        stack([one, Batch((X[5:10], Shared(C + 1)), TARGETS[5:10])])
+
+
+@pytest.mark.parametrize(
+    "tree", [torch.tensor(1.0), {"x": X, "flag": torch.tensor(1.0)}, (X, [X, X[:3]])], ids=["scalar", "flag", "nested"]
+)
+def test_tensors_without_the_rows_of_the_others_are_refused(tree: Any) -> None:
+    with pytest.raises(ValueError, match="must have the same number of rows"):
+        check_rows(tree)
