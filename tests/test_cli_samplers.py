@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_is_diagnosed_and_then_killed(capsys):
 
 
 def _wait_for_draws(directory, count):
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while not (directory / "draws.json").exists() or len(DrawFile.open(directory)) < count:
         assert time.monotonic() < until, "the run did not start"
         time.sleep(0.05)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import torchbayes as tb
 from tests.curvature import oracle
@@ -265,7 +265,7 @@ def test_learned_noise_joins_the_variance_of_the_function():
     assert_close(tb.predict(linearised, inputs).log_prob(targets), each.logsumexp(0) - math.log(M))
 
 
-def test_many_classes_on_a_last_layer_take_little_time_and_memory():
+def test_many_classes_on_a_last_layer_take_little_work_and_memory():
     rows, units, outputs = 200, 64, 1000
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(20, units), nn.Tanh(), nn.Linear(units, outputs))
@@ -276,10 +276,9 @@ def test_many_classes_on_a_last_layer_take_little_time_and_memory():
     covariance = Blocks(torch.cat([weights, biases.unsqueeze(1)], dim=1).flatten(), (kronecker,))
     posterior_ = tb.Gaussian(model, model.given_weights().unsqueeze(0), covariance)
     linearised, inputs = tb.Linearised(posterior_), torch.randn(rows, 20)
-    start = time.perf_counter()
-    with Largest() as largest:
+    with Largest() as largest, FlopCounterMode(display=False) as work:
         probs = tb.predict(linearised, inputs).probs
-    assert time.perf_counter() - start < 2
+    assert work.get_total_flops() < 1e9  # 0.46e9; a form that is not the last layer's own takes a hundred times as many
     assert largest.numbers < 2 * outputs**2  # nothing of the size of rows x classes x classes, or of weights x classes
     assert probs.shape == (rows, outputs)
     few = slice(0, 3)

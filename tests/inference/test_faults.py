@@ -102,7 +102,7 @@ def _kill(name: str, directory: Path, after: float) -> None:
     log = directory / "log.jsonl"
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, name, str(directory)], env=environment)
     try:
-        before, until = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 60
+        before, until = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 240
         while process.poll() is None and (not log.exists() or log.stat().st_mtime_ns == before):
             assert time.monotonic() < until, "the run did not start"
             time.sleep(0.005)

@@ -47,7 +47,7 @@ def regression(outputs: int = 1) -> tb.Model:
         ((INPUTS, spoiled(TARGETS, 3)), ValueError, r"must lie in 0\.\.2.*got 3"),
         ((INPUTS, spoiled(TARGETS, -1)), ValueError, r"must lie in 0\.\.2.*got -1"),
         ((INPUTS, TARGETS.double()), TypeError, r"int64; got torch.float64. Use targets.long\(\)"),
-        ((INPUTS, TARGETS[:-1]), ValueError, r"\(24,\); got \(23,\)"),
+        ((INPUTS, TARGETS[:-1]), ValueError, "equally many rows; got 24, 23"),
         ((INPUTS, TARGETS[:5]), ValueError, "equally many rows"),
         ((INPUTS, TARGETS.unsqueeze(1)), ValueError, r"must have shape \(8,\); got \(8, 1\)"),
         ((INPUTS[:, :3], TARGETS), ValueError, r"cannot take inputs of shape \(8, 3\)"),

@@ -336,7 +336,7 @@ for number in range(400):
 def test_a_reader_sees_whole_draws_while_another_process_writes(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
     try:
-        until, seen, previous = time.monotonic() + 60, 0, None
+        until, seen, previous = time.monotonic() + 240, 0, None
         while process.poll() is None and time.monotonic() < until:
             if not (tmp_path / "draws.json").exists():
                 continue
