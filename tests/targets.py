@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.oracles import LinearGaussian, normal
 from torchbayes.model import FunctionDensity, Value
-from torchbayes.model.seeds import generator, mix
+from torchbayes.model.seeds import Purpose, mix
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,10 @@ class NoisyGradient:
     def __call__(self, weights_MD: Tensor, batch: Any = None, *, seeds: Sequence[int] | None = None, **_: Any) -> Value:
         """Return value and noisy gradient at each row."""
         value = self._density(weights_MD, batch)
-        seeds = seeds or [mix(self._seed, m, self.calls) for m in range(len(weights_MD))]
+        seeds = seeds or [mix(Purpose.STEP, self._seed, m, self.calls) for m in range(len(weights_MD))]
         self.calls += 1
-        noise = [torch.randn(weights_MD.shape[1], generator=generator(seed), dtype=torch.float64) for seed in seeds]
+        sources = [torch.Generator().manual_seed(seed) for seed in seeds]
+        noise = [torch.randn(weights_MD.shape[1], generator=source, dtype=torch.float64) for source in sources]
         return value._replace(gradient=value.gradient + (self._scale * torch.stack(noise)).to(weights_MD))
 
 

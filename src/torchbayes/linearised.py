@@ -33,7 +33,7 @@ from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -42,7 +42,6 @@ from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import Predictive
 
 Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
-_DRAWS = 31  # purpose number of this stream of random numbers
 _KINDS: dict[str, tuple[type, ...]] = {
     "gaussian": (GaussianLikelihood,),
     "probit": (Categorical, Bernoulli),
@@ -276,7 +275,7 @@ def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int
     """Return values of functions, (samples · M, B, K), draw s from member s mod M, each input on its own."""
     values, vectors = eigh(covariance_MBKK)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    source = generator(seed, _DRAWS, device=mean_MBK.device)
+    source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
     noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
     return (mean_MBK + (root @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 1)
 

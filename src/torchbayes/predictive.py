@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.model import Batch, Model, check_finite
-from torchbayes.model.seeds import seeded
+from torchbayes.model.seeds import Purpose, seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 
@@ -176,7 +176,7 @@ class Predictive:
             Tensor (count, B, ...).
         """
         rounds = -(-count // self.draws)
-        with seeded(seed, self.outputs_SBK.device):
+        with seeded(Purpose.TARGETS, seed, device=self.outputs_SBK.device):
             samples = self.distribution.sample((rounds,))
         return samples.flatten(0, 1)[:count]
 

@@ -10,6 +10,7 @@ from scipy import ndimage
 
 from torchbayes.data import CORRUPTIONS, corrupt, corrupt_data, load
 from torchbayes.data.corruptions import _box_filter, _jpeg, defocus_kernel, plasma, rotate, translate
+from torchbayes.model.seeds import Purpose, generator
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_fog_adds_a_cloud_and_keeps_the_maximum(colour):
     cloud = corrupt(white, "fog", 1) * 1.2 / 0.2 - 1 / 0.2  # (1 + a c) / (1 + a), solved for c
     torch.testing.assert_close(cloud.amin().item(), 0.0, atol=1e-5, rtol=0)
     torch.testing.assert_close(cloud.amax().item(), 1.0, atol=1e-5, rtol=0)
-    again = plasma(4, 32, 2.5, generator=torch.Generator().manual_seed(0))[:, None, :32, :24].double()
+    again = plasma(4, 32, 2.5, generator=generator(Purpose.CORRUPTION, 0))[:, None, :32, :24].double()
     brightest = colour.amax((1, 2, 3), keepdim=True)
     torch.testing.assert_close(corrupt(colour, "fog", 3), (colour + 0.75 * again) * brightest / (brightest + 0.75))
 

@@ -12,7 +12,6 @@ from tests.oracles import LinearGaussian, normal
 from tests.targets import logistic_data
 from torchbayes.evidence import Evidence, FunctionTarget
 from torchbayes.model import Model, likelihoods, priors
-from torchbayes.model.seeds import generator
 
 Data = tuple[Tensor, Tensor]
 
@@ -72,7 +71,12 @@ def logistic_log_evidence(points: int = 121) -> float:
 
 def normal_draws(scale: float, size: int):
     """Return the draws of N(0, scale² I)."""
-    return lambda count, seed: scale * torch.randn(count, size, generator=generator(seed), dtype=torch.float64)
+
+    def draw(count: int, seed: int) -> Tensor:
+        source = torch.Generator().manual_seed(seed)
+        return scale * torch.randn(count, size, generator=source, dtype=torch.float64)
+
+    return draw
 
 
 def bimodal() -> tuple[FunctionTarget, float]:
@@ -106,7 +110,7 @@ def skewed() -> tuple[FunctionTarget, float]:
         return (counts * w - w.exp() - torch.lgamma(counts + 1)).sum(-1)
 
     def draw(count: int, seed: int) -> Tensor:
-        exponentials = torch.rand(count, 2, generator=generator(seed), dtype=torch.float64).log()
+        exponentials = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).log()
         return (-exponentials.sum(1, keepdim=True) / rate).log()  # Gamma(2) is a sum of two exponentials
 
     total, number = float(counts.sum()), len(counts)

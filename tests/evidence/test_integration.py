@@ -108,7 +108,7 @@ def test_errors_are_calibrated():
 
 def test_details():
     model, data, oracle = linear_problem()
-    found = thermodynamic_integration(model, data, temperatures=power(9, 4.0), chains=4, steps=120)
+    found = thermodynamic_integration(model, data, temperatures=power(9, 4.0), chains=4, steps=240)
     details = found.details
     assert_close(details["temperatures"], power(9, 4.0))
     assert all(details[name].shape == (9,) for name in ("log_likelihoods", "variances", "ess", "rhat"))

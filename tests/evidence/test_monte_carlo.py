@@ -38,6 +38,7 @@ def test_evidence_is_the_exact_one(name: str):
     assert_within(prior_monte_carlo(*arguments, draws=40_000, seed=1), exact)
 
 
+@pytest.mark.filterwarnings("ignore:the evidence rests on")
 def test_it_is_the_mean_of_the_likelihood_at_its_draws():
     model, data, _ = linear_problem()
     seen: list[torch.Tensor] = []

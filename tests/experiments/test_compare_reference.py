@@ -17,7 +17,7 @@ from torchbayes.experiments.compare import Comparison, compare, configuration
 from torchbayes.experiments.compare_fidelity import Fidelity, between_chains, distances, mean
 from torchbayes.experiments.compare_reference import load_reference, quality, spread, warning
 from torchbayes.experiments.compare_report import caption, fidelity_table, lead, table
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 
 HMC = tb.HMC(3, 14, 4, thin=2, step_size=0.01, trajectory=0.05, plan="vmap")
@@ -164,10 +164,11 @@ def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
     home, found = sine
     inputs, scale = found.setup.data.test.inputs, found.setup.target_scale
 
-    def samples(functions, seed):
-        return tb.predict(functions, inputs).sample(2000, seed=mix(0, seed))[..., 0].double().numpy() * scale
+    def samples(functions, who):
+        drawn = tb.predict(functions, inputs).sample(2000, seed=mix(Purpose.DISTANCE, 0, who))
+        return drawn[..., 0].double().numpy() * scale
 
-    first, second = samples(found.outcomes["ensemble"].functions, 1), samples(found.outcomes["hmc"].functions, 2)
+    first, second = (samples(found.outcomes[name].functions, who) for who, name in enumerate(("ensemble", "hmc")))
     expected = np.mean([wasserstein_distance(first[:, b], second[:, b]) for b in range(len(inputs))])
     assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
     assert len(found.outcomes["hmc"].fidelity.by_chain) == 3

@@ -12,7 +12,7 @@ from torchbayes.data import load
 from torchbayes.experiments import evidence_occam as module
 from torchbayes.experiments import evidence_occam_report as report
 from torchbayes.experiments import get, reproduce
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 
 TINY = module.Recipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
 
@@ -87,7 +87,8 @@ def test_the_noise_is_that_of_the_highest_evidence(data):
 def test_the_best_of_several_starts_is_taken(data):
     recipe = replace(TINY, widths=(2,), starts=(5,))
     settings = {"width": 2, "scale": 3.0}
-    alone = [module.best_noise(recipe, data[0], **settings, seed=mix(7, 2, start)) for start in range(5)]
+    seeds = [mix(Purpose.GRID_STARTS, 7, 2, start) for start in range(5)]
+    alone = [module.best_noise(recipe, data[0], **settings, seed=seed) for seed in seeds]
     evidences = [fitted.log_evidence for fitted in alone]
     assert max(evidences) > min(evidences) + 0.1  # not all starts end at one mode
     assert module.best_start(recipe, data[0], **settings, seed=7).log_evidence == max(evidences)

@@ -19,9 +19,9 @@ from tests.oracles import assert_close, normal
 from tests.targets import assert_expectations, skewed
 from torchbayes.inference import hamiltonian, metropolis, nuts
 from torchbayes.inference.adaptation import Spread, StepSize, windows
-from torchbayes.inference.noise import Purpose, normals
+from torchbayes.inference.noise import normals
 from torchbayes.inference.sampler import Sampler
-from torchbayes.model.seeds import member_seeds
+from torchbayes.model.seeds import Purpose, member_seeds
 
 
 def gaussian(scales: Tensor | float = 1.0) -> tb.FunctionDensity:
@@ -111,7 +111,7 @@ def test_the_first_step_size_is_where_one_leapfrog_is_accepted_half_the_time():
     found_M = hamiltonian.first_step_size(
         target, start_MD, target(start_MD), inverse_mass_MD=inverse_mass_MD, seeds=seeds
     )
-    momentum_MD = normals(seeds, Purpose.MOMENTUM, -1, like=start_MD) / inverse_mass_MD.sqrt()
+    momentum_MD = normals(seeds, Purpose.FIRST_STEP, 0, like=start_MD) / inverse_mass_MD.sqrt()
     for m, scale in enumerate(scales):
         weights, momentum, mass = (each[m].numpy() for each in (start_MD, momentum_MD, inverse_mass_MD))
 
@@ -383,7 +383,7 @@ def test_chains_cannot_start_behind_a_wall(make: Callable[..., Sampler]):
 @pytest.mark.parametrize("step_size", [0.1, 0.9])
 def test_one_leapfrog_is_mala(step_size: float, monkeypatch: pytest.MonkeyPatch):
     """Given one noise, momentum or proposal, the chains are the same."""
-    monkeypatch.setattr(metropolis, "Purpose", SimpleNamespace(PROPOSAL=Purpose.MOMENTUM))
+    monkeypatch.setattr(metropolis, "Purpose", SimpleNamespace(LANGEVIN=Purpose.MOMENTUM))
     density, start = skewed().density(), skewed().mean_D + 0.3 * normal(4, 4)
     mala = tb.sample(density, tb.MALA(4, 60, 0, step_size=step_size), start)
     hmc = tb.sample(density, tb.HMC(4, 60, 0, step_size=step_size, trajectory=step_size), start)

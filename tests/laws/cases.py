@@ -16,7 +16,6 @@ import torchbayes as tb
 from torchbayes.inference.method import Method
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.linalg.curvature import BlockCurvature, DiagonalCurvature, KroneckerCurvature
-from torchbayes.model.seeds import seeded
 from torchbayes.posteriors.posterior import Posterior
 
 ROWS, CLASSES = 24, 3
@@ -98,7 +97,8 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 def made(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A network of the registry, always with the same weights."""
-    with seeded(1):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
         return NETWORKS[name].make().to(dtype)
 
 

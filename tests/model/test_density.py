@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.model.helpers import ConvNorm, Tied, Tokens, mlp, tokens
 from tests.oracles import LinearGaussian, assert_close, classes, finite_differences, mlp_log_joint, normal
 from torchbayes.model import Batch, FunctionDensity, LogDensity, Model, Plan, Value, likelihoods, priors
+from torchbayes.model.seeds import Purpose, seeded
 from torchbayes.model.ways import Way
 
 M, B, N = 3, 6, 50
@@ -322,8 +323,8 @@ def test_dropout_is_the_modules_own_under_the_members_seed_and_off_outside_train
     value = LogDensity(model, N, training=True)(weights_MD, batch, seeds=[5, 6, 7])
     still = LogDensity(model, N)(weights_MD, batch)
     for m, seed in enumerate([5, 6, 7]):
-        torch.manual_seed(seed)
-        outputs = [module.train()(batch.inputs[m]), module.eval()(batch.inputs[m])]
+        with seeded(Purpose.DROPOUT, seed):
+            outputs = [module.train()(batch.inputs[m]), module.eval()(batch.inputs[m])]
         expected = [N / B * f.log_softmax(1)[range(B), batch.targets[m]].sum() for f in outputs]
         assert_close(value.log_density[m], expected[0])
         assert_close(still.log_density[m], expected[1])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.model.helpers import ConvNorm, Tied, Tokens, mlp, snapshot, tokens
 from tests.oracles import assert_close, finite_differences, mlp_outputs, normal
 from torchbayes.model import Network
+from torchbayes.model.seeds import Purpose, seeded
 
 IMAGES = normal(6, 1, 4, 4)
 
@@ -314,8 +315,8 @@ def test_fresh_weights_are_those_the_constructor_draws_under_the_seed(
         module = make()
         expected = []
         for seed in (3, 4):
-            torch.manual_seed(seed)
-            expected.append(Network(make()).weights())
+            with seeded(Purpose.INITIALISATION, seed):
+                expected.append(Network(make()).weights())
     by_reset, _ = Network(module).fresh([3, 4, 3])
     by_factory, _ = Network(make).fresh([3, 4, 3])
     for drawn in (by_reset, by_factory):

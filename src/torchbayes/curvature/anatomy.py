@@ -27,6 +27,7 @@ from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, arguments
+from torchbayes.model.seeds import Purpose, generator
 
 Held = Literal["everywhere", "in turn", "few"]
 """What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
@@ -252,7 +253,7 @@ def _wrong(found: Anatomy, views: Mapping[str, Tensor], inputs: Any) -> list[str
     if not found.layers:
         return []
     seen = found.watch(views, inputs, None)
-    source = torch.Generator(device=seen.outputs.device).manual_seed(1)
+    source = generator(Purpose.LAYERS, device=seen.outputs.device)
     column = torch.randn(seen.outputs.shape, generator=source, dtype=seen.outputs.dtype, device=seen.outputs.device)
     truth = torch.autograd.grad(seen.outputs, list(seen.leaves.values()), column, retain_graph=True, allow_unused=True)
     exact = [torch.zeros_like(v) if t is None else t for t, v in zip(truth, seen.leaves.values(), strict=True)]

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchbayes.curvature.layers import Call
 from torchbayes.model.batch import tensors_of
 from torchbayes.model.network import Buffers, Network
+from torchbayes.model.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
 
@@ -147,7 +148,7 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         outputs = network(leaves, inputs)
     rows = len(outputs)
-    source = torch.Generator(device=outputs.device).manual_seed(0)
+    source = generator(Purpose.CALLS, device=outputs.device)
     column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
     column[1:] = 0
     edges = [edge for _, edge in seen]

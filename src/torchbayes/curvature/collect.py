@@ -18,9 +18,8 @@ from torchbayes.model.batch import batch_size
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.ranks import Ranks
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 
-_TARGETS = 23  # purpose number of this stream of random numbers
 NOISE = "likelihood"
 
 
@@ -190,7 +189,7 @@ class Collector:
                 scale_D=scale_D[: self.model.network.layout.size],
                 kind=self.kind,
                 samples=self.samples,
-                seed=mix(where.seeds[member], _TARGETS, place[1], number),
+                seed=mix(Purpose.PIECE, where.seeds[member], place[1], number),
             )
             first = place[0] == 0
             log_likelihood += piece.log_likelihood(gradient_D if first else None)

@@ -15,9 +15,8 @@ from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 
-_VECTORS = 22  # purpose number of this stream of random numbers
 _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones kept are accurate
 
 
@@ -105,7 +104,8 @@ class LowRankSums:
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros, and random directions to begin with."""
         size = anatomy.model.network.layout.size
-        drawn = torch.randn(min(self.rank + _EXTRA, size), size, generator=generator(seed, _VECTORS), dtype=like.dtype)
+        source = generator(Purpose.DIRECTIONS, seed)
+        drawn = torch.randn(min(self.rank + _EXTRA, size), size, generator=source, dtype=like.dtype)
         return {"vectors": _orthonormal(drawn.to(like.device)), "products": torch.zeros_like(drawn, device=like.device)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:

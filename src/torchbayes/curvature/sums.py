@@ -23,7 +23,7 @@ from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurva
 from torchbayes.linalg.dense import add_gram_
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.seeds import seeded
+from torchbayes.model.seeds import Purpose, seeded
 
 Sum = dict[str, Tensor]
 
@@ -61,7 +61,7 @@ class Piece:
 
     def root(self, outputs: Tensor) -> Tensor:
         """Return the columns (R, B, ...) of the outputs' curvature."""
-        with seeded(self.seed, outputs.device):
+        with seeded(Purpose.FISHER, self.seed, device=outputs.device):
             return root(
                 self.kind,
                 self.anatomy.model.likelihood,

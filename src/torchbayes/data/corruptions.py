@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from torchbayes.data.base import Data, Pair, check_name
+from torchbayes.model.seeds import Purpose, generator
 
 _REFERENCE = 32  # pixels of the images that the published lengths refer to
 
@@ -63,8 +64,8 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
     function, settings = _TABLE[name]
     exact = torch.promote_types(images.dtype, torch.float32)
     work = images.detach().to("cpu", exact)
-    generator = Generator().manual_seed(seed)
-    return function(work, settings[int(severity) - 1], generator).clamp_(0, 1).to(images.device, images.dtype)
+    source = generator(Purpose.CORRUPTION, seed)
+    return function(work, settings[int(severity) - 1], source).clamp_(0, 1).to(images.device, images.dtype)
 
 
 def corrupt_data(data: Data, name: str, severity: int, *, seed: int = 0, limit: int | None = None) -> Pair:

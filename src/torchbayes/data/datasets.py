@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from torchbayes.data import toy
 from torchbayes.data.base import Data, Raw, check_name, finish
@@ -16,6 +16,7 @@ from torchbayes.data.ood import ood_names
 from torchbayes.data.sources import data_root
 from torchbayes.data.text import load_imdb
 from torchbayes.data.uci import UCI_SETS, load_uci
+from torchbayes.model.seeds import Purpose, generator
 
 _DRAWS = 20  # splits of the sets that are drawn or split here: as many as the UCI sets have
 
@@ -116,7 +117,8 @@ def load(
         rows = len(raw.train[1])
         if not 1 <= train_size <= rows:
             raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-        raw = raw.subset(np.sort(np.random.default_rng(seed).permutation(rows)[:train_size]))
+        chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size]
+        raw = raw.subset(chosen.sort().values.numpy())
     return finish(name, raw)
 
 

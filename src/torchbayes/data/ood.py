@@ -13,6 +13,7 @@ from torch import Tensor
 from torchbayes.data.base import Data, check_name, unit_images
 from torchbayes.data.images import IMAGE_SETS, STRANGERS
 from torchbayes.data.sources import data_root
+from torchbayes.model.seeds import Purpose, generator
 
 _MADE_ROWS = 1000  # rows of the sets made here, unless `limit` says otherwise
 _SUPERSAMPLE = 4  # letters are drawn this much larger and averaged down
@@ -86,16 +87,16 @@ def out_of_distribution(
 
 def _make(data: Data, name: str, root: Path | None, limit: int | None, seed: int) -> Tensor:
     """Return one set, read or drawn, in the form of `data`."""
-    generator = torch.Generator().manual_seed(seed)
+    source = generator(Purpose.FOREIGN, seed)
     channels, height, width = data.input_shape
     if name == "letters":
-        images = letters(limit or _MADE_ROWS, max(height, width), generator)
+        images = letters(limit or _MADE_ROWS, max(height, width), source)
     elif name == "patches":
-        images = patches(limit or _MADE_ROWS, (height, width), generator)
+        images = patches(limit or _MADE_ROWS, (height, width), source)
     else:
         pixels, _ = IMAGE_SETS[name].read("test", root) if name in IMAGE_SETS else STRANGERS[name]("test", root)
         if limit is not None:
-            pixels = pixels[torch.randperm(len(pixels), generator=generator)[:limit].numpy()]
+            pixels = pixels[torch.randperm(len(pixels), generator=source)[:limit].numpy()]
         images = unit_images(pixels, 255)
     return data.standardise(conform(images, channels, (height, width)))
 

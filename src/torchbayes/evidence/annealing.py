@@ -27,13 +27,12 @@ from torchbayes.evidence.path import Target, as_target
 from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, given_temperatures, pilot
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.model import Model
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors.draws import Draws
 
 # variance of log weights that temperatures are placed for: particles do not mix at once, so it comes out larger
 _VARIANCE = 0.2
 _FEWEST, _MOST = 10, 20_000  # temperatures
-_PILOT, _DRAWS, _MOVES, _BACK = 51, 52, 53, 54  # purpose numbers of these streams of random numbers
 
 
 def annealed_importance_sampling(
@@ -73,8 +72,8 @@ def annealed_importance_sampling(
     check_counts(particles=particles, leapfrogs=leapfrogs)
     target = as_target(model, data)
     found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
-    weights_PD = target.draw(particles, mix(seed, _DRAWS))
-    log_weights_P, details = _annealed(target, weights_PD, ladder, seed=mix(seed, _MOVES))
+    weights_PD = target.draw(particles, mix(Purpose.ANNEALING_START, seed))
+    log_weights_P, details = _annealed(target, weights_PD, ladder, seed=mix(Purpose.ANNEALING_MOVES, seed))
     mean = log_mean(log_weights_P)
     warn_of_few(mean.ess, "particles", "Use more temperatures; more particles help less.")
     return Evidence(mean.value, mean.error, "annealed importance sampling", {**details, **_more(mean, found)})
@@ -119,7 +118,7 @@ def reverse_annealing(
         raise ValueError(f"`draws` must be weights (S, {like_PD.shape[-1]}); got shape {tuple(weights.shape)}.")
     weights_PD = weights.detach().reshape(-1, weights.shape[-1]).to(like_PD)
     found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
-    log_weights_P, details = _annealed(target, weights_PD, ladder.reversed(), seed=mix(seed, _BACK))
+    log_weights_P, details = _annealed(target, weights_PD, ladder.reversed(), seed=mix(Purpose.REVERSE_MOVES, seed))
     mean = log_mean(log_weights_P)
     warn_of_few(mean.ess, "draws", "Use more temperatures; more draws help less.")
     return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", {**details, **_more(mean, found)})
@@ -136,7 +135,7 @@ def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: i
         if temperatures < 2:
             raise ValueError("`temperatures` must be at least 2, the prior's and the posterior's; got 1.")
     given_K = None if temperatures is None or isinstance(temperatures, int) else given_temperatures(temperatures)
-    found = pilot(target, leapfrogs=leapfrogs, seed=mix(seed, _PILOT))
+    found = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.ANNEALING_PILOT, seed))
     if given_K is None:
         count = temperatures or min(max(math.ceil(found.length**2 / _VARIANCE), _FEWEST), _MOST)
         given_K = found.even(int(count))  # type: ignore[arg-type]

@@ -27,11 +27,10 @@ from torchbayes.inference.hmc import HMC
 from torchbayes.inference.sample import sample
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.model import Model
-from torchbayes.model.seeds import generator, mix
+from torchbayes.model.seeds import Purpose, generator, mix
 
 _DISTANCE = 0.4  # of neighbours on the path, in nats: the corrected rule is then off by less than the chains' error
 _FEWEST, _MOST = 17, 513  # temperatures
-_PILOT, _PRIOR, _START, _CHAINS = 61, 62, 63, 64  # purpose numbers of these streams of random numbers
 _ACCEPTANCE = 0.9  # of chains: high, as they adapt in a short time and a step size too large makes them stick
 _DISAGREE, _STUCK = 1.1, 0.01  # R-hat, and acceptance
 
@@ -90,7 +89,7 @@ def thermodynamic_integration(
     if steps < 30:
         raise ValueError(f"`steps` must be at least 30, of which half adapt; got {steps}.")
     target = as_target(model, data)
-    beta_K, found = _placed(target, temperatures, leapfrogs=leapfrogs, seed=mix(seed, _PILOT))
+    beta_K, found = _placed(target, temperatures, leapfrogs=leapfrogs, seed=mix(Purpose.INTEGRATION_PILOT, seed))
     method = HMC(
         chains=chains * (len(beta_K) - 1),
         steps=steps,
@@ -102,10 +101,11 @@ def thermodynamic_integration(
         max_leapfrogs=leapfrogs,
     )
     density = AnnealedDensity(target, beta_K[1:].repeat_interleave(chains))
-    run = sample(density, method, _starts(found, beta_K[1:], chains, seed=mix(seed, _START)), seed=mix(seed, _CHAINS))
+    starts_MD = _starts(found, beta_K[1:], chains, seed=seed)
+    run = sample(density, method, starts_MD, seed=mix(Purpose.INTEGRATION_CHAINS, seed))
     kept = slice(method.burn_in, None)
     values_KCS = run.numbers["log_likelihood"][:, kept].cpu().unflatten(0, (-1, chains))
-    prior_CS = _at_prior(target, values_KCS[0].numel(), seed=mix(seed, _PRIOR)).view(values_KCS[0].shape)
+    prior_CS = _at_prior(target, values_KCS[0].numel(), seed=seed).view(values_KCS[0].shape)
     values_KCS = torch.cat([prior_CS.unsqueeze(0), values_KCS])
     if not torch.isfinite(values_KCS).all():
         raise ValueError("log likelihoods are not finite along the path. Look for extreme values, or narrow the prior.")
@@ -208,15 +208,16 @@ def _starts(found: Pilot, beta_K: Tensor, chains: int, *, seed: int) -> Tensor:
     starts = []
     for number, beta in enumerate(beta_K.tolist()):
         rung = next(rung for rung in found.rungs if rung.beta >= beta)
-        which = torch.randint(len(rung.weights_PD), (chains,), generator=generator(seed, number))
+        source = generator(Purpose.INTEGRATION_START, seed, number)
+        which = torch.randint(len(rung.weights_PD), (chains,), generator=source)
         starts.append(rung.weights_PD[which.to(rung.weights_PD.device)])
     return torch.cat(starts)
 
 
 def _at_prior(target: Target, count: int, *, seed: int) -> Tensor:
     """Return log likelihoods of draws from the prior, float64 (count,)."""
-    blocks = [
-        target.parts(target.draw(min(1000, count - start), mix(seed, start))).log_likelihood.cpu()
-        for start in range(0, count, 1000)
-    ]
+    blocks = []
+    for start in range(0, count, 1000):
+        weights_SD = target.draw(min(1000, count - start), mix(Purpose.INTEGRATION_PRIOR, seed, start))
+        blocks.append(target.parts(weights_SD).log_likelihood.cpu())
     return torch.cat(blocks)

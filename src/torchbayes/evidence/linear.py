@@ -25,6 +25,7 @@ from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network
 from torchbayes.model.priors import Normal
+from torchbayes.model.seeds import Purpose, generator
 
 _TRIALS = 4  # random weights at which linearity is checked
 _TOLERANCE = 1e-8  # of the size of the outputs; a linear network in float64 is some 1e-14 off
@@ -112,7 +113,7 @@ def _linear(network: Network, rows: Batch, loc_D: Tensor, scale_D: Tensor) -> tu
             moved_D[weight] += scale
             slopes.append((network(moved_D, rows.inputs) - centre_NK) / scale)
         features_NKD = torch.stack(slopes, dim=-1)
-        random = torch.Generator().manual_seed(0)
+        random = generator(Purpose.LINEARITY)
         for _ in range(_TRIALS):
             step_D = 3 * scale_D * torch.randn(len(scale_D), generator=random, dtype=torch.float64).to(scale_D)
             found_NK = network(loc_D + step_D, rows.inputs)

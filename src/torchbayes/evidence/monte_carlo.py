@@ -16,9 +16,8 @@ from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
 from torchbayes.evidence.path import Target, as_target
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.model import Model
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 
-_DRAWS = 31  # purpose number of this stream of random numbers
 _BLOCK = 1000  # draws held at a time
 
 
@@ -42,7 +41,7 @@ def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 1
     target = as_target(model, data)
     blocks = []
     for number, start in enumerate(range(0, draws, _BLOCK)):
-        weights_MD = target.draw(min(_BLOCK, draws - start), mix(seed, _DRAWS, number))
+        weights_MD = target.draw(min(_BLOCK, draws - start), mix(Purpose.MONTE_CARLO, seed, number))
         blocks.append(target.parts(weights_MD).log_likelihood.cpu())
     found = log_mean(torch.cat(blocks))
     warn_of_few(found.ess, "draws", "Use annealed importance sampling, or many more draws.")

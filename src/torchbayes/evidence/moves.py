@@ -15,9 +15,8 @@ from torchbayes.evidence.path import Parts, Target
 from torchbayes.inference.hamiltonian import kinetic
 from torchbayes.inference.sampler import choose
 from torchbayes.model.dynamics import Value, leapfrog
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 
-_MOMENTUM, _JITTER, _ACCEPT = 11, 13, 12  # purpose numbers of these streams of random numbers
 _QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
 
 
@@ -65,11 +64,12 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
     """
     weights_MD, count, device = place.weights_MD, len(place.weights_MD), place.weights_MD.device
     inverse_mass_D = tuning.inverse_mass_D.to(weights_MD)
-    momentum_MD = torch.randn(weights_MD.shape, generator=generator(seed, _MOMENTUM, number), dtype=weights_MD.dtype)
+    source = generator(Purpose.MOVE_MOMENTUM, seed, number)
+    momentum_MD = torch.randn(weights_MD.shape, generator=source, dtype=weights_MD.dtype)
     momentum_MD = momentum_MD.to(device) * inverse_mass_D.rsqrt()
     jitter_M, chance_M = (
-        torch.rand(count, generator=generator(seed, purpose, number), dtype=torch.float64)
-        for purpose in (_JITTER, _ACCEPT)
+        torch.rand(count, generator=generator(purpose, seed, number), dtype=torch.float64)
+        for purpose in (Purpose.MOVE_JITTER, Purpose.MOVE_ACCEPT)
     )
     beta_1 = torch.tensor([beta], dtype=torch.float64, device=device)
     last = [place.parts]

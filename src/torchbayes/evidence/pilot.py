@@ -29,14 +29,13 @@ from torch import Tensor
 
 from torchbayes.evidence.moves import Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
-from torchbayes.model.seeds import generator, mix
+from torchbayes.model.seeds import Purpose, generator, mix
 
 PARTICLES = 64
 _SHARE = 0.6  # of the particles, that the conditional effective sample size is to be
 _MOVES = 6  # of every particle at every temperature
 _ACCEPTANCE = 0.8  # what step sizes are adapted to
 _MOST = 20_000  # temperatures of a pilot run
-_DRAW, _MOVE, _RESAMPLE = 41, 42, 43  # purpose numbers of these streams of random numbers
 
 Temperatures = int | Sequence[float] | Tensor
 
@@ -133,21 +132,22 @@ def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
     Raises:
         ValueError: if log likelihoods are NaN or +∞, or too few are finite, or the run does not come to an end.
     """
-    weights_PD = target.draw(PARTICLES, mix(seed, _DRAW))
+    weights_PD = target.draw(PARTICLES, mix(Purpose.PILOT_START, seed))
     place = Place(weights_PD, target.parts(weights_PD))
     rungs = [Rung(0.0, 0.0, weights_PD.shape[1] ** -0.25, _variance(weights_PD), weights_PD)]
+    moves = mix(Purpose.PILOT_MOVES, seed)
     while rungs[-1].beta < 1:
         if len(rungs) == _MOST:
             raise ValueError(
                 f"a pilot run of {_MOST} temperatures came to β = {rungs[-1].beta:g}, not 1. Scale the data."
             )
         beta, distance, share_P = _next(place.parts.log_likelihood.cpu(), rungs[-1].beta)
-        place = _resampled(place, share_P, generator(seed, _RESAMPLE, len(rungs)))
+        place = _resampled(place, share_P, generator(Purpose.PILOT_RESAMPLING, seed, len(rungs)))
         step_size, variance_D = rungs[-1].step_size, _variance(place.weights_MD)
         for number in range(_MOVES):
             tuning = Tuning(step_size, variance_D, leapfrogs)
             at = len(rungs) * _MOVES + number
-            place, acceptance_P = move(target, place, beta, tuning=tuning, seed=mix(seed, _MOVE), number=at)
+            place, acceptance_P = move(target, place, beta, tuning=tuning, seed=moves, number=at)
             step_size *= math.exp(2 * (float(acceptance_P.mean()) - _ACCEPTANCE) / math.sqrt(number + 1))
         length = rungs[-1].length + distance
         rungs.append(Rung(beta, length, step_size, _variance(place.weights_MD), place.weights_MD))

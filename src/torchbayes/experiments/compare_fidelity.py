@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchbayes import metrics
 from torchbayes.evaluate import fidelity
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 from torchbayes.predictive import Predictive, Source, predict
 
@@ -150,8 +150,8 @@ def distances(
     found = {name: [0.0] * len(pair) for name, pair in pairs.items()}
     for part in inputs.split(_ROWS):
         for name, of_method in pairs.items():
-            for place, (one, other) in enumerate(of_method):
-                first, second = _samples(one, part, mix(seed, 1)), _samples(other, part, mix(seed, 2))
+            for place, pair in enumerate(of_method):
+                first, second = (_samples(s, part, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
                 distance = float(metrics.wasserstein1(first, second)) * scale
                 found[name][place] += distance * len(part) / len(inputs)
     return {name: [{"wasserstein1": number} for number in numbers] for name, numbers in found.items()}

@@ -35,7 +35,7 @@ from torchbayes.inference import HMC, fit
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical, Gaussian
 from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import generator, mix
+from torchbayes.model.seeds import Purpose, generator, mix
 from torchbayes.posteriors import Draws
 from torchbayes.posteriors.files import write_whole
 
@@ -80,7 +80,7 @@ class Problem:
 
     def data(self, seed: int) -> Pair:
         """Return the largest training set, inputs uniform on [−2, 2]."""
-        source = generator(seed, 1)
+        source = generator(Purpose.AGREEMENT_DATA, seed)
         first = torch.tensor([unit[0] for unit in TEACHERS[self.task]], dtype=torch.float64)
         bias, last = (torch.tensor([u[i] for u in TEACHERS[self.task]], dtype=torch.float64) for i in (1, 2))
         inputs = 4 * torch.rand(self.rows[-1], first.shape[1], generator=source, dtype=torch.float64) - 2
@@ -149,12 +149,13 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
     """
     results: dict[str, Any] = {}
     for number, problem in enumerate(recipe.problems):
-        inputs, targets = problem.data(mix(seed, number))
+        inputs, targets = problem.data(mix(Purpose.AGREEMENT_PROBLEM, seed, number))
         cases = []
         for rows in problem.rows:
             path = directory / f"problem_{number}" / f"rows_{rows}.json"
             if not path.exists():
-                found = estimates(recipe, problem, (inputs[:rows], targets[:rows]), seed=mix(seed, number, rows))
+                case = mix(Purpose.AGREEMENT_CASE, seed, number, rows)
+                found = estimates(recipe, problem, (inputs[:rows], targets[:rows]), seed=case)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, as_json(found))
             cases.append(json.loads(path.read_text("utf-8")))
@@ -179,7 +180,7 @@ def estimates(recipe: Recipe, problem: Problem, data: Pair, *, seed: int) -> dic
     """
     model = problem.model(torch.float64)
     target = ModelTarget(model, data, plan="loop")
-    modes = climb(target, target.draw(recipe.starts, mix(seed, 1)), steps=recipe.climb_steps)
+    modes = climb(target, target.draw(recipe.starts, mix(Purpose.CLIMB, seed)), steps=recipe.climb_steps)
     posterior, is_mode = laplace(model, data, modes[0])
     found: dict[str, Any] = {
         "laplace": float(posterior.log_evidence()[0]),
@@ -199,19 +200,19 @@ def _sampled(recipe: Recipe, problem: Problem, mode_D: Tensor, data: Pair, *, se
     model = problem.model(torch.float32)
     single = tuple(part.float() if part.is_floating_point() else part for part in data)
     target = ModelTarget(model, single)
-    drawn = fit(model, single, recipe.hmc(), start=mode_D.float().repeat(8, 1), seed=mix(seed, 2), callbacks=())
+    drawn = fit(model, single, recipe.hmc(), start=mode_D.float().repeat(8, 1), seed=seed, callbacks=())
     assert isinstance(drawn, Draws)
-    draws_SD = rearranged(model, drawn.weights_MSD.flatten(0, 1), seed=mix(seed, 3))
-    forward = annealed_importance_sampling(target, particles=recipe.particles, seed=mix(seed, 4))
-    backward = reverse_annealing(target, draws=draws_SD, seed=mix(seed, 4))
-    integral = thermodynamic_integration(target, chains=recipe.chains, steps=recipe.chain_steps, seed=mix(seed, 5))
+    draws_SD = rearranged(model, drawn.weights_MSD.flatten(0, 1), seed=seed)
+    forward = annealed_importance_sampling(target, particles=recipe.particles, seed=seed)
+    backward = reverse_annealing(target, draws=draws_SD, seed=seed)
+    integral = thermodynamic_integration(target, chains=recipe.chains, steps=recipe.chain_steps, seed=seed)
     found = {
         "AIS": _numbers(forward) | _single(forward, 1),
         "reverse": _numbers(backward) | _single(backward, -1),
         "TI": _numbers(integral),
     }
     if len(data[0]) <= recipe.prior_rows:
-        found["prior"] = _numbers(prior_monte_carlo(target, draws=recipe.prior_draws, seed=mix(seed, 6)))
+        found["prior"] = _numbers(prior_monte_carlo(target, draws=recipe.prior_draws, seed=seed))
     return found
 
 

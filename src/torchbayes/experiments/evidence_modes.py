@@ -22,7 +22,7 @@ from torchbayes.evidence import ModelTarget
 from torchbayes.inference import Laplace, fit
 from torchbayes.inference.mode import NotAModeWarning
 from torchbayes.model import Model
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point
 
 Pair = tuple[Tensor, Tensor]
@@ -195,7 +195,7 @@ def rearranged(model: Model, weights_SD: Tensor, *, seed: int) -> Tensor:
     Returns:
         Weights (S, D) with the same functions.
     """
-    source = generator(seed, 1)
+    source = generator(Purpose.ARRANGEMENT, seed)
     first, bias, last, rest = torch.split(weights_SD, list(model.layout.sizes), dim=1)
     units, count = bias.shape[1], len(weights_SD)
     order_SH = torch.rand(count, units, generator=source).argsort(1)

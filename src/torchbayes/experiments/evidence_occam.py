@@ -32,7 +32,7 @@ from torchbayes.linearised import Linearised
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors import LaplacePosterior
 from torchbayes.posteriors.files import write_whole
 from torchbayes.tuning import tune
@@ -105,9 +105,8 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
     for width in recipe.widths:
         path = directory / f"width_{width}.json"
         if not path.exists():
-            fits = [
-                best_noise(recipe, train, width=width, scale=scale, seed=mix(seed, width)) for scale in recipe.scales
-            ]
+            start = mix(Purpose.GRID, seed, width)
+            fits = [best_noise(recipe, train, width=width, scale=scale, seed=start) for scale in recipe.scales]
             write_whole(path, as_json({"scores": [scores(fitted, test) for fitted in fits]}))
         rows.append(json.loads(path.read_text("utf-8"))["scores"])
     numbers = {key: [[one[key] for one in row] for row in rows] for key in rows[0][0]}
@@ -117,7 +116,8 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
 def best_start(recipe: Recipe, data: Pair, *, width: int, scale: float, seed: int) -> Fitted:
     """Return the network with the highest evidence of those from several starts; arguments as of `best_noise`."""
     count = recipe.starts[recipe.widths.index(width)]
-    fits = (best_noise(recipe, data, width=width, scale=scale, seed=mix(seed, width, s)) for s in range(count))
+    seeds = (mix(Purpose.GRID_STARTS, seed, width, start) for start in range(count))
+    fits = (best_noise(recipe, data, width=width, scale=scale, seed=own) for own in seeds)
     return max(fits, key=lambda fitted: fitted.log_evidence)
 
 

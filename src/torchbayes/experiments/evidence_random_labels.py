@@ -29,13 +29,12 @@ from torchbayes.inference import MAP, Adam, Laplace
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.report import Picture, Table, figures
 from torchbayes.usual import usual_plan
 
 PROCESS, NETWORK, TUNED = "Gaussian process", "network", "network, prior tuned"
 MISTAKES = 5e-4  # share of training rows that counts as none: less than one in all repeats
-_ROWS = 42  # purpose number of this stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def two_classes(data: Data, recipe: Recipe, *, seed: int) -> tuple[Tensor, Tenso
         raise ValueError(
             f"`process_rows` must be at most the {len(inputs)} of both classes; got {recipe.process_rows}."
         )
-    rows = torch.randperm(len(inputs), generator=generator(seed, _ROWS))[: recipe.process_rows]
+    rows = torch.randperm(len(inputs), generator=generator(Purpose.PROCESS_ROWS, seed))[: recipe.process_rows]
     return inputs[rows], targets[rows], test_inputs, test_targets
 
 

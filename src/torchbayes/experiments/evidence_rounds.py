@@ -23,12 +23,11 @@ from torchbayes.experiments.experiment import as_json
 from torchbayes.inference import MAP, Laplace, fit
 from torchbayes.inference.progress import Callback
 from torchbayes.model import Model
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point
 from torchbayes.posteriors.files import write_whole
 from torchbayes.tuning import Groups, tune
 
-_LABELS = 41  # purpose number of this stream of random numbers
 _STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) as long as there is no slope, and at most
 _WIDEST = 16.0  # factor on a precision that one turn may apply: weights that the data leave free would go anywhere
 
@@ -127,7 +126,7 @@ def shuffled(targets: Tensor, share: float, *, seed: int) -> Tensor:
     """
     if not 0 <= share <= 1:
         raise ValueError(f"`share` must be between 0 and 1; got {share}.")
-    random = generator(seed, _LABELS)
+    random = generator(Purpose.SHUFFLE, seed)
     order = torch.randperm(len(targets), generator=random).tolist()
     places = torch.rand(len(targets), generator=random, dtype=torch.float64).tolist()
     found = targets.clone()

@@ -23,7 +23,7 @@ from torchbayes.experiments.experiment import Experiment, Findings, as_json
 from torchbayes.experiments.hmc_problem import Problem, judged, known, mixing, named, run_hmc, set_up
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.inference import HMC
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report import Picture, Table, figures
 
@@ -95,7 +95,7 @@ def independent(chains: int, draws: int, seed: int, *, quantities: int = 2000) -
     Returns:
         What `hmc_problem.mixing` says of a space.
     """
-    values = torch.randn(chains, draws, quantities, generator=generator(seed, 5))
+    values = torch.randn(chains, draws, quantities, generator=generator(Purpose.INDEPENDENT, seed))
     found = summary(values)
     return judged(found.rhat.numpy(), found.ess_bulk.numpy())
 

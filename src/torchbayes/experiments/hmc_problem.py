@@ -24,7 +24,7 @@ from torchbayes.inference import HMC, fit
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors import Draws
 
 BOUND = 1.1  # of R-hat, as in Izmailov et al. (2021)
@@ -102,28 +102,25 @@ def set_up(problem: Problem, seed: int) -> Setup:
         raise ValueError(
             f"`train_size` of {problem.data} must leave some of its {rows} training rows; got {problem.train_size}."
         )
-    order = torch.randperm(rows, generator=generator(seed, 1))
+    order = torch.randperm(rows, generator=generator(Purpose.PROBLEM_ROWS, seed))
     count = len(data.test.targets)
     chosen = torch.arange(0, count, max(1, count // (problem.test_rows or count)))[: problem.test_rows]
     split = (problem.train_size, problem.train_size + problem.spare_rows)
-    parts = (
-        _rows(problem, data.train, order[: split[0]], seed=(seed, 2)),
-        _rows(problem, data.train, order[split[0] : split[1]], seed=(seed, 3)),
-        _rows(problem, data.test, chosen, seed=(seed, 4)),
-    )
+    places = (data.train, order[: split[0]]), (data.train, order[split[0] : split[1]]), (data.test, chosen)
+    parts = [_rows(problem, *place, seed=seed, part=part) for part, place in enumerate(places)]
     settings: dict[str, Any] = {"hidden": problem.hidden} if problem.network == "mlp" else {}
     network = networks.build(problem.network, tuple(parts[0].inputs.shape[1:]), data.num_classes, **settings)
     device = parts[0].inputs.device
     return Setup(Model(network.to(device), Categorical(), Normal(problem.prior_scale)), *parts)
 
 
-def _rows(problem: Problem, pair: Pair, rows: Tensor, *, seed: tuple[int, int]) -> Pair:
+def _rows(problem: Problem, pair: Pair, rows: Tensor, *, seed: int, part: int) -> Pair:
     """Return some rows, with smaller images and wrong labels as the problem says."""
     inputs, targets = pair.inputs[rows], pair.targets[rows]
     if problem.pool > 1:
         inputs = F.avg_pool2d(inputs, problem.pool)
     if problem.noise:
-        source = generator(*seed)
+        source = generator(Purpose.PROBLEM_LABELS, seed, part)
         wrong = torch.rand(len(targets), generator=source) < problem.noise
         classes = int(pair.targets.max()) + 1
         targets = torch.where(wrong, torch.randint(classes, targets.shape, generator=source), targets)

@@ -27,6 +27,7 @@ from torchbayes.metrics import reliability
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors import Normal
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point, Posterior
 
 BINS = 25  # of confidence, from 1/K to 1
@@ -149,7 +150,7 @@ def last_layer(module: nn.Module) -> str:
 
 def _images(recipe: Recipe, data: Data) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
     """Return test images with labels, and foreign images by name."""
-    order = torch.randperm(len(data.test.targets), generator=torch.Generator().manual_seed(0))[: recipe.test_rows]
+    order = torch.randperm(len(data.test.targets), generator=generator(Purpose.TEST_ROWS))[: recipe.test_rows]
     foreign: dict[str, Tensor] = {}
     for name in recipe.foreign:
         foreign |= out_of_distribution(data, name, limit=recipe.foreign_rows)

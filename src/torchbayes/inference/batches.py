@@ -15,9 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from torchbayes.model.batch import Batch, concatenate, on_rows, rows_of, stack
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.seeds import generator
-
-_ORDER, _WORKERS = 1, 3  # purpose numbers of these streams of random numbers
+from torchbayes.model.seeds import Purpose, generator
 
 
 class Source(Protocol):
@@ -58,7 +56,7 @@ def even_bounds(num_data: int, batch_size: int) -> list[int]:
 
 def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
     """Return each member's order of the rows in this epoch, (M, N)."""
-    return torch.stack([torch.randperm(num_data, generator=generator(s, _ORDER, epoch)) for s in seeds])
+    return torch.stack([torch.randperm(num_data, generator=generator(Purpose.ORDER, s, epoch)) for s in seeds])
 
 
 class Table:
@@ -188,7 +186,7 @@ class Loader:
             collate_fn=like.collate_fn,
             pin_memory=like.pin_memory,
             worker_init_fn=like.worker_init_fn,
-            generator=generator(_WORKERS, *integers),  # without it, workers are seeded from the global generator
+            generator=generator(Purpose.WORKERS, *integers),  # without it, workers are seeded from the global generator
         )
 
 

@@ -13,11 +13,10 @@ from torchbayes.inference.optimizers import Optimizer, Slots
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 
 # marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
 WORKSPACE = {"workspace": True}
-_DROPOUT = 2  # purpose number of this stream of random numbers
 
 
 class DivergedError(RuntimeError):
@@ -143,7 +142,7 @@ def descend(
     """
     # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
     now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
-    seeds = [mix(seed, _DROPOUT, now.step) for seed in now.seeds]
+    seeds = [mix(Purpose.STEP, seed, now.step) for seed in now.seeds]
     loss_M, gradient_MD, log_likelihood_M = density.loss(
         now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
     )

@@ -194,7 +194,7 @@ def first_step_size(
     Returns:
         Float64 tensor (M,).
     """
-    momentum_MD = normals(seeds, Purpose.MOMENTUM, -1, like=weights_MD) * inverse_mass_MD.rsqrt()
+    momentum_MD = normals(seeds, Purpose.FIRST_STEP, 0, like=weights_MD) * inverse_mass_MD.rsqrt()
     before_M = value.log_density - kinetic(momentum_MD, inverse_mass_MD)
     step_size_M = torch.full((len(weights_MD),), 0.1, dtype=torch.float64)
     ones_M, direction_M = torch.ones(len(weights_MD), dtype=torch.long), torch.zeros_like(step_size_M)

@@ -90,7 +90,7 @@ class RandomWalk(Sampler):
             The new state, and what was seen.
         """
         del batch, donate
-        noise_MD = normals(state.seeds, Purpose.PROPOSAL, state.step, like=state.weights_MD)
+        noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         proposal_MD = state.weights_MD + _column(state.step_size.step_size_M, noise_MD) * noise_MD
         value = density(proposal_MD)
         return _decide(self, state, proposal_MD, value=value, log_ratio_M=value.log_density - state.log_density_M)
@@ -138,7 +138,7 @@ class MALA(Sampler):
             The new state, and what was seen.
         """
         del batch, donate
-        noise_MD = normals(state.seeds, Purpose.PROPOSAL, state.step, like=state.weights_MD)
+        noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1 = _column(state.step_size.step_size_M, noise_MD)
         proposal_MD = state.weights_MD + step_M1**2 / 2 * state.gradient_MD + step_M1 * noise_MD
         value = density(proposal_MD)

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.hamiltonian import Mass, State, check, kinetic, learned, momenta, start
-from torchbayes.inference.noise import Purpose
 from torchbayes.inference.sampler import DIVERGENCE, Info, Sampler, choose, moved
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.dynamics import Density, Value
-from torchbayes.model.seeds import generator
+from torchbayes.model.seeds import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class _Trees:
         """Return numbers for direction, choice of half, and choice within the new subtree, (M, 2 + 2^doubling)."""
         state = self._state
         rows = [
-            torch.rand(2 + 2**doubling, generator=generator(s, Purpose.TREE, state.step, doubling), dtype=torch.float64)
+            torch.rand(2 + 2**doubling, generator=generator(Purpose.TREE, s, state.step, doubling), dtype=torch.float64)
             for s in state.seeds
         ]
         return torch.stack(rows).to(self._energy_M.device)

@@ -92,7 +92,7 @@ class SGNHT(Sampler):
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
         friction_M = torch.full((len(weights_MD),), self.diffusion, dtype=torch.float64, device=weights_MD.device)
-        momentum_MD = normals(seeds, Purpose.MOMENTUM, 0, like=weights_MD) * temperature(density) ** 0.5
+        momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
         return State(weights_MD, momentum_MD, friction_M, tuple(seeds), 0)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:

@@ -83,7 +83,7 @@ def temperature(density: Density) -> float:
 
 def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
     """Return normals of standard deviation `scale`, (M, D); every chain has its own."""
-    return normals(state.seeds, Purpose.NOISE, step, like=state.weights_MD).mul_(scale)
+    return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
 def looked_at(value: Value, state: Any, method: Any, *, step_size: float) -> Info:

@@ -13,9 +13,7 @@ from torch.distributions import Distribution
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout, matches
 from torchbayes.model.priors import Flat, Normal, Prior, PriorLike, PriorRules, SampledPrior, ShapedPrior, Univariate
-from torchbayes.model.seeds import generator
-
-_PRIOR = 21  # purpose number of this stream of random numbers
+from torchbayes.model.seeds import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class BoundPrior:
                     f"give yours a method `sample(shape, generator)`."
                 )
             shape = (count, segment.where.stop - segment.where.start)
-            parts.append(segment.prior.sample(shape, generator(seed, _PRIOR, number)))
+            parts.append(segment.prior.sample(shape, generator(Purpose.PRIOR, seed, number)))
         return torch.cat(parts, dim=1)
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:

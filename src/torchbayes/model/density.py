@@ -21,7 +21,7 @@ from torchbayes.model.dynamics import Phase, Value, leapfrog
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.ranks import Ranks
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, mix
 from torchbayes.model.unrolled import Unrolled
 from torchbayes.model.ways import WAYS, Call, Into, Plan, Way, Ways
 from torchbayes.native.build import UnavailableError
@@ -166,7 +166,7 @@ class LogDensity:
             own = self.ranks.rows(rows)
             batch = batch.map(lambda t: t[:, own])
         if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
-            seeds = [mix(seed, self.ranks.data_rank) for seed in seeds]
+            seeds = [mix(Purpose.SHARE, seed, self.ranks.data_rank) for seed in seeds]
         call = Call(
             weights_MD,
             batch or self.data,  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase  # no public base class covers 
 from torchbayes.model.batch import batch_size, on_rows, unshared
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.picked import Picked, Random, is_random, names_of
-from torchbayes.model.seeds import seeded
+from torchbayes.model.seeds import Purpose, seeded
 
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
@@ -51,7 +51,7 @@ class Network:
             TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
-        with seeded(0):  # a factory draws from the global generator, which is the user's
+        with seeded(Purpose.FACTORY):  # a factory draws from the global generator, which is the user's
             made = module if isinstance(module, nn.Module) else module()
         if not isinstance(made, nn.Module):
             raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {type(made).__name__}.")
@@ -171,7 +171,7 @@ class Network:
         """
         weights, buffers = [], []
         for seed in seeds:
-            with seeded(seed, self.device):
+            with seeded(Purpose.INITIALISATION, seed, device=self.device):
                 module = self._factory() if self._factory else _reinitialised(self.module, self.layout)
             named = dict(module.named_parameters())
             if any(n not in named for n in self.layout.names):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.seeds import seeded
+from torchbayes.model.seeds import Purpose, seeded
 
 
 @runtime_checkable
@@ -322,5 +322,5 @@ class Univariate:
         A Distribution takes no generator: it draws from the global one, under a seed that comes from `generator`.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
-        with seeded(seed, "cuda" if torch.cuda.is_initialized() else "cpu"):
+        with seeded(Purpose.DISTRIBUTION, seed, device="cuda" if torch.cuda.is_initialized() else "cpu"):
             return self.distribution.sample(torch.Size(shape)).reshape(shape).double().cpu()

@@ -1,11 +1,14 @@
 """Seeds: independent streams of random numbers that depend on nothing but integers.
 
-Every random number of a fit is a function of (seed, member, purpose, step). A run can therefore be resumed without
-storing generator states, and a member draws the same numbers wherever and with whomever it runs.
+Every random number is a function of (purpose, seed, step), or of whatever else numbers the calls. A run can therefore
+be resumed without storing generator states, and a member draws the same numbers wherever and with whomever it runs.
+What is drawn for one purpose is independent of what is drawn for another under the same seed, and of what users draw
+after `torch.manual_seed`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,10 +17,88 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def mix(*integers: int) -> int:
-    """Return a well-mixed 63-bit seed of a tuple of integers (SplitMix64 finaliser, Steele et al. 2014)."""
+@enum.unique
+class Purpose(enum.IntEnum):
+    """What random numbers are for: all streams of the library, each drawn from at one place of the source.
+
+    A number is never used again once its purpose is gone, so that the others stay what they are.
+    """
+
+    # a fit
+    MEMBER = 1  # seeds of the members after the first
+    INITIALISATION = 2
+    FACTORY = 3  # the network that a factory makes to be looked at
+    ORDER = 4  # of the rows in an epoch
+    WORKERS = 5  # of a loader
+    STEP = 6  # seeds of what a network draws in a step
+    SHARE = 7  # the same on ranks that share the rows
+    DROPOUT = 8  # what the network draws
+    TRIAL = 9  # whether it draws anything
+    # samplers
+    MOMENTUM = 11
+    ACCEPT = 12
+    JITTER = 13
+    RANDOM_WALK = 14
+    LANGEVIN = 15
+    TREE = 16
+    FIRST_STEP = 17  # momentum by which the first step size is found
+    DIFFUSION = 18  # of stochastic-gradient samplers
+    THERMOSTAT = 19  # momentum that SGNHT starts with
+    # priors, posteriors and predictives
+    PRIOR = 21
+    DISTRIBUTION = 22  # a prior that is a torch Distribution
+    GAUSSIAN = 23  # weights of a Gaussian posterior
+    KEPT = 24  # which of the kept draws
+    TARGETS = 25  # of a predictive
+    OUTPUTS = 26  # of a linearised network
+    # curvature
+    PIECE = 31  # seeds of the rows that are seen together
+    FISHER = 32  # targets drawn from the model
+    DIRECTIONS = 33  # that a low rank begins with
+    LAYERS = 34  # column of gradients that layers are tried on
+    CALLS = 35  # the same for the order of calls
+    LINEARITY = 36  # weights at which a network must be linear
+    # evidence
+    MOVE_MOMENTUM = 41
+    MOVE_JITTER = 42
+    MOVE_ACCEPT = 43
+    PILOT_START = 44
+    PILOT_MOVES = 45
+    PILOT_RESAMPLING = 46
+    ANNEALING_PILOT = 47
+    ANNEALING_START = 48
+    ANNEALING_MOVES = 49
+    REVERSE_MOVES = 50
+    INTEGRATION_PILOT = 51
+    INTEGRATION_PRIOR = 52
+    INTEGRATION_START = 53
+    INTEGRATION_CHAINS = 54
+    MONTE_CARLO = 55
+    # data
+    SUBSET = 61  # of the training rows
+    FOREIGN = 62  # out-of-distribution images
+    CORRUPTION = 63
+    # experiments
+    DISTANCE = 71  # targets whose distance from the reference's is taken
+    SHUFFLE = 72  # of labels
+    PROCESS_ROWS = 73
+    PROBLEM_ROWS = 74
+    PROBLEM_LABELS = 75
+    TEST_ROWS = 76
+    ARRANGEMENT = 77  # of hidden units
+    AGREEMENT_PROBLEM = 78
+    AGREEMENT_DATA = 79
+    AGREEMENT_CASE = 80
+    CLIMB = 81
+    GRID = 82
+    GRID_STARTS = 83
+    INDEPENDENT = 84  # draws that are as good as draws can be
+
+
+def mix(purpose: Purpose, *integers: int) -> int:
+    """Return a well-mixed 63-bit seed of a purpose and integers (SplitMix64 finaliser, Steele et al. 2014)."""
     value = 0
-    for integer in integers:
+    for integer in (purpose, *integers):
         value = (value + (integer & _MASK) + 0x9E3779B97F4A7C15) & _MASK
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -37,21 +118,21 @@ def member_seeds(seed: int, members: int) -> list[int]:
     Returns:
         M integers.
     """
-    return [seed, *(mix(seed, member) for member in range(1, members))]
+    return [seed, *(mix(Purpose.MEMBER, seed, member) for member in range(1, members))]
 
 
-def generator(*integers: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a new generator seeded by a tuple of integers."""
-    return torch.Generator(device=device).manual_seed(mix(*integers))
+def generator(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a new generator seeded by a purpose and integers."""
+    return torch.Generator(device=device).manual_seed(mix(purpose, *integers))
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+def seeded(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run code that draws from PyTorch's global generators under a seed, and restore the generators afterwards.
 
-    Needed for what offers no generator argument: initialisers and dropout.
+    Needed for what offers no generator argument: initialisers, dropout and Distributions.
     """
-    device = torch.device(device)
+    device, seed = torch.device(device), mix(purpose, *integers)
     before = torch.default_generator.get_state()
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:

@@ -21,7 +21,7 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import full_precision
-from torchbayes.model.seeds import seeded
+from torchbayes.model.seeds import Purpose, seeded
 from torchbayes.model.stacked import StackedLayers
 from torchbayes.native.build import UnavailableError
 
@@ -111,7 +111,7 @@ class Ways:
             rows = call.batch if call.shared else call.batch.map(lambda t, m=m: t[m])
             rows = rows._replace(inputs=self.model.network.arrange(rows.inputs))
             own = {n: b[m] for n, b in call.buffers.items()} if call.buffers else None
-            with seeded(call.seeds[m], weights_D.device) if call.seeds else nullcontext():
+            with seeded(Purpose.DROPOUT, call.seeds[m], device=weights_D.device) if call.seeds else nullcontext():
                 total = self.model.log_likelihood(leaves, rows, own).sum(dtype=torch.float64)
             call.into.write(self.model.layout, m, total=total * call.scale, leaves=leaves)
             totals.append(total.detach())
@@ -170,7 +170,7 @@ def _stochastic(model: Model, call: Call) -> bool:
     with model.network.training(), torch.no_grad():
         for seed in (1, 2):
             own = {n: b[0].clone() for n, b in call.buffers.items()} if call.buffers else None
-            with seeded(seed, call.weights_MD.device):
+            with seeded(Purpose.TRIAL, seed, device=call.weights_MD.device):
                 values.append(model.log_likelihood(call.weights_MD[0], rows, own))
     return not torch.equal(*values)
 

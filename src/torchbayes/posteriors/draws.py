@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -49,7 +50,7 @@ class Draws(Posterior):
         per_chain = self.check_draws(draws) // members
         if per_chain == kept:
             return self.weights_MSD.transpose(0, 1).reshape(draws, size)
-        source = torch.Generator().manual_seed(seed)
+        source = generator(Purpose.KEPT, seed)
         rounds = -(-per_chain // kept)
         order = torch.stack([
             torch.cat([torch.randperm(kept, generator=source) for _ in range(rounds)]) for _ in range(members)

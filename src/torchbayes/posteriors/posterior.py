@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.seeds import mix
+from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.problems import warn_of
@@ -178,7 +178,6 @@ def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
         Tensor (draws, size).
     """
     noise = torch.empty(draws, size, dtype=like.dtype, device=like.device)
-    source = torch.Generator(device=like.device)
     for s in range(draws):
-        noise[s].normal_(generator=source.manual_seed(mix(seed, s)))
+        noise[s].normal_(generator=generator(Purpose.GAUSSIAN, seed, s, device=like.device))
     return noise
