@@ -17,7 +17,7 @@ from tools.docs.pages import Fault, Page
 
 from torchbayes import data, experiments, networks
 from torchbayes.cli import commands, evidence, options
-from torchbayes.config import CONFIG, describe, entries, read_config, write_config
+from torchbayes.config import CONFIG, Problem, describe, entries, read_config, write_config
 from torchbayes.inference.optimizers import Optimizer
 from torchbayes.inference.schedules import Schedule, StepSchedule
 
@@ -162,7 +162,7 @@ def _compare(chosen: Mapping[str, Any]) -> None:
     _among("network", chosen["network"], networks.names())
     if comparison.reference:
         held = _need(comparison.reference)
-        for name in ("data", "network", "prior_scale"):
+        for name in {f.name for f in fields(Problem)} - {"device", "threads"}:
             if held[name] != getattr(comparison.problem, name):
                 raise ValueError(
                     f"the reference {comparison.reference} has {name} {held[name]}; "
