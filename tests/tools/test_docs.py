@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.docs import code, commands, everything, places
+from tools.docs import code, commands, docstrings, everything, places
 from tools.docs.pages import Fault, Page, read
 
 import torchbayes as tb
@@ -114,6 +114,27 @@ def test_python_blocks_are_held_against_the_package(right: str, wrong: str, mess
     found = said(code.check_blocks(text(wrong)))
     assert message in found
     assert found.startswith("docs/page.md:9: ")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("`averaging_lr`", "`averaging_rate`", "named nowhere"),
+        ("`draws`", "`drawings`", "named nowhere"),
+        ("`means()`", "`averages()`", "nothing is called `averages`"),
+        ("`json.dumps`", "`yaml.dumps`", "nothing is called `yaml`"),
+        ("`Laplace(structure=...)`", "`Laplace(structures=...)`", "structures"),
+        ("`NUMBER.KIND`", "`number.kind`", "nothing is called `number`"),
+    ],
+)
+def test_docstrings_are_held_against_the_package(right: str, wrong: str, message: str) -> None:
+    def found(text: str) -> str:
+        source = f'import json\n\ndef f(draws):\n    """Do {text}."""\n    return json, draws\n'
+        return said(docstrings.check_source("src/a.py", source, WORDS | {"draws"}))
+
+    assert found(right) == ""
+    assert message in found(wrong)
+    assert found(wrong).startswith("src/a.py:3: ")
 
 
 def test_blocks_of_one_session_share_names_and_others_do_not() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import re
 from collections.abc import Iterator
 
-from tools.docs.names import Of, Reader, Thing, Value, keywords, modules, public, takes
+from tools.docs.names import Of, Reader, Thing, Value, keywords, methods, modules, public, takes
 from tools.docs.pages import Fault, Page
 from tools.docs.places import looks_like_file
 
@@ -23,6 +24,8 @@ NOUNS = {
     "method": "Method",
 }
 FOREIGN = {"DistributedDataParallel", "DTensor"}  # of PyTorch, named where a decision was taken against them
+# what other packages call theirs, and `likelihood.NAME`, a name in the layout
+ELSEWHERE = {"torch", "nn", "functools", "dataclasses", "arviz", "xarray", "keras", "likelihood"}
 _SESSION = re.compile(r'session="(\w+)"')
 _CHOICE = re.compile(r'([A-Za-z_]\w*)=("[^"]*"|[\w.+-]*|…)')
 
@@ -137,8 +140,9 @@ def _meanings(head: str, own: dict[str, Value]) -> list[dict[str, Value]]:
         return [{head: own[head]}]
     if head in {"tb", "torchbayes"}:
         return [{head: Thing(modules()["torchbayes"])}]
-    if head in {"torch", "nn", "functools", "dataclasses"}:
-        return [{head: None}]
-    noun = [value for value in public()[NOUNS[head]] if isinstance(value, type)] if head in NOUNS else []
-    found: list[dict[str, Value]] = [{head: Of(tuple(noun))}] if noun else []
-    return [*found, *({head: Thing(value)} for value in public().get(head, ()))] or [{}]
+    kinds = [value for value in public()[NOUNS[head]] if isinstance(value, type)] if head in NOUNS else []
+    objects = public().get(head, [])
+    values: list[Value] = [*([Of(tuple(kinds))] if kinds else []), *(Thing(value) for value in objects)]
+    if head in ELSEWHERE | methods() and not kinds and all(inspect.ismodule(value) for value in objects):
+        values.append(None)
+    return [{head: value} for value in values] or [{}]

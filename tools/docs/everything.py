@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tools.docs.code import check_blocks, check_spans
 from tools.docs.commands import check_commands
+from tools.docs.docstrings import check_docstrings
 from tools.docs.names import modules
 from tools.docs.pages import Fault, Page, read
 from tools.docs.places import (
@@ -40,6 +41,7 @@ def check(root: Path) -> list[Fault]:
         faults += [*check_blocks(page), *check_spans(page, known), *check_files(page, root, words)]
         with tempfile.TemporaryDirectory() as folder:
             faults += check_commands(page, root, Path(folder))
+    faults += check_docstrings(root, known)
     faults += check_links(pages, root)
     faults += check_navigation(pages, navigation(yaml.safe_load((root / "mkdocs.yml").read_text())["nav"]))
     faults += check_lists(pages)

@@ -70,6 +70,13 @@ def public() -> dict[str, list[Any]]:
 
 
 @cache
+def methods() -> set[str]:
+    """Return the names of all methods: `means()` is one of an object that the text has named."""
+    classes = [value for values in public().values() for value in values if inspect.isclass(value)]
+    return {name for kind in classes for name, member in vars(kind).items() if inspect.isfunction(member)}
+
+
+@cache
 def keywords() -> dict[str, list[tuple[Any, Any]]]:
     """Return every parameter and field of the package by its name, with its annotation and its owner."""
     found: dict[str, list[tuple[Any, Any]]] = {}
