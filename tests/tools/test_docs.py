@@ -27,6 +27,7 @@ def page(text: str, path: str = "docs/page.md") -> Page:
     return Page(path, text)
 
 
+@pytest.mark.slow
 def test_the_pages_say_what_is_so() -> None:
     assert said(everything.check(ROOT)) == ""
 

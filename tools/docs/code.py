@@ -6,7 +6,7 @@ import ast
 import inspect
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tools.docs.names import Of, Reader, Thing, Value, keywords, methods, modules, public, takes
 from tools.docs.pages import Fault, Page
@@ -83,7 +83,7 @@ def check_spans(page: Page, words: set[str]) -> Iterator[Fault]:
             yield page.fault(span.line, said)
 
 
-def fault_of(text: str, own: dict[str, Value], words: set[str]) -> str | None:
+def fault_of(text: str, own: Mapping[str, Value], words: set[str]) -> str | None:
     """Return what is wrong with a piece of inline code, or None.
 
     Args:
@@ -121,7 +121,7 @@ def _setting(name: str, value: str, *, quoted: bool) -> str | None:
     return None
 
 
-def _expression(tree: ast.expr, own: dict[str, Value]) -> str | None:
+def _expression(tree: ast.expr, own: Mapping[str, Value]) -> str | None:
     """Return what is wrong with a dotted name or a call under every meaning of its names, or None."""
     heads = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     said: str | None = None
@@ -134,7 +134,7 @@ def _expression(tree: ast.expr, own: dict[str, Value]) -> str | None:
     return said
 
 
-def _meanings(head: str, own: dict[str, Value]) -> list[dict[str, Value]]:
+def _meanings(head: str, own: Mapping[str, Value]) -> list[dict[str, Value]]:
     """Return what a name may stand for, one entry each; an empty one where it stands for nothing."""
     if head in own:
         return [{head: own[head]}]

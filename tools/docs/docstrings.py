@@ -36,13 +36,12 @@ def check_source(path: str, source: str, words: set[str]) -> Iterator[Fault]:
         One fault per piece of inline code.
     """
     tree = ast.parse(source)
-    imported = {name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in _bound(node)}
+    imported = {name: None for node in ast.walk(tree) if isinstance(node, ast.Import) for name in _bound(node)}
     for node in ast.walk(tree):
         text = ast.get_docstring(node) if isinstance(node, _Documented) else None
-        own = dict.fromkeys(imported | _names(node)) if text else {}
         for found in _CODE.findall(text or ""):
-            said = None if _STANDS.search(found) else fault_of(found, own, words)
-            if said is not None:
+            said = None if _STANDS.search(found) else fault_of(found, imported, words)
+            if said is not None and (said := fault_of(found, imported | _names(node), words)) is not None:
                 yield Fault(path, getattr(node, "lineno", 1), said)
 
 
@@ -50,7 +49,7 @@ def _bound(node: ast.Import) -> set[str]:
     return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
 
 
-def _names(node: ast.AST) -> set[str]:
+def _names(node: ast.AST) -> dict[str, None]:
     """Return the names that a function or class has of its own: arguments, fields, variables."""
     inside = list(ast.walk(node))
-    return {n.arg for n in inside if isinstance(n, ast.arg)} | {n.id for n in inside if isinstance(n, ast.Name)}
+    return {n.arg if isinstance(n, ast.arg) else n.id: None for n in inside if isinstance(n, ast.arg | ast.Name)}
