@@ -134,7 +134,7 @@ def vectors(state: Any) -> Iterator[Tensor]:
         (tb.MAP(members=MEMBERS, epochs=2, optimizer=SGD), "3 D with `SGD`", 3),
         (tb.MAP(members=MEMBERS, epochs=2, optimizer=tb.Adam()), "4 D with `Adam`", 4),
         (tb.SWA(members=MEMBERS, epochs=2, optimizer=SGD), "one D more", 4),
-        (tb.SWAG(members=MEMBERS, epochs=4, rank=RANK, optimizer=SGD), "(2 + K) D more than `MAP`", 5 + RANK),
+        (tb.SWAG(members=MEMBERS, epochs=4, rank=RANK, optimizer=SGD), "(2 + rank) D more than `MAP`", 5 + RANK),
         (tb.HMC(**SHORT, step_size=0.01, trajectory=0.02), "5 D, and", 5),
         (tb.NUTS(**SHORT, step_size=0.01), "5 D, and", 5),
         (tb.MALA(**SHORT), "2 D, and", 2),
@@ -166,7 +166,7 @@ def test_a_state_is_as_large_as_the_page_says(
     [
         (tb.MAP(members=MEMBERS, epochs=2), "`MAP`", "D", 1),
         (tb.SWA(members=MEMBERS, epochs=2), "`SWA`", "D", 1),
-        (tb.SWAG(members=MEMBERS, epochs=8, rank=RANK), "`SWAG`", "(2 + K) D", 2 + RANK),
+        (tb.SWAG(members=MEMBERS, epochs=8, rank=RANK), "`SWAG`", "(2 + rank) D", 2 + RANK),
         (tb.Laplace(structure="diagonal"), 'structure="diagonal"', "3 D", 3),
         (tb.Laplace(structure="low_rank", rank=RANK), '"low_rank"', "(2 + rank) D", 2 + RANK),
     ],
