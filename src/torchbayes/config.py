@@ -1,4 +1,4 @@
-"""What a run is made of, by name: data, network, likelihood, prior, method. A run is written down and read back here.
+"""The settings of a run, by name: data, network, likelihood, prior, method; and how a run is written and read back.
 
 A fit leaves `config.yaml` in its directory, from which `load_run` rebuilds model and posterior, and which the command
 line takes with `--config`. Settings that are usual for a data set are in `torchbayes.usual`.
@@ -33,7 +33,7 @@ Kind = Literal["categorical", "gaussian", "heteroscedastic"]
 
 
 class Setup(NamedTuple):
-    """A problem made real.
+    """A problem with its data loaded and its model built.
 
     Attributes:
         problem: the names it was made from.
@@ -54,7 +54,7 @@ class Setup(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is believed about which data, by name.
+    """The data and the model of a run, by name.
 
     Attributes:
         data: name of the data set.
@@ -67,7 +67,7 @@ class Problem:
         train_size: number of training rows to keep; all if null.
         device: where to run: auto (a GPU if there is one), cpu, cuda.
         threads: CPU threads; PyTorch's choice if null. Small networks gain nothing from a second thread and lose much
-            to it on a busy machine; the number decides rounding, so it belongs to what is run again.
+            to it on a busy machine. Results depend on the number by rounding, so it is one of the settings.
     """
 
     data: str = "digits"

@@ -83,7 +83,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the chains of a run are worth.
+    """How well the chains of a run have mixed, as weights and as functions.
 
     Attributes:
         chains: M. A single chain is judged by its halves: a drift shows, another mode does not.

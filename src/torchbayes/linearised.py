@@ -67,7 +67,8 @@ class Linearised:
     """The linearised predictive of a Laplace or other Gaussian posterior.
 
     It goes where a posterior goes in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
-    Links in closed form have no draws, so mutual information is that between members: 0 of one. "samples" gives it.
+    Links in closed form have no draws, so mutual information is that between members, 0 for a single one; that within a
+    member needs "samples".
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
@@ -180,7 +181,7 @@ class Linearised:
 
 
 def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:
-    """Return what a posterior predicts with where nothing is said: Laplace linearised, any other by drawn functions.
+    """Return what a posterior predicts with by default: Laplace linearised, any other by drawn functions.
 
     Args:
         posterior: any.

@@ -1,4 +1,4 @@
-"""subnetwork: choose the weights that a full posterior over them matters most for."""
+"""subnetwork: choose the weights whose joint posterior matters most."""
 
 from __future__ import annotations
 

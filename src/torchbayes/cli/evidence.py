@@ -21,7 +21,7 @@ def evidence(argv: list[str]) -> None:
 
     seen = peek(argv)
     parser = new_parser("evidence", (evidence.__doc__ or "").strip().splitlines()[0], config=True)
-    parser.add_class_arguments(Problem, None, skip={"network"}, help="What is believed about which data")
+    parser.add_class_arguments(Problem, None, skip={"network"}, help="Data and model")
     parser.set_defaults({f.name: getattr(seen.usual.problem, f.name) for f in fields(Problem) if f.name != "network"})
     parser.add_class_arguments(MAP, "map", skip={"members", "plan"}, help="How each network is trained")
     trained = [f.name for f in fields(MAP) if f.name not in {"members", "plan"}]

@@ -137,7 +137,7 @@ def add_problem(parser: Parser, usual: Defaults) -> None:
         parser: where.
         usual: the defaults.
     """
-    parser.add_class_arguments(Problem, None, help="What is believed about which data")
+    parser.add_class_arguments(Problem, None, help="Data and model")
     parser.set_defaults({f.name: getattr(usual.problem, f.name) for f in fields(Problem)})
 
 

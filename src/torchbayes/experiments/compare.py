@@ -36,7 +36,7 @@ class Compared:
         setup: data and model.
         outcomes: method -> what it gave.
         report: path of `report.html`; PNGs, `results.json` and `config.yaml` lie beside it.
-        diagnosis: what the reference's chains are worth; None without a reference, or if it has no chains.
+        diagnosis: of the reference's chains; None without a reference, or if it has no chains.
     """
 
     setup: Setup

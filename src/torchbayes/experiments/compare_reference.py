@@ -65,7 +65,7 @@ def _value(problem: Problem, name: str) -> Any:
 
 
 def quality(setup: Setup, posterior: Posterior, directory: Path) -> Diagnosis | None:
-    """Return what the chains of a reference are worth, at test rows.
+    """Return how well the chains of a reference have mixed, at test rows.
 
     Args:
         setup: data and model.

@@ -17,7 +17,7 @@ from torchbayes.report import Picture, Table
 
 @dataclass(frozen=True)
 class Findings:
-    """What several seeds of an experiment amount to.
+    """The results of an experiment over several seeds.
 
     Attributes:
         verdict: what they say about the claim.

@@ -280,7 +280,7 @@ EXPERIMENT = Experiment(
     "no data augmentation. The small scale has Fashion-MNIST and LeNet in the place of CIFAR-10 and PreResNet-20.",
     recipes={"small": Recipe(), "paper": PAPER},
     cost={
-        "small": "about half an hour on 2 cores",
+        "small": "about a quarter of an hour on 2 cores",
         "paper": "2 × 10 networks of 300 epochs and 200 draws with batch-norm recalibration: about a day on one GPU "
         "(an estimate)",
     },

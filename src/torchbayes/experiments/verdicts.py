@@ -30,7 +30,7 @@ class Part:
         statement: what is tested, in words.
         outcome: what came out.
         evidence: the numbers behind it.
-        precondition: whether the part says only that the comparison is a fair one; the claim stays open without it.
+        precondition: whether the part says only that the comparison is fair; the claim is inconclusive if not.
     """
 
     statement: str

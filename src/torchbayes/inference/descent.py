@@ -65,7 +65,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Info:
-    """What only a reader of a step needs.
+    """What a step reports for the log; no later step needs it.
 
     Attributes:
         loss_M: negative log joint density per observation of each member on its batch, in nats.

@@ -54,7 +54,7 @@ def fit(
     same call gives the same result to rounding, and bit for bit when the method's `plan` is set.
 
     Args:
-        model: what is believed.
+        model: network, likelihood and prior.
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), for every member alike; (M, D) or a point

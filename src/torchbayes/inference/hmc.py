@@ -34,8 +34,8 @@ class HMC(Sampler):
         step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
         trajectory: τ, in units of the weights (of √mass times weights where the mass is not unit); None for
             (π/2) σ √T with the largest prior standard deviation σ. With a mass from the prior or adapted, σ is 1.
-        jitter: each iteration's τ is multiplied by a number uniform in [1 − jitter, 1 + jitter], the same for no two
-            chains: it breaks the periods of directions whose frequency is a multiple of 1/τ.
+        jitter: each iteration's τ is multiplied by a number uniform in [1 − jitter, 1 + jitter], drawn anew for each
+            chain: a direction whose period divides τ would otherwise always end where it began.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor.
         target_acceptance: δ of the adaptation.

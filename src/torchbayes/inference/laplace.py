@@ -32,7 +32,7 @@ PriorName = Literal["model", "scalar", "layer", "weight"]
 
 @dataclass(frozen=True)
 class Info:
-    """What only a reader of a step needs.
+    """What a step reports for the log; no later step needs it.
 
     Attributes:
         nll_M: mean negative log likelihood of the batch's rows at the modes, in nats.

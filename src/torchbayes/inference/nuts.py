@@ -28,10 +28,10 @@ from torchbayes.model.seeds import Purpose, generator
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """What a reader of an iteration wants to know, per chain.
+    """What an iteration reports, per chain.
 
     Attributes:
-        step: what every sampler on all the data tells.
+        step: what every sampler on all the data reports.
         saturated_M: 1.0 where the trajectory was still to grow when it had `max_doublings` doublings.
     """
 

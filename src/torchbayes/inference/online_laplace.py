@@ -58,7 +58,7 @@ class State:
 
 @dataclass(frozen=True)
 class Info:
-    """What only a reader of a step needs.
+    """What a step reports for the log; no later step needs it.
 
     Attributes:
         nll_M: mean negative log likelihood of the batch's rows, in nats.
@@ -128,7 +128,11 @@ class OnlineLaplace:
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the descent.
-        samples: as in `Laplace`, like the rest.
+        samples: targets drawn for each row by "fisher".
+        sharing: as in `Laplace`.
+        joint_bias: as in `Laplace`.
+        chunk: as in `Laplace`.
+        plan: how the descent is run: auto, native, loop, vmap or compiled.
     """
 
     structure: StructureName = "kronecker"

@@ -1,4 +1,4 @@
-"""What samplers share: chains, burn-in, thinning, and what a step tells."""
+"""What samplers share: chains, burn-in, thinning, and what a step reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sampler(ABC):
     Attributes:
         chains: M, independent chains.
         steps: length of a chain, burn-in included.
-        burn_in: steps before weights are kept; what a sampler learns about itself it learns there.
+        burn_in: steps before weights are kept; step sizes and masses are adapted in these alone.
         thin: keep the weights of every `thin`-th step after burn-in.
         plan: how the stack of chains is run: auto, native, loop, vmap or compiled.
         chunk_size: rows that go through a network at once: the bound on memory.
@@ -103,7 +103,7 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class Info:
-    """What a reader of a step on all the data wants to know, per chain.
+    """What a step on all the data reports, per chain.
 
     Attributes:
         log_density_M: tempered log density at the chain's new place, float64, in nats.

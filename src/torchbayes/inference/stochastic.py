@@ -1,4 +1,4 @@
-"""What samplers on minibatches share: temperature, noise, a running preconditioner, and what a step tells."""
+"""What samplers on minibatches share: temperature, noise, a running preconditioner, and what a step reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stochastic(Protocol):
 
 @dataclass(frozen=True)
 class Info:
-    """What a reader of a step on a minibatch wants to know.
+    """What a step on a minibatch reports, per chain.
 
     Attributes:
         log_density_M: estimate of the tempered log density before the step, float64, in nats.

@@ -1,4 +1,4 @@
-"""What is believed: network, likelihood, prior, and the log joint density they define."""
+"""The model: network, likelihood, prior, and the log joint density they define."""
 
 from torchbayes.model import likelihoods, priors
 from torchbayes.model.density import LogDensity

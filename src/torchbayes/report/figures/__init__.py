@@ -1,4 +1,4 @@
-"""Figures from plain arrays: each function returns a matplotlib `Figure` in the house style.
+"""Figures from plain arrays: each function returns a matplotlib `Figure`, all in one style.
 
 Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.write_report`.
 """

@@ -73,7 +73,7 @@ def severity_curves(
         metric: name of the metric; "NLL", "accuracy", "ECE", "Brier" are known with unit and direction.
         over: what the R repeats are: "corruptions", "seeds".
         spread: what the bands show.
-        better: direction of a metric the house does not know.
+        better: direction of a metric that is not among the known ones.
 
     Returns:
         The figure, one axes, one line per method.
@@ -123,7 +123,7 @@ def metric_dots(
         metric: name of the metric.
         published: data set -> {source: (value, half-width of its error bar as published)}, drawn hollow and below.
         over: what the R repeats are.
-        better: direction of a metric the house does not know.
+        better: direction of a metric that is not among the known ones.
 
     Returns:
         The figure, one axes per data set; methods from top to bottom in the order given.
