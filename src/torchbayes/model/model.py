@@ -32,7 +32,8 @@ from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.dense import DenseModel, dense_model
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout
-from torchbayes.model.likelihoods import Custom, Learned, Likelihood, Parameters
+from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
+from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.picked import Random
 from torchbayes.model.priors import Normal, PriorRules
@@ -91,17 +92,14 @@ class Model:
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
-            TypeError: if the likelihood is a class where an object is needed.
+            TypeError: if the likelihood is a class where an object is needed, or neither object nor function.
         """
         if not temperature > 0:
             raise ValueError(f"`temperature` must be positive; got {temperature}.")
         if tempering not in {"joint", "likelihood"}:
             raise ValueError(f"`tempering` must be 'joint' or 'likelihood'; got {tempering!r}.")
-        if isinstance(likelihood, type) and isinstance(likelihood, Likelihood):
-            name = likelihood.__name__
-            raise TypeError(f"a likelihood must be an object; got the class {name}. Write {name}().")
         self.network = Network(network, random)
-        self.likelihood: Likelihood = likelihood if isinstance(likelihood, Likelihood) else Custom(likelihood)
+        self.likelihood = as_likelihood(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned))

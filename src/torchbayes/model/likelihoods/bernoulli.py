@@ -1,0 +1,78 @@
+"""Bernoulli: binary and multi-label targets, hard or soft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters, log_mean_exp
+from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """y_k ~ Bernoulli(sigmoid(f_k)): binary (K = 1) or multi-label targets 0/1 of the outputs' shape.
+
+    Attributes:
+        soft: whether targets may lie anywhere in [0, 1], each the probability q of a 1: the log probability is the mean
+            over labels drawn from it, q log σ(f) + (1 − q) log σ(−f).
+    """
+
+    soft: bool = False
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return no learned parameters."""
+        return {}
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return Bernoulli(logits=f)."""
+        del parameters
+        return distributions.Bernoulli(logits=outputs, validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k y_k log σ(f_k) + (1 − y_k) log σ(−f_k)."""
+        del parameters
+        targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
+        return per_datum(targets * outputs - F.softplus(outputs), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check shape and values of binary targets.
+
+        Raises:
+            ValueError: if the shape differs from the outputs', or a value is neither 0 nor 1 and not soft.
+        """
+        check_shape(targets, outputs.shape)
+        if self.soft:
+            if not ((targets >= 0) & (targets <= 1)).all():
+                seen = f"{targets.min().item():g}..{targets.max().item():g}"
+                raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {seen}.")
+        elif not ((targets == 0) | (targets == 1)).all():
+            seen = f"{targets.min().item():g}..{targets.max().item():g}"
+            raise ValueError(
+                f"binary targets must be 0 or 1; got values in {seen}. Probabilities are Bernoulli(soft=True)."
+            )
+
+    def average_log_prob(self, outputs_SBK: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return the log probability under the average; of a soft label q log p̄ + (1 − q) log(1 − p̄)."""
+        if self.soft and outputs_SBK[0, 0].numel() == 1:
+            positive, negative = (log_mean_exp(F.logsigmoid(f)) for f in (outputs_SBK, -outputs_SBK))
+            outputs_SBK = (positive - negative).unsqueeze(0)
+        return log_mean_exp(self.log_prob(outputs_SBK, targets, parameters))
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of diag(σ(f) σ(−f)), (K, B, ...)."""
+        del targets, parameters
+        return columns_of((0.5 * (F.logsigmoid(outputs) + F.logsigmoid(-outputs))).exp())
+
+    def score_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return y − σ(f), and for soft labels columns of the covariance of labels drawn from them, diag(q (1 − q))."""
+        del parameters
+        targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
+        mean = (targets - outputs.sigmoid()).unsqueeze(0)
+        return torch.cat([mean, columns_of((targets * (1 - targets)).sqrt())]) if self.soft else mean

@@ -1,0 +1,242 @@
+r"""Categorical: class labels, with weights of classes, labels to leave out, soft and smoothed labels.
+
+With counts c_k of the classes at one place, log p = Σ_k c_k log softmax(f)_k. A label y has c_k = w_k [k = y], soft
+labels q have c_k = w_k q_k, smoothing puts (1 − ε) q + ε / K in the place of q, and an ignored place has c = 0: what
+`torch.nn.functional.cross_entropy` sums with the same settings. The curvature is Σ_k c_k (diag(p) − p pᵀ).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Parameters, log_mean_exp
+from torchbayes.model.likelihoods.shapes import check_tensor, per_datum
+
+_SUM = 1e-3  # how far from one the sum of soft labels may be: half precision is that coarse
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """y ~ Categorical(softmax(f)): classification, targets int64 in 0..K−1, outputs are logits (..., B, K).
+
+    Targets of the outputs' shape in floating point are soft labels: a distribution over the classes for each row.
+
+    Attributes:
+        weights: how often an observation of each class counts in the fit, K numbers >= 0; once if None. Metrics do not
+            count by them: weights of rows are `Weighted`.
+        ignore_index: label of places that are left out, in fits and metrics; every label is a class if None.
+        label_smoothing: ε in [0, 1), share of each label that is spread over all classes in the fit.
+    """
+
+    weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            given: Any = self.weights
+            weights = tuple(given.tolist() if isinstance(given, Tensor) else map(float, given))
+            object.__setattr__(self, "weights", weights)
+            if not weights or not all(0 <= w < math.inf for w in weights) or not any(weights):
+                raise ValueError(f"`weights` must be finite numbers >= 0, one for each class; got {weights}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"`label_smoothing` must lie in [0, 1); got {self.label_smoothing}.")
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return no learned parameters."""
+        return {}
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return Categorical(logits=f)."""
+        del parameters
+        return distributions.Categorical(logits=outputs, validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k c_k (f_k − log Σ_j e^{f_j}), summed over further target axes."""
+        del parameters
+        soft = targets.is_floating_point()
+        if outputs.ndim == 2 and not soft:
+            weights = None if self.weights is None else outputs.new_tensor(self.weights)
+            ignored = -100 if self.ignore_index is None else self.ignore_index
+            options = {"ignore_index": ignored, "label_smoothing": self.label_smoothing}
+            return -F.cross_entropy(outputs, targets, weights, reduction="none", **options)
+        log_p = outputs.log_softmax(-1)
+        if soft or not _plain(self):
+            counts = _counts(self, outputs, targets)
+            return per_datum(torch.where(counts == 0, 0.0, counts * log_p).sum(-1), targets, event=int(soft))
+        index = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
+        return per_datum(log_p.gather(-1, index).squeeze(-1), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check shape, dtype and range of class labels, or of soft labels, and the number of weights.
+
+        Raises:
+            ValueError: if a shape does not match, a label is not in 0..K−1 or soft labels are no distributions.
+            TypeError: if labels are not int64.
+        """
+        classes = outputs.shape[-1]
+        if classes < 2:
+            raise ValueError(
+                f"Categorical needs one output per class, at least 2; the network gives {classes}. "
+                f"For two classes with one output use likelihoods.Bernoulli()."
+            )
+        if self.weights is not None and len(self.weights) != classes:
+            raise ValueError(f"`weights` must have one number per class, {classes}; got {len(self.weights)}.")
+        check_tensor(targets)
+        if targets.is_floating_point() and targets.shape == outputs.shape:
+            _check_soft(targets)
+        else:
+            _check_labels(targets, outputs.shape[:-1], classes, ignored=self.ignore_index)
+
+    def counted(self, outputs: Tensor, targets: Tensor) -> Counted:
+        """Return labels that count as often as their class, or the distribution that all counts together are."""
+        soft = targets.is_floating_point()
+        if not soft and not self.label_smoothing:
+            return Counted(_PLAIN, _labels(self, targets), None if _plain(self) else _weights(self, outputs, targets))
+        counts = _counts(self, outputs, targets)
+        total = counts.sum(-1)
+        labels = torch.where(total == 0, 1.0, counts.movedim(-1, 0)) / torch.where(total == 0, counts.shape[-1], total)
+        return Counted(_PLAIN, labels.movedim(0, -1), total)
+
+    def scored(self, outputs: Tensor, targets: Tensor) -> Counted:
+        """Return the labels, those to ignore with weight 0."""
+        judge = Categorical(ignore_index=self.ignore_index)
+        if self.ignore_index is None or targets.is_floating_point():
+            return Counted(judge, targets)
+        return Counted(judge, targets, (targets != self.ignore_index).to(outputs.dtype))
+
+    def average_log_prob(self, outputs_SBK: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return the log probability under the average; of soft labels Σ_k q_k log p̄_k where a row has one place."""
+        if targets.is_floating_point() and targets.ndim == 2:
+            outputs_SBK = log_mean_exp(outputs_SBK.log_softmax(-1)).unsqueeze(0)
+        return log_mean_exp(self.log_prob(outputs_SBK, targets, parameters))
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of diag(p) − p pᵀ of every place, (R, B, ..., K)."""
+        del targets, parameters
+        return _places_apart(outputs)
+
+    def score_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return q − p, and for soft labels columns of the covariance of labels drawn from q, diag(q) − q qᵀ."""
+        del parameters
+        if targets.is_floating_point():
+            mean = targets - outputs.softmax(-1)
+            return torch.cat([mean.unsqueeze(0), _places_apart(targets.log())])
+        label = torch.zeros_like(outputs).scatter_(-1, targets.unsqueeze(-1), 1.0)
+        return (label - outputs.softmax(-1)).unsqueeze(0)
+
+
+_PLAIN = Categorical()
+
+
+def _plain(likelihood: Categorical) -> bool:
+    """Return whether every label counts once."""
+    return likelihood.weights is None and likelihood.ignore_index is None and not likelihood.label_smoothing
+
+
+def _labels(likelihood: Categorical, targets: Tensor) -> Tensor:
+    """Return labels with class 0 in the place of ignored ones."""
+    return targets if likelihood.ignore_index is None else targets.masked_fill(targets == likelihood.ignore_index, 0)
+
+
+def _weights(likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return how often each label counts, of the targets' shape."""
+    own = likelihood.weights
+    weights = outputs.new_ones(outputs.shape[-1]) if own is None else outputs.new_tensor(own)
+    found = weights[_labels(likelihood, targets)]
+    ignored = likelihood.ignore_index
+    return found if ignored is None else found.masked_fill(targets == ignored, 0.0)
+
+
+def _counts(likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return c, (B, ..., K)."""
+    classes, soft, counts = outputs.shape[-1], targets.is_floating_point(), targets
+    if not soft:
+        counts = (targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)).to(outputs.dtype)
+    if likelihood.label_smoothing:
+        counts = (1 - likelihood.label_smoothing) * counts + likelihood.label_smoothing / classes
+    if likelihood.weights is not None:
+        counts = counts * outputs.new_tensor(likelihood.weights)
+    if likelihood.ignore_index is not None and not soft:
+        counts = counts.masked_fill((targets == likelihood.ignore_index).unsqueeze(-1), 0.0)
+    return counts
+
+
+def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignored: int | None) -> None:
+    """Check class labels.
+
+    Raises:
+        ValueError: if the shape does not match or a label is not in 0..K−1.
+        TypeError: if labels are not int64.
+    """
+    if targets.dtype != torch.int64:
+        raise TypeError(
+            f"class labels must be int64; got {targets.dtype}. Use targets.long(), or soft labels of the shape of the "
+            f"outputs, {(*shape, classes)}."
+        )
+    if targets.shape != shape:
+        raise ValueError(f"class labels must have shape {tuple(shape)}; got {tuple(targets.shape)}.")
+    kept = targets if ignored is None else targets[targets != ignored]
+    low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+    if low < 0 or high >= classes:
+        seen = low if low < 0 else high
+        raise ValueError(
+            f"class labels must lie in 0..{classes - 1}, as the network has {classes} outputs; got {seen}. Relabel the "
+            f"targets or widen the last layer; to leave such places out, use Categorical(ignore_index={seen})."
+        )
+
+
+def _check_soft(targets: Tensor) -> None:
+    """Check soft labels.
+
+    Raises:
+        ValueError: if one is negative or not finite, or a row does not sum to one.
+    """
+    sums = targets.sum(-1)
+    if not (targets >= 0).all() or not ((sums - 1).abs() <= _SUM).all():
+        far = sums.flatten()[(sums - 1).abs().nan_to_num(nan=torch.inf).argmax()]
+        raise ValueError(
+            f"soft labels must be at least 0 and sum to 1 over the classes; got a smallest of {float(targets.min()):g} "
+            f"and a sum of {float(far):g}. Divide by the sums; weights of rows are likelihoods.Weighted."
+        )
+
+
+def _places_apart(logits: Tensor) -> Tensor:
+    """Return columns of diag(p) − p pᵀ of every place of a row, each zero at the other places."""
+    if logits.ndim == 2:
+        return categorical_root(logits)
+    columns = categorical_root(logits.flatten(0, -2)).unflatten(1, logits.shape[:-1])  # (K−1, B, ..., K)
+    places = columns.flatten(2, -2)  # (K−1, B, T, K)
+    apart = torch.diag_embed(places.movedim(2, -1)).permute(4, 0, 1, 3, 2)
+    return apart.flatten(0, 1).reshape(-1, *logits.shape)
+
+
+def categorical_root(outputs_BK: Tensor) -> Tensor:
+    """Return K − 1 columns whose outer products add up to diag(p) − p pᵀ: its Cholesky factor, in closed form.
+
+    With p = softmax(f) and tails q_j = Σ_{k > j} p_k, column j has √(p_j q_j / q_{j−1}) at j and
+    −p_i √(p_j / (q_j q_{j−1})) below (Tanabe and Sagae 1992).
+
+    Args:
+        outputs_BK: logits.
+
+    Returns:
+        Tensor (K − 1, B, K).
+    """
+    log_p = outputs_BK.log_softmax(-1)
+    # tails in log space: one minus a sum of probabilities would lose all digits of a confident prediction
+    tails = torch.logcumsumexp(log_p.flip(-1), dim=-1).flip(-1)  # log q_{j−1}, with q_{−1} = 1
+    log_pj, log_before, log_after = log_p[:, :-1], tails[:, :-1], tails[:, 1:]
+    nothing = log_p.new_tensor(-torch.inf)  # a class whose logit is −∞ has no curvature
+    diagonal = torch.where(log_before.isfinite(), 0.5 * (log_pj + log_after - log_before), nothing).exp()
+    factor = torch.where(log_after.isfinite(), 0.5 * (log_pj - log_after - log_before), nothing)
+    below = -(log_p.unsqueeze(1) + factor.unsqueeze(-1)).exp()  # (B, K−1, K)
+    return (below.triu(1) + F.pad(torch.diag_embed(diagonal), (0, 1))).transpose(0, 1)

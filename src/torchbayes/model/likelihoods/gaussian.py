@@ -1,0 +1,150 @@
+"""Normal noise: of a fixed or learned scale, or of one that the network gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum, positive
+from torchbayes.model.priors import Normal, Prior
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """y ~ N(f, scale²): regression with fixed, per-output or learned noise.
+
+    Attributes:
+        scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred
+            as `likelihood.log_scale` in the flat vector).
+        outputs: number of outputs with a noise of their own when learned; 1 shares one scale.
+        initial: starting value of a learned scale.
+        prior: prior of the learned log scale.
+    """
+
+    scale: float | tuple[float, ...] | str = 1.0
+    outputs: int = 1
+    initial: float = 0.5
+    prior: Prior = field(default_factory=lambda: Normal(scale=2.0))
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scale, str):
+            if self.scale != "learned":
+                raise ValueError(f"`scale` must be a number, a tuple of numbers or 'learned'; got {self.scale!r}.")
+        elif not positive(*self.scales):
+            raise ValueError(f"`scale` must be positive; got {self.scale}.")
+        if not positive(self.initial):
+            raise ValueError(f"`initial` must be positive; got {self.initial}.")
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The fixed scales: one, or one per output; none when learned."""
+        if isinstance(self.scale, str):
+            return ()
+        return self.scale if isinstance(self.scale, tuple) else (float(self.scale),)
+
+    def rescaled(self, factor: float) -> Gaussian:
+        """Return the likelihood with its fixed scale multiplied by a factor."""
+        scale: Any = self.scale
+        return replace(self, scale=tuple(s * factor for s in scale) if isinstance(scale, tuple) else scale * factor)
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return the log scale when it is learned."""
+        if self.scale != "learned":
+            return {}
+        return {"log_scale": Learned((self.outputs,), math.log(self.initial), self.prior)}
+
+    def noise(self, outputs: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return the noise scale, broadcasting against outputs (..., B, K)."""
+        if self.scale == "learned":
+            return parameters["log_scale"].exp()
+        return torch.as_tensor(self.scale, dtype=outputs.dtype, device=outputs.device)
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return Normal(f, scale)."""
+        return distributions.Normal(outputs, self.noise(outputs, parameters), validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k −½((y_k − f_k)/scale_k)² − log(scale_k √2π)."""
+        targets = like(targets, outputs.shape[-1])
+        return per_datum(self.distribution(outputs, parameters).log_prob(targets), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check shape, dtype and finiteness of real targets, and the number of noise scales.
+
+        Raises:
+            ValueError: if the shapes disagree or a target is not finite.
+            TypeError: if targets are not floating point.
+        """
+        check_real(targets, outputs.shape)
+        scales = len(self.scales) or self.outputs
+        if scales not in {1, outputs.shape[-1]}:
+            raise ValueError(f"Gaussian has {scales} noise scales but the network gives {outputs.shape[-1]} outputs.")
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of diag(1 / scale²), (K, B, ...)."""
+        del targets
+        return columns_of((1 / self.noise(outputs, parameters)).expand_as(outputs))
+
+    def parameter_information(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> dict[str, Tensor]:
+        """Return the Fisher information of the log scale at each row, 2 for every value of its targets."""
+        del targets
+        return {
+            n: p.new_full((len(outputs), *p.shape), 2 * outputs[0].numel() / p.numel()) for n, p in parameters.items()
+        }
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian:
+    """y ~ N(m, s²) with f = [m, r], s² = softplus(r) + floor (Lakshminarayanan et al. 2017).
+
+    Attributes:
+        floor: smallest noise variance, in squared units of the targets.
+    """
+
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < math.inf:
+            raise ValueError(f"`floor` must be a finite number >= 0; got {self.floor}.")
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return no learned parameters."""
+        return {}
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return Normal(m, s): the first half of the last axis is the mean, the second half gives the variance."""
+        del parameters
+        mean, raw = outputs.chunk(2, dim=-1)
+        return distributions.Normal(mean, (F.softplus(raw) + self.floor).sqrt(), validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k log N(y_k; m_k, s_k²)."""
+        targets = like(targets, outputs.shape[-1] // 2)
+        return per_datum(self.distribution(outputs, parameters).log_prob(targets), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check that the outputs come in pairs and the targets are real and finite.
+
+        Raises:
+            ValueError: if the number of outputs is odd, shapes disagree or a target is not finite.
+            TypeError: if targets are not floating point.
+        """
+        width = outputs.shape[-1]
+        if width % 2:
+            raise ValueError(f"HeteroscedasticGaussian needs two outputs per target (mean, raw variance); got {width}.")
+        check_real(targets, torch.Size((*outputs.shape[:-1], width // 2)))
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of the Fisher information of (m, r): 1/s² and ½ (ds²/dr)²/s⁴, with nothing between them."""
+        del targets, parameters
+        raw = outputs.chunk(2, dim=-1)[1]
+        variance = F.softplus(raw) + self.floor
+        return columns_of(torch.cat([variance.rsqrt(), math.sqrt(0.5) * raw.sigmoid() / variance], dim=-1))

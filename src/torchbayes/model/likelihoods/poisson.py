@@ -1,0 +1,50 @@
+"""Poisson: counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """y ~ Poisson(e^f): counts; outputs are log rates."""
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return no learned parameters."""
+        return {}
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return Poisson(exp(f))."""
+        del parameters
+        return distributions.Poisson(outputs.exp(), validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k y_k f_k − e^{f_k} − log y_k!."""
+        del parameters
+        targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
+        return per_datum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check that the targets are counts of the outputs' shape.
+
+        Raises:
+            ValueError: if the shapes disagree or a target is negative, fractional or not finite.
+        """
+        check_shape(targets, outputs.shape)
+        real = targets.double()
+        if not (torch.isfinite(real) & (real >= 0) & (real == real.round())).all():
+            raise ValueError(f"counts must be whole numbers >= 0; got values in {real.min():g}..{real.max():g}.")
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of diag(e^f), (K, B, ...)."""
+        del targets, parameters
+        return columns_of((0.5 * outputs).exp())

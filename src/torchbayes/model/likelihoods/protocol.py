@@ -1,0 +1,150 @@
+"""What a likelihood offers, what it may offer, and how to ask it.
+
+Every likelihood has the four methods of `Likelihood`. These more are optional, and each speaks of log p(y|f) as that
+class computes it:
+
+    curvature_root(outputs, targets, parameters)     columns r, (R, B, ...), with Σ_r r rᵀ = Λ, the Fisher information
+                                                     of the outputs, in closed form
+    score_root(outputs, targets, parameters)         columns with Σ_r r rᵀ = E[s sᵀ], s = ∇_f log p(y|f), the mean over
+                                                     what the targets leave open (soft labels)
+    parameter_information(outputs, targets, parameters)   name -> information of learned parameters, (B, ...)
+    counted(outputs, targets), scored(outputs, targets)   the same targets as plain ones that count some times
+    average_log_prob(outputs_SBK, targets, parameters)    log (1/S) Σ_s p(y|f_s)
+
+A subclass that changes `log_prob`, or anything else that a base computes with, does not inherit them (`own`): it is
+differentiated instead, at the observed targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from torchbayes.model.priors import Prior
+
+Parameters = Mapping[str, Tensor]
+NONE: Parameters = {}
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A likelihood parameter that is inferred with the weights.
+
+    Attributes:
+        shape: its shape.
+        initial: the value a fit starts from.
+        prior: univariate prior of each element.
+    """
+
+    shape: tuple[int, ...]
+    initial: float
+    prior: Prior
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """What a likelihood offers; every class of this package does. Targets are a tensor, or a tuple or dict of such."""
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return the learned parameters by name (empty for most likelihoods)."""
+        ...
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return p(y | f) for outputs (..., B, K), with `parameters` broadcasting against (..., B, K)."""
+        ...
+
+    def log_prob(self, outputs: Tensor, targets: Any, parameters: Parameters = NONE) -> Tensor:
+        """Return log p(y_b | f_b), shape (..., B), in nats; row b is a function of row b alone."""
+        ...
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Raise ValueError or TypeError when `targets` (B, ...) cannot come from `outputs` (B, K)."""
+        ...
+
+
+class Counted(NamedTuple):
+    """Targets as plain ones that count some times: log p(y|f) is the sum over places of c log p_plain(y|f).
+
+    Attributes:
+        likelihood: the plain one.
+        targets: as it takes them.
+        weights: c, (B,), or (B, ...) of the places of a row, over which log p_plain and its curvature are sums; None
+            where each counts once.
+    """
+
+    likelihood: Likelihood
+    targets: Any
+    weights: Tensor | None = None
+
+
+def own(likelihood: Likelihood, name: str) -> bool:
+    """Return whether a likelihood has an optional method, and no subclass has changed what that method speaks of.
+
+    Args:
+        likelihood: any.
+        name: of the method.
+    """
+    order = type(likelihood).__mro__
+    giver = next((kind for kind in order if name in vars(kind)), None)
+    if giver is None:
+        return False
+    changed = {
+        n for kind in order[: order.index(giver)] for n, value in vars(kind).items() if hasattr(value, "__get__")
+    }
+    return not any(hasattr(giver, n) for n in changed if n != "check" and not n.startswith("__"))
+
+
+def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
+    """Return targets as they are fitted: `log_prob` is that of the plain likelihood, times the weights.
+
+    Args:
+        likelihood: any.
+        outputs: (B, ..., K).
+        targets: as it takes them.
+    """
+    if own(likelihood, "counted"):
+        return likelihood.counted(outputs, targets)  # type: ignore[attr-defined]
+    return Counted(likelihood, targets)
+
+
+def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
+    """Return targets as predictions are judged by them.
+
+    Weights of rows count here too; those of classes and smoothed labels are means of fitting and do not; what is
+    ignored has weight 0, and log probability 0 under the plain likelihood.
+
+    Args:
+        likelihood: any.
+        outputs: (B, ..., K).
+        targets: as it takes them; for `Weighted` also without weights.
+    """
+    if own(likelihood, "scored"):
+        return likelihood.scored(outputs, targets)  # type: ignore[attr-defined]
+    return Counted(likelihood, targets)
+
+
+def average_log_prob(
+    likelihood: Likelihood, outputs_SBK: Tensor, targets: Any, parameters: Parameters = NONE
+) -> Tensor:
+    """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats.
+
+    Args:
+        likelihood: any.
+        outputs_SBK: outputs of S functions.
+        targets: as it takes them.
+        parameters: learned parameters, broadcasting against the outputs.
+    """
+    if own(likelihood, "average_log_prob"):
+        return likelihood.average_log_prob(outputs_SBK, targets, parameters)  # type: ignore[attr-defined]
+    return log_mean_exp(likelihood.log_prob(outputs_SBK, targets, parameters))
+
+
+def log_mean_exp(values_S: Tensor) -> Tensor:
+    """Return log (1/S) Σ_s e^{v_s} over the first axis."""
+    return torch.logsumexp(values_S, dim=0) - math.log(len(values_S))

@@ -1,0 +1,79 @@
+"""Shapes of targets against those of outputs, and what every likelihood checks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+
+def per_datum(elementwise: Tensor, targets: Tensor, event: int = 0) -> Tensor:
+    """Return the sum over the axes of the targets behind the batch axis; the last `event` ones are summed already."""
+    extra = targets.ndim - 1 - event
+    return elementwise.flatten(-extra).sum(-1) if extra > 0 else elementwise
+
+
+def like(targets: Tensor, width: int) -> Tensor:
+    """Return targets (B,) with the trailing axis of one-column outputs, lest they broadcast to (B, B)."""
+    return targets.unsqueeze(-1) if targets.ndim == 1 and width == 1 else targets
+
+
+def aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
+    """Return targets (B,) with the trailing axis of a distribution that kept that of its one-column outputs."""
+    batch = distribution.batch_shape
+    return like(targets, batch[-1]) if len(batch) == ndim and not distribution.event_shape else targets
+
+
+def columns_of(scale: Tensor) -> Tensor:
+    """Return one column per output, with this scale at its place: (B, ...) -> (K, B, ...), K all outputs of a row."""
+    rows = scale.flatten(1)
+    return torch.diag_embed(rows).transpose(0, 1).unflatten(-1, scale.shape[1:])
+
+
+def check_tensor(targets: Any) -> None:
+    """Check that targets are one tensor.
+
+    Raises:
+        TypeError: if they are a tuple, a dict or something else.
+    """
+    if not isinstance(targets, Tensor):
+        raise TypeError(
+            f"targets must be one tensor; got {type(targets).__name__}. For (targets, weights of the rows) use "
+            f"likelihoods.Weighted(...), for other tuples and dicts a likelihood of your own."
+        )
+
+
+def check_shape(targets: Any, shape: torch.Size) -> None:
+    """Check that targets have the shape of the network's outputs.
+
+    Raises:
+        ValueError: if they have another one.
+    """
+    check_tensor(targets)
+    if like(targets, shape[-1]).shape != shape:
+        raise ValueError(
+            f"targets must have shape {tuple(shape)} to match the network's outputs; got {tuple(targets.shape)}."
+        )
+
+
+def check_real(targets: Any, shape: torch.Size) -> None:
+    """Check shape, dtype and finiteness of the targets of a regression.
+
+    Raises:
+        ValueError: if the shapes disagree or a target is not finite.
+        TypeError: if targets are not floating point.
+    """
+    check_shape(targets, shape)
+    if not targets.is_floating_point():
+        raise TypeError(f"targets of a regression must be floating point; got {targets.dtype}. Use targets.float().")
+    if not torch.isfinite(targets).all():
+        bad = int((~torch.isfinite(targets)).sum())
+        raise ValueError(f"targets must be finite; {bad} of {targets.numel()} are NaN or infinite. Remove those rows.")
+
+
+def positive(*values: float) -> bool:
+    """Return whether all numbers are positive and finite."""
+    return all(0 < value < math.inf for value in values)

@@ -1,0 +1,60 @@
+"""Student-t noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum, positive
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """y ~ f + scale · t(df): regression that tolerates outliers.
+
+    Attributes:
+        df: degrees of freedom; above 2 the variance exists.
+        scale: scale of the t distribution, in units of the targets.
+    """
+
+    df: float = 4.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not positive(self.df, self.scale):
+            raise ValueError(f"`df` and `scale` must be positive; got {self.df} and {self.scale}.")
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return no learned parameters."""
+        return {}
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return StudentT(df, f, scale)."""
+        del parameters
+        return distributions.StudentT(self.df, outputs, self.scale, validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k log t(y_k; df, f_k, scale)."""
+        targets = like(targets, outputs.shape[-1])
+        return per_datum(self.distribution(outputs, parameters).log_prob(targets), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check shape, dtype and finiteness of real targets.
+
+        Raises:
+            ValueError: if the shapes disagree or a target is not finite.
+            TypeError: if targets are not floating point.
+        """
+        check_real(targets, outputs.shape)
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of the Fisher information of the location, (df + 1) / ((df + 3) scale²)."""
+        del targets, parameters
+        return columns_of(torch.full_like(outputs, math.sqrt((self.df + 1) / (self.df + 3)) / self.scale))

@@ -1,0 +1,131 @@
+"""Weighted: rows that count more than once, or less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from torchbayes.model.likelihoods.custom import as_likelihood
+from torchbayes.model.likelihoods.gaussian import Gaussian
+from torchbayes.model.likelihoods.protocol import (
+    NONE,
+    Counted,
+    Learned,
+    Likelihood,
+    Parameters,
+    counted,
+    own,
+    scored,
+)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Σ_b w_b log p(y_b | f_b): targets (y, w) are those of another likelihood and a weight for each row, (B,).
+
+    A row of weight w is w rows: fits, curvature, evidence, noise and metrics are those of data in which it is repeated.
+    A row of weight 0 is not there. `num_data`, the scale of minibatches and of the mean loss, stays the number of
+    rows. Predictions are judged by targets (y, w), or by y alone, where each row counts once.
+
+    Attributes:
+        base: the likelihood of one observation.
+    """
+
+    base: Likelihood
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", as_likelihood(self.base))
+
+    def parameters(self) -> Mapping[str, Learned]:
+        """Return the learned parameters of the base."""
+        return self.base.parameters()
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return the distribution of one observation."""
+        return self.base.distribution(outputs, parameters)
+
+    def log_prob(self, outputs: Tensor, targets: Any, parameters: Parameters = NONE) -> Tensor:
+        """Return w_b log p(y_b | f_b)."""
+        values, weights = targets
+        weights = weights.to(outputs.dtype)
+        return torch.where(weights == 0, 0.0, weights * self.base.log_prob(outputs, values, parameters))
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check the weights, and the targets proper by the base.
+
+        Raises:
+            TypeError: if targets are no pair.
+            ValueError: if there is not one weight for each row, finite and at least 0.
+        """
+        if not isinstance(targets, tuple | list) or len(targets) != 2:
+            raise TypeError(
+                f"targets of a Weighted likelihood must be a pair (targets, weights); got {type(targets).__name__}."
+            )
+        values, weights = targets
+        if not isinstance(weights, Tensor) or weights.shape != outputs.shape[:1]:
+            seen = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise ValueError(f"weights must have shape ({len(outputs)},), one for each row; got {seen}.")
+        if not (torch.isfinite(weights) & (weights >= 0)).all():
+            raise ValueError(
+                f"weights must be finite and at least 0; got values in {float(weights.min()):g}.."
+                f"{float(weights.max()):g}."
+            )
+        self.base.check(outputs, values)
+
+    def counted(self, outputs: Tensor, targets: Any) -> Counted:
+        """Return what the base counts, times the weights."""
+        return _times(counted(self.base, outputs, targets[0]), targets[1].to(outputs.dtype))
+
+    def scored(self, outputs: Tensor, targets: Any) -> Counted:
+        """Return what the base is judged by, times the weights; targets without weights count once.
+
+        Raises:
+            TypeError: if targets are neither a tensor nor a pair.
+            ValueError: if the weights are wrong.
+        """
+        if isinstance(targets, Tensor):
+            return scored(self.base, outputs, targets)
+        self.check(outputs, targets)
+        return _times(scored(self.base, outputs, targets[0]), targets[1].to(outputs.dtype))
+
+
+def _times(found: Counted, weights: Tensor) -> Counted:
+    """Return counts times weights of the rows."""
+    if found.weights is None:
+        return found._replace(weights=weights)
+    return found._replace(weights=found.weights * weights.view(-1, *[1] * (found.weights.ndim - 1)))
+
+
+def unweighted(likelihood: Likelihood) -> Likelihood:
+    """Return the likelihood of one observation: the base of a weighted one."""
+    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+        likelihood = likelihood.base
+    return likelihood
+
+
+def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
+    """Return the fixed scales of normal noise, weighted or not: one, or one per output; empty if there are none.
+
+    A subclass of `Gaussian` that changes the log probability has none: its noise is its own affair.
+    """
+    plain = unweighted(likelihood)
+    return plain.scales if isinstance(plain, Gaussian) and own(plain, "curvature_root") else ()
+
+
+def rescaled(likelihood: Likelihood, factor: float) -> Likelihood:
+    """Return the likelihood with its fixed noise scale multiplied by a factor.
+
+    Raises:
+        TypeError: if it has none.
+    """
+    if not fixed_noise(likelihood):
+        name = type(unweighted(likelihood)).__name__
+        raise TypeError(f"{name} has no fixed noise scale to tune. Use likelihoods.Gaussian(scale).")
+    if isinstance(likelihood, Weighted):
+        return replace(likelihood, base=rescaled(likelihood.base, factor))
+    return likelihood.rescaled(factor)  # type: ignore[attr-defined]
