@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.curvature.features import Part, covariance, cross_covariance
-from torchbayes.curvature.roots import exact_root
+from torchbayes.curvature.roots import check_curved, root
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.fit import start_of
@@ -152,7 +152,8 @@ def functional_laplace(
     prior = Diagonal(1 / precision_D.unsqueeze(0))
     tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=chunk)
     outputs_NK, train = tangent.linear(rows.inputs)
-    root_NRK = exact_root(model.likelihood, outputs_NK, rows.targets, parameters={}).transpose(0, 1)
+    root_NRK = root("ggn", model.likelihood, outputs_NK, targets=rows.targets, parameters={}).transpose(0, 1)
+    check_curved(model.likelihood, float(root_NRK.abs().max()))
     count = root_NRK.shape[:2].numel()
     if count > largest:
         raise ValueError(

@@ -25,7 +25,8 @@ from torch import Tensor
 from torchbayes.inference.batches import as_source
 from torchbayes.linalg.curvature import Curvature, DiagonalCurvature, restore_curvature
 from torchbayes.linearised import Linearised
-from torchbayes.model.likelihoods import Gaussian
+from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
 from torchbayes.posteriors.problems import warn_of
@@ -43,7 +44,7 @@ class Problem:
         curvature: H in units of the prior.
         group_D: group of each weight, int64; −1 for weights whose prior stays.
         squares_MD: r (w − μ)², squared size of each weight in units of the prior.
-        count: n, target values; 0 if the noise stays.
+        count: n, target values, each as often as its row counts; 0 if the noise stays.
         errors_M: R of each member.
         free: whether the groups' factors are; else they stay 1.
     """
@@ -51,7 +52,7 @@ class Problem:
     curvature: Curvature
     group_D: Tensor
     squares_MD: Tensor
-    count: int
+    count: float
     errors_M: Tensor
     free: bool
 
@@ -150,10 +151,8 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
     count, errors_M = 0, torch.zeros(len(mean_MD), dtype=torch.float64)
     if noise:
         count = posterior.num_targets
-        likelihood = model.likelihood
-        assert isinstance(likelihood, Gaussian)
-        scale = likelihood.scale if isinstance(likelihood.scale, tuple) else (likelihood.scale,)
-        constant = sum(math.log(float(s) * math.sqrt(2 * math.pi)) for s in scale) / len(scale)
+        scales = fixed_noise(model.likelihood)
+        constant = sum(math.log(s * math.sqrt(2 * math.pi)) for s in scales) / len(scales)
         errors_M = -2 * (posterior.log_likelihood_M.cpu() + count * constant)
     return Problem(
         posterior.curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model"

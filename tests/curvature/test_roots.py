@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributions
 
 from tests.oracles import assert_close, classes, normal
-from torchbayes.curvature.roots import categorical_root, parameter_information, root
+from torchbayes.curvature.roots import check_curved, parameter_information, root
 from torchbayes.model.likelihoods import (
     Bernoulli,
     Categorical,
@@ -22,6 +22,7 @@ from torchbayes.model.likelihoods import (
     Poisson,
     StudentT,
 )
+from torchbayes.model.likelihoods.categorical import categorical_root
 
 LOG_SCALE = {"log_scale": torch.tensor([math.log(0.4)], dtype=torch.float64)}
 LOG_SCALES = {"log_scale": torch.tensor([-0.5, 0.1, 0.3], dtype=torch.float64)}
@@ -221,10 +222,15 @@ def test_custom_likelihood_that_checks_its_arguments():
     assert_close(ggn(likelihood, outputs, targets), hessians(softmax_loss, outputs, targets))
 
 
-@pytest.mark.parametrize("make", [lambda f: distributions.Laplace(f, 1.0, validate_args=False)], ids=["laplace"])
-def test_no_curvature_is_said(make: Callable[[Tensor], Any]):
-    with pytest.raises(ValueError, match="no curvature in f"):
-        ggn(Custom(make), normal(4, 2), normal(4, 2, seed=1))
+def test_no_curvature_is_said_of_all_rows_together():
+    """Some rows may well have none, such as ones that are ignored or censored."""
+    likelihood = Custom(lambda f: distributions.Laplace(f, 1.0, validate_args=False))
+    columns = root("ggn", likelihood, normal(4, 2), targets=normal(4, 2, seed=1), parameters={})
+    assert not columns.any()
+    with pytest.raises(ValueError, match="Custom has no curvature in f"):
+        check_curved(likelihood, float(columns.abs().max()))
+    check_curved(likelihood, 1e-9)
+    check_curved(Categorical(), 0.0)  # has some: it is the network that does not use its weights
 
 
 @pytest.mark.parametrize("classes_", [2, 5, 1000])

@@ -20,7 +20,6 @@ from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.share import Share
 from torchbayes.model.density import LogDensity
-from torchbayes.model.likelihoods import Custom
 from torchbayes.model.model import Model
 from torchbayes.posteriors.files import write_whole
 
@@ -41,7 +40,7 @@ def describe_model(model: Model) -> dict[str, Any]:
     """Return likelihood, priors and temperature in words: what a resumed run must share with the one it continues."""
     own = model.likelihood
     return {
-        "likelihood": f"Custom({own.function.__qualname__})" if isinstance(own, Custom) else repr(own),
+        "likelihood": repr(own) if type(own).__repr__ is not object.__repr__ else f"{type(own).__qualname__}()",
         "prior": [f"{s.where.start}:{s.where.stop} {s.prior!r}" for s in model.prior.segments],
         "temperature": model.temperature,
         "tempering": model.tempering,

@@ -13,13 +13,15 @@ from torchbayes.curvature.anatomy import Findings, anatomy, look
 from torchbayes.curvature.collect import Collector, Where, units
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
+from torchbayes.curvature.roots import check_curved
 from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
 from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.mode import warn_unless_mode
 from torchbayes.inference.settings import check_counts
 from torchbayes.linalg.added import plus_precision
-from torchbayes.model.batch import batch_size
+from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.density import LogDensity
+from torchbayes.model.likelihoods.weighted import num_values
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -105,7 +107,7 @@ class Survey:
         seeds: one seed per member.
         step: batches seen.
         steps_per_epoch: length of a pass.
-        num_targets: values of the targets so far.
+        num_targets: values of the targets so far, each as often as its row counts.
         found: how the network is built, as `Findings.text`; empty before the first batch.
     """
 
@@ -117,7 +119,7 @@ class Survey:
     seeds: tuple[int, ...]
     step: int
     steps_per_epoch: int
-    num_targets: int
+    num_targets: float
     found: str
 
     def clone(self) -> Survey:
@@ -132,7 +134,7 @@ def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_p
     none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
     gradient_MD = torch.zeros_like(weights_MD)
     own = {name: buffer.clone() for name, buffer in buffers.items()}
-    return Survey(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0, "")
+    return Survey(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
 
 
 def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) -> tuple[Survey, Tensor]:
@@ -168,8 +170,8 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
     if place[1] == now.steps_per_epoch - 1:
         collector.turn_(dict(now.sums), where, place[0])
     total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
-    values = now.num_targets + (batch.targets[0].numel() if place[0] == 0 else 0)
-    now = replace(now, log_likelihood_M=total_M, num_targets=values, step=now.step + 1)
+    values = num_values(model.likelihood, rows_of(batch.targets, 0)) if place[0] == 0 else 0
+    now = replace(now, log_likelihood_M=total_M, num_targets=now.num_targets + values, step=now.step + 1)
     return now, -found_M / batch_size(batch.inputs, 1)
 
 
@@ -177,7 +179,8 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
     """Return the mixture of the Gaussians at the weights, under the model's prior.
 
     Raises:
-        ValueError: if the survey is not over, or the prior has no precision at the weights.
+        ValueError: if the survey is not over, the prior has no precision at the weights, or the likelihood has no
+            curvature.
     """
     steps = recipe.sums.passes * survey.steps_per_epoch
     if survey.step < steps:
@@ -186,6 +189,8 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
     reference_MD, strength_D = units(model, weights_MD)
     collector, factor = recipe.collector(model, Findings.parse(survey.found)), model.scales(1, 1).likelihood
     curvature = collector.curvature(survey.sums, reference_MD)
+    if recipe.curvature == "ggn":
+        check_curved(model.likelihood, float(curvature.trace().min()))
     curvature = curvature if factor == 1 else curvature.scaled(factor)
     if model.prior.joint is not None and not model.prior.joint.is_independent:
         curvature = plus_precision(curvature, model.prior.joint.covariance)

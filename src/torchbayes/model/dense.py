@@ -187,7 +187,7 @@ def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise,
     Raises:
         UnavailableError: if the kernel does not know it.
     """
-    if type(likelihood) is Categorical:
+    if type(likelihood) is Categorical and likelihood == Categorical():
         return Noise(Family.CATEGORICAL), 1
     if type(likelihood) is HeteroscedasticGaussian and outputs % 2 == 0:
         return Noise(Family.HETEROSCEDASTIC, floor=likelihood.floor), outputs // 2

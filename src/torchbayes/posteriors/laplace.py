@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbayes.linalg import Diagonal, Scaled
 from torchbayes.linalg.curvature import Curvature, restore_curvature
 from torchbayes.model.joint_prior import Joint
-from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.likelihoods.weighted import fixed_noise, rescaled
 from torchbayes.model.model import having
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.posterior import Posterior
@@ -36,7 +36,7 @@ class LaplacePosterior(Posterior):
         strength_D: d; 0 where the prior is flat or is part of H.
         log_likelihood_M: Σ_n log p(y_n|f(x_n)) at the modes, float64, in nats.
         num_data: N, rows.
-        num_targets: values in all targets, N times those of a row.
+        num_targets: values in all targets, each as often as its row counts: N times those of a row without weights.
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
     """
 
@@ -46,7 +46,7 @@ class LaplacePosterior(Posterior):
     strength_D: Tensor
     log_likelihood_M: Tensor
     num_data: int
-    num_targets: int
+    num_targets: float
     noise_scale: float = 1.0
 
     kind = "laplace"
@@ -157,10 +157,10 @@ class LaplacePosterior(Posterior):
         Raises:
             TypeError: if the likelihood has no fixed noise scale.
         """
-        model = having_noise(self.model, factor)
-        scale = self.model.likelihood.scale  # type: ignore[attr-defined]
-        scales = scale if isinstance(scale, tuple) else (scale,)
-        constant = sum(math.log(float(s) * math.sqrt(2 * math.pi)) for s in scales) / len(scales) * self.num_targets
+        if factor == 1.0:
+            return self
+        model, scales = having_noise(self.model, factor), fixed_noise(self.model.likelihood)
+        constant = sum(math.log(s * math.sqrt(2 * math.pi)) for s in scales) / len(scales) * self.num_targets
         errors_M = self.log_likelihood_M + constant
         log_likelihood_M = errors_M / factor**2 - constant - self.num_targets * math.log(factor)
         curvature, total = self.curvature.scaled(factor**-2), self.noise_scale * factor
@@ -203,16 +203,7 @@ def having_noise(model: Any, factor: float) -> Any:
     Raises:
         TypeError: if the likelihood has no fixed noise scale.
     """
-    if factor == 1.0:
-        return model
-    likelihood = model.likelihood
-    if not isinstance(likelihood, GaussianLikelihood) or isinstance(likelihood.scale, str):
-        raise TypeError(
-            f"{type(likelihood).__name__} has no fixed noise scale to tune. Use likelihoods.Gaussian(scale)."
-        )
-    scale = likelihood.scale
-    other = tuple(s * factor for s in scale) if isinstance(scale, tuple) else scale * factor
-    return having(model, likelihood=dataclasses.replace(likelihood, scale=other))
+    return model if factor == 1.0 else having(model, likelihood=rescaled(model.likelihood, factor))
 
 
 def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:

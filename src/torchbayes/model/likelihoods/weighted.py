@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.utils import _pytree as pytree
 
 from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.gaussian import Gaussian
@@ -106,6 +107,16 @@ def unweighted(likelihood: Likelihood) -> Likelihood:
     while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
         likelihood = likelihood.base
     return likelihood
+
+
+def num_values(likelihood: Likelihood, targets: Any) -> float:
+    """Return the number of values in targets (B, ...), each as often as its row counts."""
+    each: Tensor | None = None
+    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+        likelihood, (targets, weights) = likelihood.base, targets
+        each = weights.double() if each is None else each * weights
+    total = sum(leaf.numel() for leaf in pytree.tree_leaves(targets))
+    return float(total if each is None else total / len(each) * each.sum())
 
 
 def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
