@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributions
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.model.likelihoods import Categorical
+from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
@@ -41,39 +43,49 @@ class Scores:
 class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
 
+    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Every metric is a
+    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. What a place of a
+    soft label counts is shared among the classes. Weights of classes and smoothing are means of fitting alone.
+
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
             equal-mass bins), entropy, mutual_information. Regression: nll (of the mixture), nll_gaussian (of the
-            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval). Others: nll.
+            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval). Others, and targets
+            that are no labels or numbers of that shape: nll.
         log_prob: log probability of each target under the average (N,), in nats.
-        targets: (N, ...).
+        targets: (N, ...), or a tree of such.
         probs: averaged class probabilities (N, K), or None.
         scores: how uncertain each input is, or None.
         mean: predictive mean (N, K') of a regression, or None.
         scale: predictive standard deviation (N, K') of a regression, or None.
+        weights: how often each row counts (N,); None where each counts once.
     """
 
     metrics: dict[str, float]
     log_prob: Tensor = field(repr=False)
-    targets: Tensor = field(repr=False)
+    targets: Any = field(repr=False)
     probs: Tensor | None = field(default=None, repr=False)
     scores: Scores | None = field(default=None, repr=False)
     mean: Tensor | None = field(default=None, repr=False)
     scale: Tensor | None = field(default=None, repr=False)
+    weights: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass
 class _Columns:
     """Per-row results, gathered batch by batch."""
 
-    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    parts: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, **columns: Tensor) -> None:
+    def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
-            self.parts.setdefault(name, []).append(column.cpu())
+            own = pytree.tree_map(lambda t: (t if kept is None else t[kept]).cpu(), column)
+            self.parts.setdefault(name, []).append(own)
 
-    def joined(self) -> dict[str, Tensor]:
-        return {name: torch.cat(parts) for name, parts in self.parts.items()}
+    def joined(self) -> dict[str, Any]:
+        return {
+            name: pytree.tree_map(lambda *tensors: torch.cat(tensors), *parts) for name, parts in self.parts.items()
+        }
 
 
 def evaluate(
@@ -104,26 +116,41 @@ def evaluate(
     """
     columns = _Columns()
     for predictive, targets in _predictives(posterior, data, draws, seed, chunk_size):
-        predictive.likelihood.check(predictive.outputs_SBK[0], targets)
-        columns.add(targets=targets, log_prob=predictive.log_prob(targets))
-        kind = predictive.distribution
-        if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
-            _add_scores(columns, predictive)
-        elif isinstance(kind, distributions.Normal | distributions.StudentT):
-            low, high = _interval(predictive)
-            columns.add(mean=predictive.mean, scale=predictive.variance.sqrt(), low=low, high=high)
+        _add_rows(columns, predictive, targets)
     if not columns.parts:
         raise ValueError("the data are empty: there are no rows to evaluate.")
     rows = columns.joined()
-    found = {"nll": float(metrics.nll(rows["log_prob"])) + _log_scale(rows, target_scale)}
-    if "probs" in rows:
-        found |= _class_metrics(rows)
+    if not len(rows["log_prob"]):
+        raise ValueError("no row counts: all are ignored, or have weight 0.")
+    found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
     if "mean" in rows:
+        found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
+    # of every batch, or of none: what is no label in one of them is none in the others
+    if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
+        found |= _class_metrics(rows)
+    if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]):
         found |= _real_metrics(rows, target_scale)
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
-    return Evaluation(
-        found, rows["log_prob"], rows["targets"], rows.get("probs"), scores, rows.get("mean"), rows.get("scale")
-    )
+    parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
+    return Evaluation(found, rows["log_prob"], rows["targets"], *parts)
+
+
+def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
+    """Add what a batch is judged by: the rows, and the places of rows, that count."""
+    judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+    judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
+    log_prob = predictive.log_prob(targets)
+    weights = torch.ones_like(log_prob) if judged.row_weights is None else judged.row_weights.to(log_prob)
+    kept = weights > 0
+    columns.add(kept, targets=judged.targets, log_prob=log_prob, weights=weights)
+    kind = predictive.distribution
+    if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
+        _add_scores(columns, predictive, judged)
+    elif isinstance(kind, distributions.Normal | distributions.StudentT):
+        low, high = _interval(predictive)
+        columns.add(kept, mean=predictive.mean, scale=predictive.variance.sqrt(), low=low, high=high)
+        if isinstance(judged.targets, Tensor) and judged.targets.numel() == low.numel():
+            columns.add(kept, numbers=judged.targets.reshape(low.shape))
 
 
 def uncertainty(
@@ -202,18 +229,22 @@ class TemperatureScaling:
     temperature: float
 
     @classmethod
-    def fit(cls, predictive: Predictive, targets: Tensor) -> TemperatureScaling:
+    def fit(cls, predictive: Predictive, targets: Any) -> TemperatureScaling:
         """Choose T by the likelihood of held-out targets.
 
         Args:
             predictive: of a classification, on rows that were not used for fitting.
-            targets: class labels (B,).
+            targets: class labels (B,), as the likelihood takes them.
 
         Returns:
             The calibrator.
         """
         tiny = torch.finfo(predictive.probs.dtype).tiny
-        return cls(fit_temperature(predictive.probs.clamp_min(tiny).log(), targets))
+        judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+        kept = torch.ones_like(judged.targets, dtype=torch.bool) if judged.weights is None else judged.weights > 0
+        weights = None if judged.weights is None else judged.weights[kept]
+        logits = predictive.probs.clamp_min(tiny).log()
+        return cls(fit_temperature(logits[kept], judged.targets[kept], weights_B=weights))
 
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1."""
@@ -222,7 +253,7 @@ class TemperatureScaling:
 
 def _predictives(
     posterior: Posterior | Functions | Source | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
-) -> Iterator[tuple[Predictive, Tensor]]:
+) -> Iterator[tuple[Predictive, Any]]:
     if isinstance(posterior, Predictive):
         yield posterior, data
         return
@@ -251,43 +282,68 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
     return data
 
 
-def _add_scores(columns: _Columns, predictive: Predictive) -> None:
-    probs = predictive.probs
-    if isinstance(predictive.distribution, distributions.Bernoulli):
-        probs = torch.stack([1 - probs, probs], dim=-1).flatten(0, -2)
+def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | None = None) -> None:
+    """Add class probabilities of every place and how uncertain they are; with targets, of places that count."""
+    probs, binary = predictive.probs, isinstance(predictive.distribution, distributions.Bernoulli)
+    rows, probs = len(probs), (torch.stack([1 - probs, probs], dim=-1) if binary else probs).flatten(0, -2)
+    weights = judged.weights if judged else None
+    if weights is None:
+        weights = probs.new_ones(rows)
+    weights = weights.flatten() if weights.ndim > 1 else weights.repeat_interleave(len(probs) // rows)
+    kept = weights > 0
+    if judged:
+        labels = _labels(judged.targets, probs, kept, binary=binary)
+        columns.add(kept, label_weights=weights, **({} if labels is None else {"labels": labels}))
     columns.add(
-        probs=probs.flatten(0, -2),
-        confidence=probs.amax(-1).flatten(),
+        kept,
+        probs=probs,
+        confidence=probs.amax(-1),
         entropy=predictive.entropy.flatten(),
         mutual_information=predictive.mutual_information.flatten(),
     )
 
 
-def _class_metrics(rows: dict[str, Tensor]) -> dict[str, float]:
-    probs, targets = rows["probs"], rows["targets"].flatten().long()
+def _labels(targets: Any, probs: Tensor, kept: Tensor, *, binary: bool) -> Tensor | None:
+    """Return labels (P,) of P places with probabilities (P, K), or soft ones (P, K); None if targets are neither."""
+    if not isinstance(targets, Tensor):
+        return None
+    if binary and targets.is_floating_point() and targets.numel() == len(probs):
+        targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
+    if targets.is_floating_point():
+        return targets.reshape(probs.shape).to(probs) if targets.numel() == probs.numel() else None
+    flat = targets.flatten()
+    inside = len(flat) == len(probs) and ((flat >= 0) & (flat < probs.shape[-1]) | ~kept).all()
+    return flat.long() if inside else None
+
+
+def _unequal(weights: Tensor) -> Tensor | None:
+    """Return weights, or None where each counts once."""
+    return None if (weights == 1).all() else weights
+
+
+def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
+    probs, labels, own = rows["probs"], rows["labels"], {"weights_B": _unequal(rows["label_weights"])}
     return {
-        "accuracy": float(metrics.accuracy(probs, targets)),
-        "brier": float(metrics.brier(probs, targets)),
-        "ece": float(metrics.ece(probs, targets)),
-        "ece_mass": float(metrics.ece_mass(probs, targets)),
-        "entropy": float(rows["entropy"].mean()),
-        "mutual_information": float(rows["mutual_information"].mean()),
+        "accuracy": float(metrics.accuracy(probs, labels, **own)),
+        "brier": float(metrics.brier(probs, labels, **own)),
+        "ece": float(metrics.ece(probs, labels, **own)),
+        "ece_mass": float(metrics.ece_mass(probs, labels, **own)),
+        "entropy": float(metrics.weighted_mean(rows["entropy"], **own)),
+        "mutual_information": float(metrics.weighted_mean(rows["mutual_information"], **own)),
     }
 
 
-def _real_metrics(rows: dict[str, Tensor], target_scale: float) -> dict[str, float]:
-    targets = rows["targets"].reshape(rows["mean"].shape)
-    gaussian = distributions.Normal(rows["mean"], rows["scale"]).log_prob(targets).flatten(1).sum(-1)
+def _real_metrics(rows: dict[str, Any], target_scale: float) -> dict[str, float]:
+    mean, numbers, weights = rows["mean"], rows["numbers"], _unequal(rows["weights"])
+    gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).flatten(1).sum(-1)
+    own = {"weights_B": None if weights is None else weights.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean).flatten()}
+    low, high, numbers = (each.flatten() for each in (rows["low"], rows["high"], numbers))
+    log_scale = math.log(target_scale) * mean[0].numel()
     return {
-        "nll_gaussian": float(metrics.nll(gaussian)) + _log_scale(rows, target_scale),
-        "rmse": float(metrics.rmse(rows["mean"].flatten(), targets.flatten())) * target_scale,
-        "coverage": float(metrics.interval_coverage(rows["low"].flatten(), rows["high"].flatten(), targets.flatten())),
+        "nll_gaussian": float(metrics.nll(gaussian, weights_B=weights)) + log_scale,
+        "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
+        "coverage": float(metrics.interval_coverage(low, high, numbers, **own)),
     }
-
-
-def _log_scale(rows: dict[str, Tensor], target_scale: float) -> float:
-    """Return the change of a negative log density when the targets' unit changes, one term per target dimension."""
-    return math.log(target_scale) * rows["targets"][0].numel() if "mean" in rows else 0.0
 
 
 def _interval(predictive: Predictive) -> tuple[Tensor, Tensor]:

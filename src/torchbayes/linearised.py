@@ -32,6 +32,8 @@ from torchbayes.links import laplace_bridge, pairwise_probit, probit
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.likelihoods.protocol import own
+from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions as Drawn
@@ -42,7 +44,7 @@ from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import Predictive
 
 Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
-_KINDS: dict[str, tuple[type, ...]] = {
+_KINDS: dict[str, tuple[type[Any], ...]] = {
     "gaussian": (GaussianLikelihood,),
     "probit": (Categorical, Bernoulli),
     "pairwise": (Categorical,),
@@ -235,13 +237,19 @@ def link_of(link: str, likelihood: Likelihood) -> str:
     if link not in get_args(Link):
         raise ValueError(f"`link` must be one of {', '.join(get_args(Link))}; got {link!r}.")
     if link == "auto":
-        return next((n for n in ("gaussian", "probit") if isinstance(likelihood, _KINDS[n])), "samples")
-    if link in _KINDS and not isinstance(likelihood, _KINDS[link]):
-        names = " or ".join(kind.__name__ for kind in _KINDS[link])
-        raise ValueError(
-            f"link {link!r} needs a {names} likelihood; got {type(likelihood).__name__}. Use link='samples'."
-        )
+        return next((n for n in ("gaussian", "probit") if _goes_with(n, likelihood)), "samples")
+    if link in _KINDS and not _goes_with(link, likelihood):
+        names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
+        raise ValueError(f"link {link!r} needs a {names} likelihood; got {seen}. Use link='samples'.")
     return link
+
+
+def _goes_with(link: str, likelihood: Likelihood) -> bool:
+    """Return whether a closed form is that of a likelihood: of its distribution, or of its density for "gaussian"."""
+    plain = unweighted(likelihood)
+    if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
+        return False
+    return link != "gaussian" or own(plain, "curvature_root")
 
 
 def linked(

@@ -6,7 +6,6 @@ functions throughout. Probabilities are averaged, never outputs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from torch.distributions import Distribution
 from torch.utils.data import DataLoader
 
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
+from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
 from torchbayes.model.seeds import Purpose, seeded
 from torchbayes.posteriors.functions import Functions
@@ -107,18 +107,21 @@ class Predictive:
         """Variance of the targets under the average: epistemic + aleatoric; (B, K')."""
         return self.epistemic + self.aleatoric
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Any) -> Tensor:
         """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
 
+        Weights of rows and classes do not enter, and places to ignore count nothing. For one soft label a row it is
+        Σ_k q_k log p(k | x_b, D).
+
         Args:
-            targets: tensor (B, ...), as the likelihood takes them.
+            targets: tensor (B, ...) or a tree of such, as the likelihood takes them.
 
         Returns:
             Tensor (B,), in nats.
         """
-        likelihood = self.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
-        each_SB = likelihood.log_prob(self.outputs_SBK, targets, self.parameters)
-        return torch.logsumexp(each_SB, dim=0) - math.log(self.draws)
+        judged = scored(self.likelihood, self.outputs_SBK[0], targets)
+        likelihood = judged.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
+        return average_log_prob(likelihood, self.outputs_SBK, judged.targets, self.parameters)
 
     @property
     def entropy(self) -> Tensor:
@@ -285,7 +288,7 @@ def stream(
     draws: int | None = None,
     seed: int = 0,
     chunk_size: int = 1024,
-) -> Iterator[tuple[Predictive, Tensor]]:
+) -> Iterator[tuple[Predictive, Any]]:
     """Yield (predictive, targets) batch by batch, with the same functions throughout and in bounded memory.
 
     Args:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchbayes.inference.batches import as_source
 from torchbayes.linalg.curvature import Curvature, DiagonalCurvature, restore_curvature
 from torchbayes.linearised import Linearised
+from torchbayes.metrics import nll
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import PREFIX, Model
@@ -104,7 +105,8 @@ def tune(
         prior: which factors are free: "model" (none), "scalar", "layer", or, for diagonal curvature, "weight".
         noise: whether the noise scale of a regression with a fixed one is free.
         on: held-out data, (inputs, targets) or a loader: maximise the log likelihood that the linearised predictive
-            gives it, over one factor ("scalar") and the noise scale. None maximises the evidence.
+            gives it, weighted as its rows are, over one factor ("scalar") and the noise scale. None maximises the
+            evidence.
 
     Returns:
         The posterior under the chosen prior and noise; `model` has both.
@@ -296,7 +298,8 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
 
     def negative(point: np.ndarray) -> float:
         predictive = predict(Linearised(at(point)), rows.inputs)
-        return -float(predictive.log_prob(rows.targets).mean())
+        weights = scored(predictive.likelihood, predictive.outputs_SBK[0], rows.targets).row_weights
+        return float(nll(predictive.log_prob(rows.targets), weights_B=weights))
 
     grid = np.linspace(math.log(1e-4), math.log(1e4), 9)
     starts = [np.array([g, 0.0] if noise and prior == "scalar" else [g]) for g in grid]

@@ -146,9 +146,7 @@ def _score_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameter
     return gradient.unsqueeze(0)
 
 
-def _sampled_root(
-    plain: Likelihood, outputs: Tensor, targets: Any, *, parameters: Parameters, samples: int
-) -> Tensor:
+def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameters: Parameters, samples: int) -> Tensor:
     """Return ∇_f log p(y_s|f) / √S at S targets drawn from the model, (S, B, ...).
 
     Raises:

@@ -21,7 +21,8 @@ from torch import Tensor
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import check_model
 from torchbayes.inference.batches import as_source
-from torchbayes.model.likelihoods import Gaussian
+from torchbayes.model.likelihoods.protocol import counted
+from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network
 from torchbayes.model.priors import Normal
@@ -49,7 +50,7 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     """
     check_model(model)
     loc_D, scale_D = _normal_prior(model)
-    if not isinstance(model.likelihood, Gaussian) or model.likelihood.scale == "learned":
+    if not fixed_noise(model.likelihood):
         raise ValueError(f"the likelihood must be Gaussian with a fixed scale; got {model.likelihood!r}.")
     source = as_source(model, data, 1024)
     source.check()
@@ -58,11 +59,14 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     own = model.network
     network = Network(module, own.random if own.picked.places else own.layout.names)
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
-    noise_NK = model.likelihood.noise(centre_NK).expand_as(centre_NK)
-    residual = ((rows.targets.reshape(centre_NK.shape) - centre_NK) / noise_NK).flatten()
-    scaled = (features_NKD * scale_D / noise_NK.unsqueeze(-1)).flatten(0, 1)
-    value, form = _standard(residual, scaled)
-    value -= float(noise_NK.log().sum())
+    plain, targets, weights_N = counted(model.likelihood, centre_NK, rows.targets)
+    noise_NK = plain.noise(centre_NK).expand_as(centre_NK)  # type: ignore[attr-defined]
+    weights_N1 = centre_NK.new_ones(len(centre_NK), 1) if weights_N is None else weights_N.unsqueeze(1)
+    residual_NK = weights_N1.sqrt() * (targets.reshape(centre_NK.shape) - centre_NK) / noise_NK
+    scaled = (features_NKD * scale_D * (weights_N1.sqrt() / noise_NK).unsqueeze(-1)).flatten(0, 1)
+    value, form = _standard(residual_NK.flatten(), scaled)
+    # a row of weight w has w times the constant of the density
+    value -= float((weights_N1 * noise_NK.log() + 0.5 * (weights_N1 - 1) * math.log(2 * math.pi)).sum())
     return Evidence(value, 0.0, "exact, linear-Gaussian", {"form": form})
 
 

@@ -7,6 +7,7 @@ work runs in their dtype, sums over points in float64. A score of a whole set is
 the inputs; a value for each point keeps the dtype of the input. Wrong inputs raise TypeError or ValueError.
 """
 
+from torchbayes.metrics._checks import weighted_mean
 from torchbayes.metrics.calibration import (
     Reliability,
     ece,
@@ -44,4 +45,5 @@ __all__ = [
     "rmse",
     "total_variation",
     "wasserstein1",
+    "weighted_mean",
 ]

@@ -3,6 +3,8 @@
 A wrong call ends in a message that says what is wrong, the value seen and what to do.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -95,6 +97,72 @@ def check_targets(targets_B: Tensor, scores_BK: Tensor) -> Tensor:
         seen = lowest if lowest < 0 else highest
         raise ValueError(f"`targets_B` must lie in 0..{num_classes - 1}; got {seen}. Renumber or drop such rows.")
     return classes_B
+
+
+def check_labels(targets_B: Tensor, probs_BK: Tensor) -> Tensor:
+    """Require integer classes, or soft labels: a distribution over the classes for each row.
+
+    Args:
+        targets_B: Classes, shape (B,), or probabilities of them, shape (B, K).
+        probs_BK: The checked probabilities they are compared with.
+
+    Returns:
+        The classes as int64 (B,), or the soft labels (B, K).
+
+    Raises:
+        TypeError: If they are neither integers nor of the shape of ``probs_BK``.
+        ValueError: If shape, device or range does not fit ``probs_BK``.
+    """
+    soft = isinstance(targets_B, Tensor) and targets_B.is_floating_point() and targets_B.shape == probs_BK.shape
+    if not soft:
+        return check_targets(targets_B, probs_BK)
+    check_probs("targets_B", targets_B, 2)
+    check_device("targets_B", targets_B, probs_BK)
+    return targets_B
+
+
+def weighted_mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
+    r"""Return $\sum_b w_b v_b / \sum_b w_b$ in float64, the mean without weights; a point of weight 0 is not there.
+
+    Args:
+        values_B: Values, any shape.
+        weights_B: How often each counts, the same shape, or None.
+
+    Raises:
+        TypeError: If the weights are no tensor.
+        ValueError: If their shape differs, one is negative or not finite, or all are zero.
+    """
+    if weights_B is None:
+        return values_B.double().mean()
+    weights_B = check_weights(weights_B, values_B)
+    return torch.where(weights_B == 0, 0.0, weights_B * values_B.double()).sum() / weights_B.sum()
+
+
+def check_weights(weights_B: Tensor, values_B: Tensor) -> Tensor:
+    """Require weights of points, and return them in float64.
+
+    Args:
+        weights_B: How often each point counts.
+        values_B: What they belong to, of the same shape.
+
+    Returns:
+        The weights, float64.
+
+    Raises:
+        TypeError: If they are no tensor.
+        ValueError: If their shape differs, one is negative or not finite, or all are zero.
+    """
+    if not isinstance(weights_B, Tensor):
+        raise TypeError(f"`weights_B` must be a torch tensor; got {type(weights_B).__name__}. Use torch.as_tensor.")
+    check_same_shape("weights_B", weights_B, "values", values_B)
+    weights_B = weights_B.double()
+    lowest, total = torch.stack([weights_B.min(), weights_B.sum()]).tolist()
+    if not (lowest >= 0 and 0 < total < math.inf):
+        raise ValueError(
+            f"`weights_B` must be finite, at least 0 and not all 0; got a smallest of {lowest:.4g} and a sum of "
+            f"{total:.4g}. Leave out rows that do not count."
+        )
+    return weights_B
 
 
 def check_same_shape(name: str, values: Tensor, other_name: str, other: Tensor) -> None:

@@ -16,10 +16,13 @@ from torchbayes.metrics._checks import (
     check_bins,
     check_choice,
     check_float,
+    check_labels,
     check_probs,
     check_same_shape,
-    check_targets,
+    check_weights,
+    weighted_mean,
 )
+from torchbayes.metrics.scoring import hits
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,7 @@ class Reliability:
     Attributes:
         confidence: Mean largest probability in each bin, shape (bins,), float64.
         accuracy: Share of right predictions in each bin, shape (bins,), float64.
-        count: Number of points in each bin, shape (bins,), int64; sums to B.
+        count: Number of points in each bin, shape (bins,), int64; sums to B. Of weighted points their weights, float64.
         edges: Bounds of the bins in confidence, shape (bins + 1,), float64, not decreasing.
         kind: "width" for bins of equal width on [0, 1], "mass" for bins of equal count.
     """
@@ -49,19 +52,26 @@ class Reliability:
 
 
 def reliability(
-    probs_BK: Tensor, targets_B: Tensor, bins: int = 15, *, kind: Literal["width", "mass"] = "width"
+    probs_BK: Tensor,
+    targets_B: Tensor,
+    bins: int = 15,
+    *,
+    kind: Literal["width", "mass"] = "width",
+    weights_B: Tensor | None = None,
 ) -> Reliability:
     """Bin predictions by confidence and give each bin's mean confidence and accuracy.
 
     Bins of equal width are (lower, upper], as in Guo et al. (2017). Bins of equal mass hold B / bins points each, give
     or take one, by rank of confidence; points of equal confidence share their mean accuracy, so that the result does
-    not depend on the order of the rows even where a tie is split between bins.
+    not depend on the order of the rows even where a tie is split between bins. Where points have weights it is these
+    that bins of equal mass share equally, and a point on a bound counts in both bins, with its parts.
 
     Args:
         probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,).
+        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K): the share of each.
         bins: Number of bins. With fewer points than bins, some bins of equal mass are empty.
         kind: "width" or "mass".
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         The bins.
@@ -71,11 +81,13 @@ def reliability(
         ValueError: If shapes, classes, probabilities, ``bins`` or ``kind`` are wrong.
     """
     check_probs("probs_BK", probs_BK, 2)
-    targets_B = check_targets(targets_B, probs_BK)
+    targets_B = check_labels(targets_B, probs_BK)
     check_bins(bins)
     check_choice("kind", kind, ("width", "mass"))
-    confidence_B, predicted_B = probs_BK.max(-1)
-    correct_B = (predicted_B == targets_B).double()
+    confidence_B, correct_B = probs_BK.amax(-1), hits(probs_BK, targets_B)
+    weights_B = None if weights_B is None else check_weights(weights_B, confidence_B)
+    if kind == "mass" and weights_B is not None:
+        return _of_equal_weight(confidence_B, correct_B, weights_B, bins)
     if kind == "width":
         edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=probs_BK.device)
         # Edges are rounded to the dtype of the confidences, so that float32 0.2 is on the edge 0.2.
@@ -86,9 +98,36 @@ def reliability(
     def total(values_B: Tensor) -> Tensor:
         return values_B.new_zeros(bins).index_add_(0, bin_B, values_B)
 
-    count = total(torch.ones_like(bin_B))
-    size = count.clamp_min(1)
-    return Reliability(total(confidence_B.double()) / size, total(correct_B) / size, count, edges, kind)
+    if weights_B is None:
+        count = total(torch.ones_like(bin_B))
+        size = count.clamp_min(1)
+        return Reliability(total(confidence_B.double()) / size, total(correct_B) / size, count, edges, kind)
+    count = total(weights_B)
+    size = torch.where(count == 0, 1.0, count)
+    confidence, accuracy = (total(weights_B * each_B) / size for each_B in (confidence_B.double(), correct_B))
+    return Reliability(confidence, accuracy, count, edges, kind)
+
+
+def _of_equal_weight(confidence_B: Tensor, correct_B: Tensor, weights_B: Tensor, bins: int) -> Reliability:
+    """Return bins that have equal shares of the weights: differences of integrals over the sorted points."""
+    counted_B = weights_B > 0
+    confidence_B, order_B = confidence_B[counted_B].sort()
+    weights_B, correct_B = weights_B[counted_B][order_B], correct_B[counted_B][order_B]
+    _, tie_B = torch.unique_consecutive(confidence_B, return_inverse=True)
+    right, size = (
+        weights_B.new_zeros(int(tie_B[-1]) + 1).index_add_(0, tie_B, v) for v in (weights_B * correct_B, weights_B)
+    )
+    ends_B = weights_B.cumsum(0)
+    bounds = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=ends_B.device) * ends_B[-1]
+    place = torch.searchsorted(ends_B, bounds, right=True).clamp_max(len(ends_B) - 1)
+
+    def total(values_B: Tensor) -> Tensor:
+        before_B = (weights_B * values_B).cumsum(0) - weights_B * values_B
+        return (before_B[place] + (bounds - (ends_B - weights_B)[place]) * values_B[place]).diff()
+
+    count = bounds.diff()
+    confidence, accuracy = (total(each_B) / count for each_B in (confidence_B.double(), (right / size)[tie_B]))
+    return Reliability(confidence, accuracy, count, confidence_B.double()[place], "mass")
 
 
 def _bins_of_equal_mass(confidence_B: Tensor, correct_B: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -102,13 +141,14 @@ def _bins_of_equal_mass(confidence_B: Tensor, correct_B: Tensor, bins: int) -> t
     return confidence_B, (right / size)[tie_B], rank_B * bins // len(rank_B), edges
 
 
-def ece(probs_BK: Tensor, targets_B: Tensor, bins: int = 15) -> Tensor:
+def ece(probs_BK: Tensor, targets_B: Tensor, bins: int = 15, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Expected calibration error in bins of equal width: $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
 
     Args:
         probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,).
+        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
         bins: Number of bins (lower, upper] of equal width on [0, 1]; 15 in Guo et al. (2017).
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         Error in [0, 1], a 0-d float64 tensor.
@@ -117,10 +157,10 @@ def ece(probs_BK: Tensor, targets_B: Tensor, bins: int = 15) -> Tensor:
         TypeError: If a dtype is wrong.
         ValueError: If shapes, classes, probabilities or ``bins`` are wrong.
     """
-    return reliability(probs_BK, targets_B, bins, kind="width").ece
+    return reliability(probs_BK, targets_B, bins, kind="width", weights_B=weights_B).ece
 
 
-def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20) -> Tensor:
+def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Expected calibration error in bins of equal mass: $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
 
     Twenty bins of equal mass are the choice of the code published with Izmailov et al. (2021), "What are Bayesian
@@ -130,8 +170,9 @@ def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20) -> Tensor:
 
     Args:
         probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,).
+        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
         bins: Number of bins of (almost) equal count.
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         Error in [0, 1], a 0-d float64 tensor.
@@ -140,16 +181,19 @@ def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20) -> Tensor:
         TypeError: If a dtype is wrong.
         ValueError: If shapes, classes, probabilities or ``bins`` are wrong.
     """
-    return reliability(probs_BK, targets_B, bins, kind="mass").ece
+    return reliability(probs_BK, targets_B, bins, kind="mass", weights_B=weights_B).ece
 
 
-def interval_coverage(lower_B: Tensor, upper_B: Tensor, targets_B: Tensor) -> Tensor:
+def interval_coverage(
+    lower_B: Tensor, upper_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None
+) -> Tensor:
     r"""Share of targets inside their interval, $\frac1B \sum_b [l_b \le y_b \le u_b]$; ideally the stated level.
 
     Args:
         lower_B: Lower ends, any shape; minus infinity is allowed.
         upper_B: Upper ends, the same shape, nowhere below ``lower_B``; infinity is allowed.
         targets_B: Observed values, the same shape.
+        weights_B: How often each counts, the same shape, at least 0; once if None.
 
     Returns:
         Coverage in [0, 1], a 0-d float64 tensor.
@@ -164,7 +208,7 @@ def interval_coverage(lower_B: Tensor, upper_B: Tensor, targets_B: Tensor) -> Te
     reversed_count = int((lower_B > upper_B).sum())
     if reversed_count:
         raise ValueError(f"`lower_B` is above `upper_B` in {reversed_count} intervals. Swap the two arguments?")
-    return ((lower_B <= targets_B) & (targets_B <= upper_B)).double().mean()
+    return weighted_mean((lower_B <= targets_B) & (targets_B <= upper_B), weights_B)
 
 
 def quantile_calibration(levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tensor) -> Tensor:

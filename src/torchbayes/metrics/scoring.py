@@ -9,15 +9,16 @@ import math
 import torch
 from torch import Tensor
 
-from torchbayes.metrics._checks import check_float, check_probs, check_same_shape, check_targets
+from torchbayes.metrics._checks import check_float, check_labels, check_probs, check_same_shape, weighted_mean
 
 
-def accuracy(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
+def accuracy(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     """Share of rows whose most probable class is the target; of tied classes the first counts.
 
     Args:
         probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,).
+        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K): the share of each.
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         Accuracy in [0, 1], a 0-d float64 tensor.
@@ -27,16 +28,24 @@ def accuracy(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
         ValueError: If shapes, classes or probabilities are wrong.
     """
     check_probs("probs_BK", probs_BK, 2)
-    targets_B = check_targets(targets_B, probs_BK)
-    return (probs_BK.argmax(-1) == targets_B).double().mean()
+    return weighted_mean(hits(probs_BK, check_labels(targets_B, probs_BK)), weights_B)
 
 
-def nll(log_prob_B: Tensor) -> Tensor:
+def hits(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
+    """Return 1 where the most probable class is the target, else 0; of soft labels what they give that class, (B,)."""
+    predicted_B = probs_BK.argmax(-1)
+    if targets_B.is_floating_point():
+        return targets_B.gather(-1, predicted_B.unsqueeze(-1)).squeeze(-1).double()
+    return (predicted_B == targets_B).double()
+
+
+def nll(log_prob_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Mean negative log-probability, $-\frac1B \sum_b \log p(y_b \mid x_b)$, in nats.
 
     Args:
         log_prob_B: Log-probability or log-density of each target, shape (B,). For a model average this is
             the log of the averaged probability. Minus infinity is allowed and makes the score infinite.
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         Mean negative log-probability, a 0-d float64 tensor.
@@ -46,17 +55,18 @@ def nll(log_prob_B: Tensor) -> Tensor:
         ValueError: If the input is not a non-empty vector free of NaN.
     """
     check_float("log_prob_B", log_prob_B, 1, finite=False)
-    return -log_prob_B.double().mean()
+    return -weighted_mean(log_prob_B, weights_B)
 
 
-def brier(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
+def brier(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Brier score, $\frac1B \sum_b \sum_k (p_{bk} - [y_b = k])^2$, summed over classes (Brier, 1950).
 
     It lies in [0, 2]. For two classes it is twice the one-column form $(p_{b1} - y_b)^2$ that some libraries report.
 
     Args:
         probs_BK: Class probabilities, shape (B, K); for a Bernoulli probability p the two columns are 1 - p and p.
-        targets_B: Integer classes in 0..K-1, shape (B,).
+        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K): the share of each.
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         Brier score, a 0-d float64 tensor.
@@ -66,17 +76,21 @@ def brier(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
         ValueError: If shapes, classes or probabilities are wrong.
     """
     check_probs("probs_BK", probs_BK, 2)
-    targets_B = check_targets(targets_B, probs_BK)
-    one_hot_BK = torch.nn.functional.one_hot(targets_B, probs_BK.shape[1])
-    return (probs_BK - one_hot_BK).square().sum(-1).double().mean()
+    targets_B = check_labels(targets_B, probs_BK)
+    if targets_B.is_floating_point():  # the mean over labels drawn from them
+        each_B = (targets_B.sum(-1) * probs_BK.square().sum(-1)) + (targets_B * (1 - 2 * probs_BK)).sum(-1)
+    else:
+        each_B = (probs_BK - torch.nn.functional.one_hot(targets_B, probs_BK.shape[1])).square().sum(-1)
+    return weighted_mean(each_B, weights_B)
 
 
-def rmse(mean_B: Tensor, targets_B: Tensor) -> Tensor:
+def rmse(mean_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Root mean squared error, $\sqrt{\frac1B \sum_b (\mu_b - y_b)^2}$, over all elements.
 
     Args:
         mean_B: Predicted means, any shape.
         targets_B: Observed values, the same shape.
+        weights_B: How often each counts, the same shape, at least 0; once if None.
 
     Returns:
         Error in the units of the targets, a 0-d float64 tensor.
@@ -88,7 +102,7 @@ def rmse(mean_B: Tensor, targets_B: Tensor) -> Tensor:
     check_float("mean_B", mean_B)
     check_float("targets_B", targets_B)
     check_same_shape("mean_B", mean_B, "targets_B", targets_B)
-    return (mean_B - targets_B).double().square().mean().sqrt()
+    return weighted_mean((mean_B - targets_B).double().square(), weights_B).sqrt()
 
 
 def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor) -> Tensor:

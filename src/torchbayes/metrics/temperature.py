@@ -8,13 +8,19 @@ import math
 import torch
 from torch import Tensor
 
-from torchbayes.metrics._checks import check_float, check_targets
+from torchbayes.metrics._checks import check_float, check_targets, check_weights
 
 _MAX_STEPS = 200
 _RELATIVE_TOLERANCE = 1e-10
 
 
-def fit_temperature(outputs_BK: Tensor, targets_B: Tensor, bounds: tuple[float, float] = (0.01, 100.0)) -> float:
+def fit_temperature(
+    outputs_BK: Tensor,
+    targets_B: Tensor,
+    bounds: tuple[float, float] = (0.01, 100.0),
+    *,
+    weights_B: Tensor | None = None,
+) -> float:
     r"""Fit the temperature that minimises the NLL of $\mathrm{softmax}(z / T)$ on held-out data.
 
     In $\beta = 1/T$ the objective $\frac1B \sum_b \log \sum_k e^{\beta z_{bk}} - \beta z_{b y_b}$ is convex, so its one
@@ -30,6 +36,7 @@ def fit_temperature(outputs_BK: Tensor, targets_B: Tensor, bounds: tuple[float, 
             finite, shape (B, K).
         targets_B: Integer classes in 0..K-1, shape (B,).
         bounds: Smallest and largest temperature allowed.
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
     Returns:
         The temperature T: above 1 for overconfident predictions, below 1 for underconfident ones.
@@ -44,8 +51,13 @@ def fit_temperature(outputs_BK: Tensor, targets_B: Tensor, bounds: tuple[float, 
         raise ValueError(f"`bounds` must be two finite temperatures, 0 < low < high; got {bounds}. Try (0.01, 100).")
     outputs_BK = outputs_BK.detach().double()
     gaps_BK = outputs_BK - outputs_BK.gather(1, targets_B[:, None])
+    weights_B = torch.ones_like(gaps_BK[:, 0]) if weights_B is None else check_weights(weights_B, gaps_BK[:, 0])
+    weights_B = weights_B / weights_B.sum()
     low, high = 1 / bounds[1], 1 / bounds[0]
-    slope_low, slope_high = _slope_and_curvature(gaps_BK, low)[0], _slope_and_curvature(gaps_BK, high)[0]
+    slope_low, slope_high = (
+        _slope_and_curvature(gaps_BK, weights_B, low)[0],
+        _slope_and_curvature(gaps_BK, weights_B, high)[0],
+    )
     if slope_low == 0 == slope_high:
         return min(max(1.0, bounds[0]), bounds[1])
     if slope_low >= 0:
@@ -53,14 +65,14 @@ def fit_temperature(outputs_BK: Tensor, targets_B: Tensor, bounds: tuple[float, 
     # A slope that has underflowed to zero is separable data too: the true slope is below zero.
     if slope_high <= 0:
         return bounds[0]
-    return 1 / _root_of_slope(gaps_BK, low, high)
+    return 1 / _root_of_slope(gaps_BK, weights_B, low, high)
 
 
-def _root_of_slope(gaps_BK: Tensor, low: float, high: float) -> float:
+def _root_of_slope(gaps_BK: Tensor, weights_B: Tensor, low: float, high: float) -> float:
     # The slope is below zero at `low` and above it at `high`.
     beta, last_step = min(max(1.0, low), high), math.inf
     for _ in range(_MAX_STEPS):
-        slope, curvature = _slope_and_curvature(gaps_BK, beta)
+        slope, curvature = _slope_and_curvature(gaps_BK, weights_B, beta)
         if slope > 0:
             high = beta
         else:
@@ -76,10 +88,10 @@ def _root_of_slope(gaps_BK: Tensor, low: float, high: float) -> float:
     return beta
 
 
-def _slope_and_curvature(gaps_BK: Tensor, beta: float) -> tuple[float, float]:
+def _slope_and_curvature(gaps_BK: Tensor, weights_B: Tensor, beta: float) -> tuple[float, float]:
     # Derivatives of the mean NLL in the inverse temperature: mean and variance of the gaps to the target's output.
     probs_BK = torch.softmax(beta * gaps_BK, -1)
     mean_B = (probs_BK * gaps_BK).sum(-1)
     variance_B = (probs_BK * (gaps_BK - mean_B[:, None]).square()).sum(-1)
-    slope, curvature = torch.stack([mean_B.mean(), variance_B.mean()]).tolist()
+    slope, curvature = torch.stack([weights_B @ mean_B, weights_B @ variance_B]).tolist()
     return slope, curvature

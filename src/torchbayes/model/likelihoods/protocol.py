@@ -82,6 +82,11 @@ class Counted(NamedTuple):
     targets: Any
     weights: Tensor | None = None
 
+    @property
+    def row_weights(self) -> Tensor | None:
+        """How often each row counts, (B,): as often as the place of it that counts most."""
+        return self.weights if self.weights is None or self.weights.ndim == 1 else self.weights.flatten(1).amax(1)
+
 
 def own(likelihood: Likelihood, name: str) -> bool:
     """Return whether a likelihood has an optional method, and no subclass has changed what that method speaks of.
