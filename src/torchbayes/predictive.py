@@ -121,7 +121,7 @@ class Predictive:
         """
         judged = scored(self.likelihood, self.outputs_SBK[0], targets)
         likelihood = judged.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
-        return average_log_prob(likelihood, self.outputs_SBK, judged.targets, self.parameters)
+        return average_log_prob(likelihood, self.outputs_SBK, judged.targets, parameters=self.parameters)
 
     @property
     def entropy(self) -> Tensor:

@@ -63,20 +63,7 @@ class KroneckerSums(OnePass):
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place."""
-        rows = len(piece.seen.outputs)
-        for place, part in enumerate(piece.anatomy.parts):
-            if isinstance(part, Affine):
-                calls = piece.seen.calls[part.module]
-                seen = self._seen([part.inputs(call.inputs, ones=False) for call in calls])
-                repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
-                total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
-                total[f"{place}.count"] += rows * seen.shape[2]
-            elif isinstance(part, Lookup):
-                for call in piece.seen.calls[part.module]:
-                    seen = call.inputs.flatten()
-                    seen = seen[seen != part.padding]
-                    total[f"{place}.inputs"] += seen.bincount(minlength=part.index.shape[1])
-                    total[f"{place}.count"] += seen.numel()
+        self._add_inputs(total, piece)
         affine = {part.module: part for part in piece.anatomy.layers if isinstance(part, Affine)}
         moments = {module: Moment() for module in affine}  # weights and biases of a layer have the same
         for column, calls in piece.columns():
@@ -100,6 +87,30 @@ class KroneckerSums(OnePass):
         for place, part in enumerate(piece.anatomy.parts):
             if isinstance(part, Affine):
                 total[f"{place}.outputs"] += moments[part.module].total()
+
+    def _add_inputs(self, total: Sum, piece: Piece) -> None:
+        """Add what enters A, each row as often as it counts."""
+        weights_B, rows = piece.row_weights, len(piece.seen.outputs)
+        size = rows if weights_B is None else weights_B.sum(dtype=torch.float64)
+        for place, part in enumerate(piece.anatomy.parts):
+            if isinstance(part, Affine):
+                own = [part.inputs(call.inputs, ones=weights_B is not None) for call in piece.seen.calls[part.module]]
+                seen = self._seen(own)
+                if weights_B is not None:
+                    total[f"{place}.inputs"] += _second_moment(seen * weights_B.sqrt().view(-1, 1, 1, 1))
+                else:
+                    repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
+                    total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
+                total[f"{place}.count"] += size * seen.shape[2]
+            elif isinstance(part, Lookup):
+                for call in piece.seen.calls[part.module]:
+                    kept = call.inputs != part.padding
+                    each = None
+                    if weights_B is not None and len(call.inputs) == len(weights_B):  # else all rows share them
+                        each = weights_B.view(-1, *[1] * (call.inputs.ndim - 1)).expand(call.inputs.shape)[kept]
+                    entries = call.inputs[kept].bincount(each, minlength=part.index.shape[1])
+                    total[f"{place}.inputs"] += entries
+                    total[f"{place}.count"] += entries.sum(dtype=torch.float64)
 
     def _seen(self, given: Sequence[Tensor]) -> Tensor:
         """Return what enters A, (B, G, T, I)."""

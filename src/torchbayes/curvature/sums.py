@@ -21,6 +21,7 @@ from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.linalg.dense import add_gram_
+from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, seeded
@@ -70,6 +71,13 @@ class Piece:
                 parameters=self.parameters,
                 samples=self.samples,
             )
+
+    @property
+    def row_weights(self) -> Tensor | None:
+        """How often each row counts, (B,); None where each counts once."""
+        outputs = self.seen.outputs.detach()
+        found = counted(self.anatomy.model.likelihood, outputs, self.rows.targets).row_weights
+        return found if found is None else found.to(outputs)
 
     def log_likelihood(self, into_D: Tensor | None) -> Tensor:
         """Return Σ log p(y|f), float64, and add its gradient to `into_D` unless that is None."""

@@ -135,7 +135,7 @@ def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
 
 
 def average_log_prob(
-    likelihood: Likelihood, outputs_SBK: Tensor, targets: Any, parameters: Parameters = NONE
+    likelihood: Likelihood, outputs_SBK: Tensor, targets: Any, *, parameters: Parameters = NONE
 ) -> Tensor:
     """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats.
 
