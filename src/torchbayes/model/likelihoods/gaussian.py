@@ -38,7 +38,7 @@ class Gaussian:
         if isinstance(self.scale, str):
             if self.scale != "learned":
                 raise ValueError(f"`scale` must be a number, a tuple of numbers or 'learned'; got {self.scale!r}.")
-        elif not positive(*self.scales):
+        elif not self.scales or not positive(*self.scales):
             raise ValueError(f"`scale` must be positive; got {self.scale}.")
         if not positive(self.initial):
             raise ValueError(f"`initial` must be positive; got {self.initial}.")
