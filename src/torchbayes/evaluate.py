@@ -322,15 +322,11 @@ def _unequal(weights: Tensor) -> Tensor | None:
 
 
 def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
-    probs, labels, own = rows["probs"], rows["labels"], {"weights_B": _unequal(rows["label_weights"])}
-    return {
-        "accuracy": float(metrics.accuracy(probs, labels, **own)),
-        "brier": float(metrics.brier(probs, labels, **own)),
-        "ece": float(metrics.ece(probs, labels, **own)),
-        "ece_mass": float(metrics.ece_mass(probs, labels, **own)),
-        "entropy": float(metrics.weighted_mean(rows["entropy"], **own)),
-        "mutual_information": float(metrics.weighted_mean(rows["mutual_information"], **own)),
-    }
+    probs, labels, weights = rows["probs"], rows["labels"], _unequal(rows["label_weights"])
+    scores = (metrics.accuracy, metrics.brier, metrics.ece, metrics.ece_mass)
+    found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
+    means = ("entropy", "mutual_information")
+    return found | {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
 
 
 def _real_metrics(rows: dict[str, Any], target_scale: float) -> dict[str, float]:

@@ -265,10 +265,9 @@ METHODS: dict[str, Callable[[float], Any]] = {
 @pytest.mark.parametrize("name", ["classes", "gaussian, learned", "survival", "ignored rows", "shares"])
 @pytest.mark.parametrize("method", METHODS)
 def test_fits_on_all_rows_are_the_same(name: str, method: str):
-    found = []
+    found, start = [], models(name)[0][0].given_weights()
     for model, data in models(name):
         settings = METHODS[method](len(data[0]) / N)
-        start = model.given_weights()
         posterior: Any = tb.fit(model, data, settings, start=start, callbacks=())
         found.append(posterior.weights_MD if method == "map" else posterior.weights_MSD)
     assert_close(*found, rtol=1e-6, atol=1e-9)

@@ -113,12 +113,15 @@ def test_a_row_without_weight_is_not_there_whatever_it_holds():
     assert_close(Weighted(base).log_prob(outputs, (targets, torch.zeros(B))), torch.zeros(B))
 
 
-def test_bases_are_taken_as_model_takes_likelihoods():
-    assert isinstance(Weighted(lambda f: distributions.Normal(f, 1.0)).base, Custom)
-    with pytest.raises(TypeError, match=r"got the class Gaussian\. Write Gaussian\(\)"):
+def test_what_is_no_likelihood():
+    with pytest.raises(TypeError, match=r"`base` must be a likelihood; got the class Gaussian"):
         Weighted(Gaussian)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got function\. Wrap functions in likelihoods\.Custom"):
+        Weighted(lambda f: distributions.Normal(f, 1.0))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="or a function of the outputs; got int"):
         tb.Model(nn.Linear(1, 1), 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got the class Gaussian\. Write Gaussian\(\)"):
+        tb.Model(nn.Linear(1, 1), Gaussian)  # type: ignore[arg-type]
     assert Categorical([1, 2]).weights == Categorical(torch.tensor([1.0, 2.0])).weights == (1.0, 2.0)  # type: ignore[arg-type]
 
 
@@ -170,14 +173,13 @@ def test_predictions_are_judged_without_weights():
     outputs, real = normal(S, B, K), normal(B, 1, seed=6)
     for likelihood in (Categorical(WEIGHTS, label_smoothing=0.1), Weighted(Categorical())):
         targets = (LABELS, ROWS) if isinstance(likelihood, Weighted) else LABELS
-        plain = tb.Predictive(outputs, Categorical()).log_prob(LABELS)
-        assert_close(tb.Predictive(outputs, likelihood).log_prob(targets), plain)
+        expected = tb.Predictive(outputs, Categorical()).log_prob(LABELS)
+        assert_close(tb.Predictive(outputs, likelihood).log_prob(targets), expected)
     assert_close(tb.Predictive(outputs, Categorical(ignore_index=-100)).log_prob(HOLES)[2], 0.0)
-    spread = {"function_variance": torch.full((S, B, 1), 0.3, dtype=torch.float64)}
-    weighted = tb.Predictive(outputs[..., :1], Weighted(Gaussian(0.5)), **spread)
-    assert_close(
-        weighted.log_prob((real, ROWS)), tb.Predictive(outputs[..., :1], Gaussian(0.5), **spread).log_prob(real)
-    )
+    spread = torch.full((S, B, 1), 0.3, dtype=torch.float64)
+    weighted = tb.Predictive(outputs[..., :1], Weighted(Gaussian(0.5)), function_variance=spread)
+    plain = tb.Predictive(outputs[..., :1], Gaussian(0.5), function_variance=spread)
+    assert_close(weighted.log_prob((real, ROWS)), plain.log_prob(real))
 
 
 # --- subclasses ---
@@ -328,5 +330,5 @@ def test_a_likelihood_says_itself_the_same_in_every_process():
     def normal_of(f: Tensor) -> distributions.Distribution:
         return distributions.Normal(f, 1.0)
 
-    assert repr(Weighted(normal_of)).endswith("normal_of))")
-    assert " at 0x" not in repr(Weighted(normal_of)) + repr(Weighted(Custom(nn.Softplus())))  # type: ignore[arg-type]
+    assert repr(Weighted(Custom(normal_of))).endswith("normal_of))")
+    assert " at 0x" not in repr(Weighted(Custom(normal_of))) + repr(Custom(nn.Softplus()))

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.gaussian import Gaussian
 from torchbayes.model.likelihoods.protocol import (
     NONE,
@@ -40,7 +39,9 @@ class Weighted:
     base: Likelihood
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", as_likelihood(self.base))
+        if isinstance(self.base, type) or not isinstance(self.base, Likelihood):
+            seen = f"the class {self.base.__name__}" if isinstance(self.base, type) else type(self.base).__name__
+            raise TypeError(f"`base` must be a likelihood; got {seen}. Wrap functions in likelihoods.Custom.")
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return the learned parameters of the base."""
