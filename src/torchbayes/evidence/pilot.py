@@ -27,7 +27,7 @@ import torch
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
-from torchbayes.evidence.moves import Place, Tuning, move
+from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.model.seeds import Purpose, generator, mix
 
@@ -149,6 +149,7 @@ def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
             at = len(rungs) * _MOVES + number
             place, acceptance_P = move(target, place, beta, tuning=tuning, seed=moves, number=at)
             step_size *= math.exp(2 * (float(acceptance_P.mean()) - _ACCEPTANCE) / math.sqrt(number + 1))
+            step_size = min(step_size, 2 * QUARTER)  # a longer one would do the same, and take long to shrink
         length = rungs[-1].length + distance
         rungs.append(Rung(beta, length, step_size, _variance(place.weights_MD), place.weights_MD))
     return Pilot(tuple(rungs), leapfrogs)
