@@ -6,11 +6,12 @@ Step size by dual averaging (Hoffman and Gelman 2014, section 3.2): with accepta
     log ε_{t+1} = μ − (√t/γ) h_t,     log ε̄_t = t^−κ log ε_t + (1 − t^−κ) log ε̄_{t−1}
 
 with μ = log(10 ε_1), γ = 0.05, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. The sum h has no bound of its own, and would
-wind up where ε has no effect: ε is held within a factor of 10 of ε̄, within one of 10⁶ of exp μ, and below the length of
-a trajectory, and h is set to what gives that ε (back-calculation; Åström and Hägglund 2006, section 3.5). A few
-rejections in a row at the start then cost a factor of ten and not of millions, for which leapfrogs would pay. The inverse
-mass is the variance of the
-weights in windows of doubling length, shrunk to a constant as in Stan (Stan reference manual, section 15.2).
+wind up where ε has no effect. So ε is held within a factor of 10 of ε̄, within one of 10⁶ of exp μ, and below a bound
+that the method sets, and h becomes what gives that ε (back-calculation; Åström and Hägglund 1995, section 3.5). A few
+rejections in a row at the start then cost a factor of ten and not of millions, for which leapfrog steps would pay.
+
+The inverse mass is the variance of the weights in windows of doubling length, shrunk to a constant as in Stan (Stan
+reference manual, section 15.2).
 """
 
 from __future__ import annotations

@@ -5,15 +5,16 @@ steps, and accepts the end with probability min(1, exp(H(w, v) − H(w', v'))). 
 
     τ = (π/2) σ √T
 
-a quarter of the period of a direction that the prior alone decides, with prior standard deviation σ. The length is kept
-whatever the step size ε, which is the largest step that may be taken:
+a quarter of the period of a direction that the prior alone decides, with prior standard deviation σ. The step size ε is
+the largest step that may be taken, and the length is kept whatever it is:
 
     L = ⌈τ / ε⌉ steps of size τ / L
 
-for near half a period a trajectory ends at −w, and the chain keeps the energy that it has. Energies are sums in float64.
+since near half a period a trajectory ends at −w, and the chain keeps the energy it has. Energies are sums in float64.
+
 ε is given, or found for each chain by dual averaging during burn-in. What that sees is the acceptance at τ / L, which
-does not change until ε crosses τ / L or τ / (L − 1): where few steps fill a trajectory, it settles at the L whose
-acceptance is nearest to the target δ, between 2δ − 1 and 1.
+does not change while L does not: where few steps fill a trajectory, it settles at the L whose acceptance is nearest to
+the target δ, between 2δ − 1 and 1.
 """
 
 from __future__ import annotations
