@@ -6,9 +6,9 @@ The friction ξ of each chain adapts until the kinetic energy is that of tempera
 size is absorbed. h = √ε and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density,
 estimated from a minibatch.
 
-Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: one
-that went on would lower ξ below zero and heat the chain by that. There ξ = a, which makes the step gradient descent with
-momentum, as cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back.
+Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
+would lower ξ below zero and heat the chain by that. There ξ = a, which makes the step gradient descent with momentum, as
+cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back.
 """
 
 from __future__ import annotations
