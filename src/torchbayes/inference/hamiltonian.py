@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.adaptation import Spread, StepSize, windows
+from torchbayes.inference.guarded import travelled
 from torchbayes.inference.noise import Purpose, normals
 from torchbayes.inference.sampler import begin
 from torchbayes.inference.settings import check_positive, check_share
@@ -224,7 +225,8 @@ def first_step_size(
     ones_M, direction_M = torch.ones(len(weights_MD), dtype=torch.long), torch.zeros_like(step_size_M)
     searching_M = torch.ones(len(weights_MD), dtype=torch.bool)
     for _ in range(60):
-        end = density.leapfrog(
+        end, _ = travelled(
+            density,
             weights_MD,
             momentum_MD,
             gradient_MD=value.gradient,

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.inference.guarded import travelled
 from torchbayes.inference.hamiltonian import Mass, State, check, filled, kinetic, known_prior, learned, momenta, start
 from torchbayes.inference.noise import Purpose, uniforms
 from torchbayes.inference.sampler import Info, Sampler, diverged, metropolis, moved
@@ -92,7 +93,8 @@ class HMC(Sampler):
             The state, with a first step size found by halving and doubling if none is given.
 
         Raises:
-            ValueError: if the density is not finite at the start, or the length of a trajectory is not known.
+            ValueError: if the density cannot be computed or is not finite at the start, or has the wrong shape, or the
+                length of a trajectory is not known.
         """
         del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds, longest=self._length(density))
@@ -112,7 +114,8 @@ class HMC(Sampler):
         del batch, donate
         momentum_MD, length = momenta(state), self._length(density)
         step_size_M, leapfrogs_M = self._steps(state, length)
-        end = density.leapfrog(
+        end, faults = travelled(
+            density,
             state.weights_MD,
             momentum_MD,
             gradient_MD=state.gradient_MD,
@@ -137,6 +140,7 @@ class HMC(Sampler):
             step_size_M,
             leapfrogs_M.double(),
             diverged(error_M),
+            faults,
         )
         # longer ones would do what this does, one step: what is averaged must be able to settle there
         return learned(self, density, new, acceptance_M=probability_M, longest=2 * length), info

@@ -31,19 +31,25 @@ class Chains:
 def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0) -> Chains:
     """Draw from a density, which need not be a network's.
 
+    A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
+    Samplers on minibatches have no proposals, and end there.
+
     Args:
         density: the target: a `LogDensity` with data, or a `FunctionDensity`.
-        method: the sampler, such as `HMC()`; its number of chains is that of the rows of `start_MD`.
-        start_MD: where the chains start.
+        method: the sampler, such as `HMC(chains=4)`.
+        start_MD: where the chains start, (chains, D); or (D,), where all of them do.
         seed: seed of the chains.
 
     Returns:
         Kept weights and what every step saw.
 
     Raises:
-        ValueError: if the density is not finite at the start.
+        ValueError: if the rows of `start_MD` are not as many as the chains, or the density cannot be computed there, is
+            not finite, or has the wrong shape.
+        DivergedError: if a sampler on minibatches comes to where it is not finite, or cannot be computed.
     """
-    state = method.init(density, start_MD, seeds=member_seeds(seed, len(start_MD)))
+    start_MD = _start(start_MD, method.chains)
+    state = method.init(density, start_MD, seeds=member_seeds(seed, method.chains))
     weights, numbers = [], []
     for _ in range(method.steps):
         state, info = method.step(density, state)
@@ -52,3 +58,24 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
             weights.append(state.weights_MD.clone())
     stacked = {name: torch.stack([n[name] for n in numbers], dim=1).double() for name in numbers[0]}
     return Chains(torch.stack(weights, dim=1), stacked, state)
+
+
+def _start(start_MD: Tensor, chains: int) -> Tensor:
+    """Return where each chain starts.
+
+    Raises:
+        TypeError: if these are no floating-point weights.
+        ValueError: if they are for another number of chains.
+    """
+    if not isinstance(start_MD, Tensor) or not start_MD.is_floating_point():
+        seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
+        raise TypeError(f"`start_MD` must be a floating-point tensor of weights; got {seen}.")
+    if start_MD.ndim == 1:
+        return start_MD.expand(chains, -1).clone()
+    if start_MD.ndim != 2 or len(start_MD) != chains:
+        advice = f" Set `chains={len(start_MD)}`, or give {chains} rows." if start_MD.ndim == 2 else ""
+        raise ValueError(
+            f"`start_MD` must hold weights (D,), or one row for each of the {chains} `chains` of the method; got shape "
+            f"{tuple(start_MD.shape)}.{advice}"
+        )
+    return start_MD

@@ -7,7 +7,7 @@ size is absorbed. h = √ε and a = ξ_0 is the injected diffusion. The gradient
 estimated from a minibatch.
 
 Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
-would lower ξ below zero and heat the chain by that. There ξ = a, which makes the step gradient descent with momentum, as
+would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as
 cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back.
 """
 
@@ -112,11 +112,12 @@ class SGNHT(Sampler):
             The new state, and what was seen.
 
         Raises:
-            DivergedError: if the density or its gradient is not finite; the weights are then those before the step.
+            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+                those before the step.
+            ValueError: if the density has the wrong shape.
         """
-        value = density(state.weights_MD, batch)
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        info = looked_at(value, state, self, step_size=step_size)
+        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
         now = (
             state
             if donate
