@@ -113,12 +113,11 @@ def fit(
     if isinstance(method, Sampler):
         run.kept = Kept(model, method, state, directory=run.directory, share=share)
     state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
-    if isinstance(method, Sampler):
-        assert run.kept is not None
+    if run.kept is not None:
         posterior: Posterior = run.kept.posterior()
         run.save(partial(run.kept.save, problems=posterior.problems))
     else:
-        posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)
+        posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)  # type: ignore[union-attr]
         run.save(posterior.save)
     warn_of(posterior.problems)
     return posterior
