@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.laws.cases import model_of, normal, rows_of
 from torchbayes import diagnostics
-from torchbayes.diagnose import read_log, weight_name
+from torchbayes.diagnose import weight_name
 from torchbayes.diagnostics import Summary
+from torchbayes.inference.log import read_log
 from torchbayes.posteriors.store import DrawFile
 
 INPUTS, TARGETS = rows_of()

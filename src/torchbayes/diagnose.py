@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.diagnostics import Summary, ebfmi, summary
+from torchbayes.diagnostics import Summary, summary
+from torchbayes.inference.judgement import momentum_ebfmi
+from torchbayes.inference.log import read_log
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.posteriors.draws import Draws
@@ -314,26 +316,6 @@ def weight_name(layout: Layout, index: int) -> str:
 # --- the log
 
 
-def read_log(directory: str | Path) -> list[dict[str, Any]]:
-    """Read the log of a run, which may be going on.
-
-    Args:
-        directory: of the run.
-
-    Returns:
-        Its records, less a last line that is cut short; none without a log.
-    """
-    path = Path(directory) / "log.jsonl"
-    records: list[dict[str, Any]] = []
-    if path.is_file():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:  # being written, or cut short by a kill
-                break
-    return records
-
-
 def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
     """Return what a log says, or None before its first record after burn-in.
 
@@ -365,7 +347,7 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
         columns["log_density"],
         torch.tensor([found["step"] for found in kept]),
         exact,
-        _ebfmi(columns),
+        momentum_ebfmi(columns),
         columns["acceptance"].mean(-1) if "acceptance" in columns else None,
         columns["divergent"].sum(-1).round().long() if "divergent" in columns else None,
         columns["step_size"].mean(-1) if "step_size" in columns else None,
@@ -384,13 +366,3 @@ def _about(directory: Path) -> dict[str, Any]:
 def _column(records: Sequence[Mapping[str, Any]], name: str) -> Tensor:
     """Return one number of every record, float64 (M, R)."""
     return torch.tensor([found[name] for found in records], dtype=torch.float64).T
-
-
-def _ebfmi(columns: Mapping[str, Tensor]) -> Tensor | None:
-    """Return E-BFMI, unless the energy is the log density that the iteration before it left: there is no momentum."""
-    energy_MR = columns.get("energy")
-    if energy_MR is None or energy_MR.shape[1] < 2 or not torch.isfinite(energy_MR).all():
-        return None
-    if torch.equal(energy_MR[:, 1:], -columns["log_density"][:, :-1]):
-        return None
-    return ebfmi(energy_MR)

@@ -132,7 +132,7 @@ def test_weights_have_no_bias_in_either_direction():
         error = float(ratios.std()) / math.sqrt(count)
         assert error < 0.04
         assert abs(float(ratios.mean()) - 1) < 4 * error
-        assert log_ratios.mean() < -0.3
+        assert log_ratios.mean() < -0.15
 
 
 def test_forwards_and_backwards_enclose_the_evidence():

@@ -77,7 +77,8 @@ def test_between_rungs_logarithms_are_interpolated():
     ladder = found.ladder(torch.tensor([0.0, 0.1, 0.2, 0.6, 1.0], dtype=torch.float64))
     assert_close([t.step_size for t in ladder.tunings], [1.0, 0.5, 0.25, 0.25, 0.25])
     assert_close([t.inverse_mass_D[0] for t in ladder.tunings], [4.0, 2.0, 1.0, 0.1, 0.01])
-    assert [t.steps for t in ladder.tunings] == [2, 4, 6, 6, 6]  # ⌈π/2ε⌉, at most 6
+    assert [t.steps[1] for t in ladder.tunings] == [2, 4, 6, 6, 6]  # ⌈π/2ε⌉, at most 6
+    assert_close([t.steps[0] for t in ladder.tunings], [math.pi / 4, math.pi / 8, 0.25, 0.25, 0.25])
     assert [t.step_size for t in ladder.reversed().tunings] == [t.step_size for t in ladder.tunings][::-1]
     assert_close(ladder.reversed().beta_K, ladder.beta_K.flip(0))
 
@@ -105,12 +106,35 @@ def test_moves_keep_the_target(step_size: float):
     assert_close(place.parts.likelihood_gradient, target.parts(place.weights_MD).likelihood_gradient)
 
 
+def still() -> FunctionTarget:
+    """N(0, I) in two dimensions, and a likelihood that says nothing."""
+    return FunctionTarget(lambda w: -0.5 * w.square().sum(-1), lambda w: 0.0 * w.sum(-1), normal_draws(1.0, 2))
+
+
+@pytest.mark.parametrize("step_size", [0.4, 1.5])
+def test_moves_go_a_quarter_of_a_period(step_size: float):
+    """There nothing is left of the energy; 1.5 is nearly a quarter, and twice that is nearly half a period."""
+    start, target = normal(4000, 2), still()
+    tuning = Tuning(step_size, torch.ones(2).double(), 20)
+    place, _ = move(target, Place(start, target.parts(start)), 0.5, tuning=tuning, seed=1, number=0)
+    squares = torch.stack([start.square().sum(1), place.weights_MD.square().sum(1)])
+    # what is rejected stays, and lengths vary by a fifth
+    assert torch.corrcoef(squares)[0, 1].abs() < 0.3
+
+
+def test_step_sizes_of_a_pilot_run_do_not_wind_up():
+    """Where all is accepted, as by a density that is flat, whatever the step."""
+    flat = FunctionTarget(lambda w: 0.0 * w.sum(-1), lambda w: -w.square().sum(-1).clamp(max=0), normal_draws(1.0, 2))
+    found = pilot(flat, leapfrogs=5, seed=0)
+    assert max(rung.step_size for rung in found.rungs) == math.pi / 4
+
+
 def test_moves_accept_by_the_energy():
     """A particle's probability is min(1, e^{−ΔH}) of its own trajectory, run here by hand."""
     model, data = tanh_problem()
     target = ModelTarget(model, data)
     start = 0.5 * normal(6, 4)
-    tuning = Tuning(0.5, torch.full((4,), 0.5).double(), 4)
+    tuning = Tuning(0.5, torch.full((4,), 0.5).double(), 3)  # too few for a quarter of a period, so 0.5 it is
     seen: list[Any] = []
     density = AnnealedDensity(target, torch.tensor([0.7], dtype=torch.float64))
     parts, target_parts = target.parts(start), target.parts
@@ -121,7 +145,7 @@ def test_moves_accept_by_the_energy():
 
     target.parts = record
     _, probability = move(target, Place(start, parts), 0.7, tuning=tuning, seed=3, number=5)
-    assert len(seen) == 4
+    assert len(seen) == 3
     # w_1 = w_0 + ε M⁻¹ (v + ε/2 g): the momentum and each particle's step size from the first two places
     steps = torch.stack([start, *seen])
     gradients = torch.stack([density(at).gradient for at in steps])

@@ -263,6 +263,30 @@ def test_the_exploration_of_a_cycle_adds_no_noise():
     assert_close(tb.sample(gaussian(), method, start).weights_MSD[:, 0], start * math.prod(decays))
 
 
+@pytest.mark.parametrize("start_of_cycle", [0, 40])
+def test_a_thermostat_does_not_heat_the_exploration_of_a_cycle(start_of_cycle: int):
+    """(m, w) ← [[1 − h a, −h], [h (1 − h a), 1 − h²]] (m, w) on N(0, I): descent with momentum, also after sampling."""
+    cycles = tb.Cycles(40, exploration=0.75)
+    method = tb.SGNHT(2, 100, 0, step_size=0.3, batch_size=None, schedule=cycles, diffusion=0.7)
+    density = gaussian()
+    state: Any = method.init(density, normal(2, 500), seeds=[0, 1])
+    for _ in range(start_of_cycle):
+        state, _ = method.step(density, state)
+    momentum_MD, weights_MD = state.momentum_MD, state.weights_MD
+    for step in range(30):
+        state, _ = method.step(density, state)
+        h = (0.3 * cycles.at(step)) ** 0.5
+        momentum_MD = (1 - h * 0.7) * momentum_MD - h * weights_MD
+        weights_MD = weights_MD + h * momentum_MD
+    assert_close(state.weights_MD, weights_MD)
+    assert_close(state.momentum_MD, momentum_MD)
+    assert_close(state.friction_M, [0.7, 0.7])
+    assert state.momentum_MD.square().mean() < 0.02  # it was near 1
+    for _ in range(10):
+        state, _ = method.step(density, state)
+        assert (state.friction_M != 0.7).all()
+
+
 @pytest.mark.parametrize(("draws", "thin", "kept"), [(1, 1, [10, 20, 30]), (3, 2, [6, 8, 10, 16, 18, 20, 26, 28, 30])])
 def test_weights_are_kept_at_the_end_of_each_cycle(draws: int, thin: int, kept: list[int]):
     method = tb.SGHMC(1, 35, 0, thin, schedule=tb.Cycles(10, draws=draws))

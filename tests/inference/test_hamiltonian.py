@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.oracles import assert_close, normal
-from tests.targets import assert_expectations, skewed
+from tests.targets import assert_expectations, mixture25, skewed
+from torchbayes.diagnostics import ess
 from torchbayes.inference import hamiltonian, metropolis, nuts
 from torchbayes.inference.adaptation import Spread, StepSize, windows
 from torchbayes.inference.noise import normals
@@ -63,28 +65,47 @@ def test_dual_averaging_meets_its_target_in_every_chain(target: float):
     # it is held while the step size moves; at the average of the logarithms acceptance is that of a curve's chord
     held_MS = chains.numbers["acceptance"][:, 300:1000]
     assert_close(held_MS.mean(1), torch.full((8,), target, dtype=torch.float64), rtol=0, atol=0.02)
-    assert_close(chains.numbers["acceptance"][:, 1000:].mean(1), held_MS.mean(1), rtol=0, atol=0.05)
+    # that is 0.04 more at a target of 0.6, by all chains together: the chains alone scatter by 0.015
+    assert_close(chains.numbers["acceptance"][:, 1000:].mean(), held_MS.mean(), rtol=0, atol=0.06)
     # the chains have one problem in different units
     relative_M = chains.numbers["step_size"][:, -1] / SCALES
     assert_close(relative_M / relative_M.mean(), torch.ones(8), rtol=0, atol=0.1)
 
 
 def test_dual_averaging_follows_its_equations():
-    """Hoffman and Gelman (2014), equation 6 and algorithm 5, in plain numbers."""
-    accepted = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    memory = StepSize.at(torch.tensor([0.3, 7.0]))
-    for row in accepted:
-        memory = memory.adapted(row, 0.8)
+    """Hoffman and Gelman (2014), equation 6 and algorithm 5, in plain numbers, while no bound is met."""
+    noise = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    memory, accepted = StepSize.at(torch.tensor([0.3, 7.0])), []
+    for row in noise:
+        accepted.append(0.3 * row + 0.7 * (-memory.step_size_M / torch.tensor([0.3, 7.0])).exp())
+        memory = memory.adapted(accepted[-1], 0.6)
     for chain, first in enumerate((0.3, 7.0)):
         error, log_average = 0.0, math.log(first)
         log_step = log_average
         for t in range(1, 41):
-            error = (1 - 1 / (t + 10)) * error + (0.8 - float(accepted[t - 1, chain])) / (t + 10)
+            error = (1 - 1 / (t + 10)) * error + (0.6 - float(accepted[t - 1][chain])) / (t + 10)
             log_step = math.log(10 * first) - math.sqrt(t) / 0.05 * error
+            assert abs(log_step - log_average) < math.log(10)
             log_average = t**-0.75 * log_step + (1 - t**-0.75) * log_average
         assert float(memory.step_size_M[chain]) == pytest.approx(math.exp(log_step), rel=1e-6)
         assert float(memory.settled().step_size_M[chain]) == pytest.approx(math.exp(log_average), rel=1e-6)
     assert_close(memory.restarted().step_size_M, memory.step_size_M)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+@pytest.mark.parametrize("longest", [0.5, math.inf])
+def test_dual_averaging_does_not_wind_up(acceptance: float, longest: float):
+    """Where a step size has no effect for a thousand iterations, it is back after ten in which it has."""
+    memory = StepSize.at(torch.tensor([0.3]))
+    for _ in range(1000):
+        before, memory = memory, memory.adapted(torch.tensor([acceptance]), 0.8, longest=longest)
+        assert 0.0999 < float(memory.step_size_M / before.average_M.exp()) < 10.001
+        assert 3e-6 * 0.999 < float(memory.step_size_M) < min(3e6, longest) * 1.001
+    wound = memory.step_size_M
+    for _ in range(10):
+        memory = memory.adapted(torch.tensor([1 - acceptance]), 0.8, longest=longest)
+    turn = memory.step_size_M / wound
+    assert turn > 2 or (acceptance == 1 and turn < 0.5)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e8])
@@ -259,16 +280,18 @@ def test_what_is_derived_from_a_prior_needs_one(settings: dict[str, Any], densit
 @pytest.mark.parametrize(
     ("trajectory", "step_size", "bound", "leapfrogs", "used"),
     [
-        (1.0, 0.3, 99, 4, 0.3),
+        (1.0, 0.3, 99, 4, 0.25),
         (1.0, 0.25, 99, 4, 0.25),
         (0.3, 0.1, 99, 3, 0.1),
         (0.1, 0.3, 99, 1, 0.1),
         (1.0, 0.01, 7, 7, 0.01),
+        (1.0, 0.9, 1, 1, 0.9),
     ],
 )
-def test_there_are_as_many_leapfrogs_as_fill_the_trajectory(
+def test_as_many_leapfrogs_fill_the_trajectory_as_are_needed(
     trajectory: float, step_size: float, bound: int, leapfrogs: int, used: float
 ):
+    """No longer than ε, and together as long as the trajectory, unless they would be too many."""
     rows: list[int] = []
     density = tb.FunctionDensity(lambda w: rows.append(len(w)) or gaussian()._function(w))  # type: ignore[func-returns-value]
     method = tb.HMC(3, 20, 0, step_size=step_size, trajectory=trajectory, max_leapfrogs=bound)
@@ -278,13 +301,43 @@ def test_there_are_as_many_leapfrogs_as_fill_the_trajectory(
     assert rows == [3] * (1 + 20 * leapfrogs)  # what is reported is what was paid
 
 
-def test_jitter_stretches_trajectories_uniformly_and_each_chain_by_itself():
-    method = tb.HMC(4, 200, 0, step_size=0.02, trajectory=1.0, jitter=0.4)
-    leapfrogs_MS = tb.sample(gaussian(), method, normal(4, 1)).numbers["gradients"]
-    # the ceiling of a number uniform in (30, 70), less a number uniform in (0, 1), is uniform in (30, 70)
-    stretched = leapfrogs_MS - torch.rand(4, 200, generator=torch.Generator().manual_seed(1))
-    assert scipy.stats.kstest((stretched.flatten() - 30) / 40, "uniform").pvalue > 1e-4
-    assert torch.corrcoef(leapfrogs_MS).triu(1).abs().max() < 0.3
+@pytest.mark.parametrize("step_size", [0.02, 0.9])
+def test_jitter_stretches_trajectories_uniformly_and_each_chain_by_itself(step_size: float):
+    method = tb.HMC(4, 200, 0, step_size=step_size, trajectory=1.0, jitter=0.4)
+    numbers = tb.sample(gaussian(), method, normal(4, 1)).numbers
+    length_MS = numbers["gradients"] * numbers["step_size"]
+    assert numbers["step_size"].max() <= step_size
+    assert scipy.stats.kstest((length_MS.flatten() - 0.6) / 0.8, "uniform").pvalue > 1e-4
+    assert torch.corrcoef(length_MS).triu(1).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("jitter", [0.0, 0.2])
+def test_a_quarter_of_a_period_changes_energies(size: int, jitter: float):
+    """On N(0, I) draws a quarter of a period apart are independent, and their squares too: ESS near the draws.
+
+    Of half a period nothing would be left but the change of sign, and squares would keep their values.
+    """
+    method = tb.HMC(4, 800, 300, trajectory=math.pi / 2, jitter=jitter)
+    chains = tb.sample(gaussian(), method, normal(4, size))
+    kept = {name: numbers[:, 300:] for name, numbers in chains.numbers.items()}
+    lengths_MS = kept["gradients"] * kept["step_size"]
+    assert ((lengths_MS / (math.pi / 2) - 1).abs() <= jitter + 1e-9).all()
+    assert kept["acceptance"].mean(1).min() > 0.6 - 0.05
+    assert (ess(chains.weights_MSD**2) > 0.5 * 2000).all()
+
+
+def test_a_burn_in_that_meets_small_steps_does_bounded_work():
+    """Chains in the tails of a mixture, whose first proposals are all rejected: none pays ten thousand leapfrogs."""
+    start_MD = 10 * (2 * torch.rand(8, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64) - 1)
+    method = tb.HMC(8, 21, 20, trajectory=10.0, leapfrogs_in_burn_in=100, max_leapfrogs=300)
+    leapfrogs_MS = tb.sample(mixture25().density(), method, start_MD).numbers["gradients"]
+    assert leapfrogs_MS[:, :20].max() == 100
+    given = tb.HMC(2, 6, 5, trajectory=10.0, step_size=0.05, leapfrogs_in_burn_in=100)
+    assert (tb.sample(mixture25().density(), given, start_MD[:2]).numbers["gradients"] == 200).all()
+    assert replace(method, max_leapfrogs=20).leapfrogs_in_burn_in == 100  # the smaller of the two counts
+    few = tb.sample(mixture25().density(), replace(method, max_leapfrogs=20), start_MD).numbers["gradients"]
+    assert few.max() == 20
 
 
 def test_without_jitter_all_trajectories_are_equal():

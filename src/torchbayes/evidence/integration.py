@@ -24,7 +24,7 @@ from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import AnnealedDensity, Target, as_target
 from torchbayes.evidence.pilot import Pilot, Temperatures, given_temperatures, pilot
 from torchbayes.inference.hmc import HMC
-from torchbayes.inference.sample import sample
+from torchbayes.inference.sample import run_chains
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.model import Model
 from torchbayes.model.seeds import Purpose, generator, mix
@@ -102,7 +102,7 @@ def thermodynamic_integration(
     )
     density = AnnealedDensity(target, beta_K[1:].repeat_interleave(chains))
     starts_MD = _starts(found, beta_K[1:], chains, seed=seed)
-    run = sample(density, method, starts_MD, seed=mix(Purpose.INTEGRATION_CHAINS, seed))
+    run = run_chains(density, method, starts_MD, seed=mix(Purpose.INTEGRATION_CHAINS, seed))
     kept = slice(method.burn_in, None)
     values_KCS = run.numbers["log_likelihood"][:, kept].cpu().unflatten(0, (-1, chains))
     prior_CS = _at_prior(target, values_KCS[0].numel(), seed=seed).view(values_KCS[0].shape)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from torchbayes.evidence.path import Parts, Target
-from torchbayes.inference.hamiltonian import kinetic
+from torchbayes.inference.hamiltonian import filled, kinetic
 from torchbayes.inference.sampler import choose
 from torchbayes.model.dynamics import Value, leapfrog
 from torchbayes.model.seeds import Purpose, generator
 
-_QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
+QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
 
 
 class Place(NamedTuple):
@@ -31,9 +31,9 @@ class Tuning(NamedTuple):
     """How to move at one temperature.
 
     Attributes:
-        step_size: ε of the leapfrog steps; each particle's is multiplied by a number uniform in [0.8, 1.2].
+        step_size: ε, the largest leapfrog step.
         inverse_mass_D: diagonal of M⁻¹: roughly the variances of the weights.
-        leapfrogs: bound on the number of steps, which is ⌈π/2ε⌉.
+        leapfrogs: bound on the number of steps.
     """
 
     step_size: float
@@ -41,9 +41,14 @@ class Tuning(NamedTuple):
     leapfrogs: int
 
     @property
-    def steps(self) -> int:
-        """Leapfrog steps of a move."""
-        return max(1, min(self.leapfrogs, math.ceil(_QUARTER / self.step_size)))
+    def steps(self) -> tuple[float, int]:
+        """Size and number L of the steps of a move: L = ⌈π/2ε⌉ steps of size π/2L, or too few steps of size ε.
+
+        Each particle's size is multiplied by a number uniform in [0.8, 1.2].
+        """
+        length, largest = torch.tensor([QUARTER, self.step_size], dtype=torch.float64)
+        size, number = filled(length, largest, self.leapfrogs)
+        return float(size), int(number)
 
 
 def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int, number: int) -> tuple[Place, Tensor]:
@@ -78,14 +83,14 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
         last[0] = target.parts(at_MD)  # kept: at the next temperature it is needed apart
         return last[0].at(beta_1)
 
-    before = place.parts.at(beta_1)
+    before, (step_size, steps) = place.parts.at(beta_1), tuning.steps
     end = leapfrog(
         density,
         weights_MD,
         momentum_MD,
         gradient_MD=before.gradient,
-        step_size_M=(tuning.step_size * (0.8 + 0.4 * jitter_M)).to(device),
-        steps_M=torch.full((count,), tuning.steps, device=device),
+        step_size_M=(step_size * (0.8 + 0.4 * jitter_M)).to(device),
+        steps_M=torch.full((count,), steps, device=device),
         inverse_mass_MD=inverse_mass_D,
     )
     # potential and kinetic differences are formed apart: both are small beside the energies

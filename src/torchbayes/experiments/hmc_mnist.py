@@ -17,12 +17,12 @@ from torch import Tensor
 
 from torchbayes import networks
 from torchbayes.data import Data, Pair, load
-from torchbayes.diagnose import read_log
 from torchbayes.evaluate import evaluate
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.hmc_mnist_report import METRICS, NAMES, drift, kept_of, pictures, scores_of, tables
 from torchbayes.experiments.verdicts import Part, Verdict, below
 from torchbayes.inference import HMC, MAP, Adam, fit
+from torchbayes.inference.log import read_log
 from torchbayes.inference.progress import Event, progress_bar
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical

@@ -5,8 +5,13 @@ Step size by dual averaging (Hoffman and Gelman 2014, section 3.2): with accepta
     h_t = (1 − 1/(t + t0)) h_{t−1} + (δ − α_t)/(t + t0)
     log ε_{t+1} = μ − (√t/γ) h_t,     log ε̄_t = t^−κ log ε_t + (1 − t^−κ) log ε̄_{t−1}
 
-with μ = log(10 ε_1), γ = 0.05, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. The inverse mass is the variance of the
-weights in windows of doubling length, shrunk to a constant as in Stan (Stan reference manual, section 15.2).
+with μ = log(10 ε_1), γ = 0.05, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. The sum h has no bound of its own, and would
+wind up where ε has no effect. So ε is held within a factor of 10 of ε̄, within one of 10⁶ of exp μ, and below a bound
+that the method sets, and h becomes what gives that ε (back-calculation; Åström and Hägglund 1995, section 3.5). A few
+rejections in a row at the start then cost a factor of ten and not of millions, for which leapfrog steps would pay.
+
+The inverse mass is the variance of the weights in windows of doubling length, shrunk to a constant as in Stan (Stan
+reference manual, section 15.2).
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import torch
 from torch import Tensor
 
 _GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
+_SWING, _RANGE = math.log(10.0), math.log(1e6)  # of log ε around log ε̄, and around μ
 
 
 @dataclass(frozen=True)
@@ -46,14 +52,25 @@ class StepSize:
         zeros = torch.zeros_like(step_size_M)
         return cls(step_size_M, step_size_M.log(), (10 * step_size_M).log(), zeros, 0)
 
-    def adapted(self, acceptance_M: Tensor, target: float) -> StepSize:
-        """Return step sizes after one more step whose probabilities of acceptance were `acceptance_M`."""
+    def adapted(self, acceptance_M: Tensor, target: float, *, longest: float = math.inf) -> StepSize:
+        """Return step sizes after one more step.
+
+        Args:
+            acceptance_M: the step's probabilities of acceptance.
+            target: δ.
+            longest: bound on ε.
+
+        Returns:
+            Step sizes and memory.
+        """
         count = self.count + 1
-        share = 1 / (count + _DELAY)
+        share, slope = 1 / (count + _DELAY), math.sqrt(count) / _GAMMA
         error_M = (1 - share) * self.error_M + share * (target - acceptance_M.double())
-        log_M = self.centre_M - math.sqrt(count) / _GAMMA * error_M
+        log_M = (self.centre_M - slope * error_M).clamp(self.centre_M - _RANGE, self.centre_M + _RANGE)
+        log_M = log_M.clamp(self.average_M - _SWING, self.average_M + _SWING).clamp(max=math.log(longest))
         weight = count**-_DECAY
         average_M = weight * log_M + (1 - weight) * self.average_M
+        error_M = (self.centre_M - log_M) / slope
         return replace(self, step_size_M=log_M.exp(), average_M=average_M, error_M=error_M, count=count)
 
     def settled(self) -> StepSize:

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,15 @@ def fit(
     if found.get("plan"):
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
-    kept = Kept(model, method, state, directory=run.directory, share=share) if isinstance(method, Sampler) else None
-    run.kept = kept
-    state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks, kept=kept)
     if isinstance(method, Sampler):
-        assert kept is not None
-        run.save(kept.save)
-        return kept.posterior()
-    posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)
-    run.save(posterior.save)
+        run.kept = Kept(model, method, state, directory=run.directory, share=share)
+    state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
+    if run.kept is not None:
+        posterior: Posterior = run.kept.posterior()
+        run.save(partial(run.kept.save, problems=posterior.problems))
+    else:
+        posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)  # type: ignore[union-attr]
+        run.save(posterior.save)
     warn_of(posterior.problems)
     return posterior
 
@@ -186,7 +187,6 @@ def _loop(
     run: Run,
     found: dict[str, Any],
     callbacks: Sequence[Callback] | None,
-    kept: Kept | None,
 ) -> Any:
     """Return the state after the run is over or a callback says stop.
 
@@ -195,7 +195,7 @@ def _loop(
         ValueError: as the source raised it for a bad batch, likewise.
         OSError: as the disk raised it when a draw could not be written, likewise.
     """
-    share, per_epoch = run.share, source.steps_per_epoch
+    share, per_epoch, kept = run.share, source.steps_per_epoch, run.kept
     seeds = member_seeds(run.about["seed"], method.members)[share.mine]
     steps = method.steps if isinstance(method, Sampler) else method.epochs * per_epoch
     first, skip = divmod(state.step, per_epoch)

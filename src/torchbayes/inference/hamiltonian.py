@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.adaptation import Spread, StepSize, windows
+from torchbayes.inference.guarded import travelled
 from torchbayes.inference.noise import Purpose, normals
 from torchbayes.inference.sampler import begin
 from torchbayes.inference.settings import check_positive, check_share
@@ -86,7 +87,9 @@ def check(method: Hamiltonian) -> None:
         raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
 
 
-def start(method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: Sequence[int]) -> State:
+def start(
+    method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], longest: float = math.inf
+) -> State:
     """Return the state before the first iteration; a step size that is not given is found by halving and doubling.
 
     Args:
@@ -94,6 +97,7 @@ def start(method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: S
         density: the target.
         weights_MD: where the chains start.
         seeds: one seed per chain.
+        longest: bound on step sizes that are adapted.
 
     Returns:
         The state.
@@ -110,6 +114,7 @@ def start(method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: S
         inverse_mass_MD *= known_prior(density, "`mass='prior'`").square().to(weights_MD)
     if method.step_size is None:
         first_M = first_step_size(density, weights_MD, value, inverse_mass_MD=inverse_mass_MD, seeds=seeds)
+        first_M = first_M.clamp(max=longest)
     else:
         first_M = torch.full((len(weights_MD),), float(method.step_size), dtype=torch.float64)
     spread = Spread.empty(weights_MD)
@@ -122,7 +127,26 @@ def momenta(state: State) -> Tensor:
     return normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD) * state.inverse_mass_MD.rsqrt()
 
 
-def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M: Tensor) -> State:
+def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """Return size and number of the fewest steps that fill trajectories.
+
+        L = ⌈τ/ε⌉ steps of size τ/L, or at most `bound` steps of size ε
+
+    Args:
+        length_M: τ.
+        largest_M: ε, the largest step.
+        bound: most steps; trajectories that need more are cut short.
+
+    Returns:
+        Sizes, float64, and numbers, int64, at least 1, (M,).
+    """
+    steps_M = (length_M / largest_M - 1e-9).ceil().clamp(1, bound)
+    return torch.minimum(length_M / steps_M, largest_M), steps_M.long()
+
+
+def learned(
+    method: Hamiltonian, density: Density, state: State, *, acceptance_M: Tensor, longest: float = math.inf
+) -> State:
     """Return the state after what an iteration of burn-in teaches: a step size, and at the end of a window a mass.
 
     Args:
@@ -130,6 +154,7 @@ def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M
         density: the target; its layout says what a layer is.
         state: the state after the iteration.
         acceptance_M: the iteration's probability of acceptance.
+        longest: bound on step sizes that are adapted.
 
     Returns:
         The state; the same after burn-in.
@@ -138,7 +163,7 @@ def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M
         return state
     step_size, spread, mass_MD = state.step_size, state.spread, state.inverse_mass_MD
     if method.step_size is None:
-        step_size = step_size.adapted(acceptance_M, method.target_acceptance)
+        step_size = step_size.adapted(acceptance_M, method.target_acceptance, longest=longest)
     if method.mass in {"diagonal", "layer"} and state.step > method.burn_in // 10:
         spread = spread.collect(state.weights_MD)
         if state.step in windows(method.burn_in):
@@ -200,7 +225,8 @@ def first_step_size(
     ones_M, direction_M = torch.ones(len(weights_MD), dtype=torch.long), torch.zeros_like(step_size_M)
     searching_M = torch.ones(len(weights_MD), dtype=torch.bool)
     for _ in range(60):
-        end = density.leapfrog(
+        end, _ = travelled(
+            density,
             weights_MD,
             momentum_MD,
             gradient_MD=value.gradient,

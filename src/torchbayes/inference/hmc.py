@@ -1,12 +1,20 @@
 r"""Full-batch Hamiltonian Monte Carlo (Duane et al. 1987, Neal 2011), as in Izmailov et al. (2021).
 
 An iteration draws a momentum v ~ N(0, M), integrates the Hamiltonian H(w, v) = −log p(w, D) + ½ vᵀ M⁻¹ v by L leapfrog
-steps of size ε, and accepts the end with probability min(1, exp(H(w, v) − H(w', v'))). Its length τ = L ε is by default
+steps, and accepts the end with probability min(1, exp(H(w, v) − H(w', v'))). Its length τ is by default
 
-    τ = (π/2) σ √T,     L = ⌈τ / ε⌉
+    τ = (π/2) σ √T
 
-a quarter of the period of a direction that the prior alone decides, with prior standard deviation σ. Energies are
-sums in float64. The step size is given, or found for each chain by dual averaging during burn-in.
+a quarter of the period of a direction that the prior alone decides, with prior standard deviation σ. The step size ε is
+the largest step that may be taken, and the length is kept whatever it is:
+
+    L = ⌈τ / ε⌉ steps of size τ / L
+
+since near half a period a trajectory ends at −w, and the chain keeps the energy it has. Energies are sums in float64.
+
+ε is given, or found for each chain by dual averaging during burn-in. What that sees is the acceptance at τ / L, which
+does not change while L does not: where few steps fill a trajectory, it settles at the L whose acceptance is nearest to
+the target δ, between 2δ − 1 and 1.
 """
 
 from __future__ import annotations
@@ -19,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.inference.hamiltonian import Mass, State, check, kinetic, known_prior, learned, momenta, start
+from torchbayes.inference.guarded import travelled
+from torchbayes.inference.hamiltonian import Mass, State, check, filled, kinetic, known_prior, learned, momenta, start
 from torchbayes.inference.noise import Purpose, uniforms
 from torchbayes.inference.sampler import Info, Sampler, diverged, metropolis, moved
 from torchbayes.inference.settings import check_counts, check_positive, check_share
@@ -31,7 +40,7 @@ class HMC(Sampler):
     """Hamiltonian Monte Carlo on all the data.
 
     Attributes:
-        step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
+        step_size: ε, the largest step; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
         trajectory: τ, in units of the weights (of √mass times weights where the mass is not unit); None for
             (π/2) σ √T with the largest prior standard deviation σ. With a mass from the prior or adapted, σ is 1.
         jitter: each iteration's τ is multiplied by a number uniform in [1 − jitter, 1 + jitter], drawn anew for each
@@ -39,8 +48,10 @@ class HMC(Sampler):
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor.
         target_acceptance: δ of the adaptation.
-        max_leapfrogs: bound on L.
+        max_leapfrogs: bound on L. Trajectories that need more are cut short, and their steps have size ε.
         accept_in_burn_in: accept whatever comes during burn-in, as Izmailov et al. do, unless its energy is not finite.
+        leapfrogs_in_burn_in: bound on L while the step size is adapted, which passes through small ones: about as many
+            as a tree of NUTS has in Stan. A step size that is given knows no such bound.
     """
 
     step_size: float | None = None
@@ -50,11 +61,12 @@ class HMC(Sampler):
     target_acceptance: float = 0.8
     max_leapfrogs: int = 100_000
     accept_in_burn_in: bool = False
+    leapfrogs_in_burn_in: int = 1024
 
     def __post_init__(self) -> None:
         Sampler.__post_init__(self)
         check(self)
-        check_counts(max_leapfrogs=self.max_leapfrogs)
+        check_counts(max_leapfrogs=self.max_leapfrogs, leapfrogs_in_burn_in=self.leapfrogs_in_burn_in)
         check_share(jitter=self.jitter)
         if self.trajectory is not None:
             check_positive(trajectory=self.trajectory)
@@ -81,11 +93,11 @@ class HMC(Sampler):
             The state, with a first step size found by halving and doubling if none is given.
 
         Raises:
-            ValueError: if the density is not finite at the start, or the length of a trajectory is not known.
+            ValueError: if the density cannot be computed or is not finite at the start, or has the wrong shape, or the
+                length of a trajectory is not known.
         """
         del buffers, steps_per_epoch
-        self._length(density)
-        return start(self, density, weights_MD, seeds=seeds)
+        return start(self, density, weights_MD, seeds=seeds, longest=self._length(density))
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Take one iteration of every chain.
@@ -100,12 +112,10 @@ class HMC(Sampler):
             The new state, and what was seen.
         """
         del batch, donate
-        momentum_MD, step_size_M = momenta(state), state.step_size.step_size_M
-        stretch_M = 1 + self.jitter * (2 * uniforms(state.seeds, Purpose.JITTER, state.step) - 1)
-        length_M = self._length(density) * stretch_M
-        step_size_M = torch.minimum(step_size_M, length_M)
-        leapfrogs_M = (length_M / step_size_M - 1e-9).ceil().clamp(1, self.max_leapfrogs).long()
-        end = density.leapfrog(
+        momentum_MD, length = momenta(state), self._length(density)
+        step_size_M, leapfrogs_M = self._steps(state, length)
+        end, faults = travelled(
+            density,
             state.weights_MD,
             momentum_MD,
             gradient_MD=state.gradient_MD,
@@ -130,8 +140,17 @@ class HMC(Sampler):
             step_size_M,
             leapfrogs_M.double(),
             diverged(error_M),
+            faults,
         )
-        return learned(self, density, new, acceptance_M=probability_M), info
+        # longer ones would do what this does, one step: what is averaged must be able to settle there
+        return learned(self, density, new, acceptance_M=probability_M, longest=2 * length), info
+
+    def _steps(self, state: State, length: float) -> tuple[Tensor, Tensor]:
+        """Return size and number of the steps of each chain's trajectory, on the CPU."""
+        stretch_M = 1 + self.jitter * (2 * uniforms(state.seeds, Purpose.JITTER, state.step) - 1)
+        adapts = self.step_size is None and state.step < self.burn_in
+        bound = min(self.max_leapfrogs, self.leapfrogs_in_burn_in) if adapts else self.max_leapfrogs
+        return filled(length * stretch_M, state.step_size.step_size_M, bound)
 
     def _length(self, density: Density) -> float:
         """Return τ before it is jittered."""

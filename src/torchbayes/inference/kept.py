@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchbayes.inference.judgement import Seen
+from torchbayes.inference.log import read_log
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.share import Share
 from torchbayes.model.model import Model
@@ -28,6 +31,8 @@ class Kept:
         self._like_MD: Tensor = share.gather(state.weights_MD)
         self._memory: list[Tensor] = []
         self._file: DrawFile | None = None
+        before = [] if directory is None else [r for r in read_log(directory) if r["step"] <= state.step]
+        self.seen = Seen(method.burn_in, before)
         if directory is not None and share.ranks.first:
             self._file = DrawFile.create(directory, self._like_MD, model.layout.shapes)
             self._file.truncate(method.kept(state.step))
@@ -52,7 +57,7 @@ class Kept:
             self._file.sync()
 
     def posterior(self) -> Draws:
-        """Return the draws as a posterior; those on disk are mapped into memory, not read.
+        """Return the draws as a posterior, and what is wrong with it; those on disk are mapped into memory.
 
         Raises:
             ValueError: if there are none yet.
@@ -64,12 +69,14 @@ class Kept:
             weights_MSD = torch.stack(self._memory, 1) if self._memory else self._like_MD.unsqueeze(1)[:, :0]
         if not weights_MSD.shape[1]:
             raise ValueError("the run ended within its burn-in, before weights were kept. Resume it with more steps.")
-        return Draws(self._model, weights_MSD.to(self._model.network.device))
+        weights_MSD = weights_MSD.to(self._model.network.device)
+        return Draws(self._model, weights_MSD, problems=self.seen.problems(weights_MSD))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, problems: Sequence[str] = ()) -> None:
         """Write a posterior file that refers to the draws beside it."""
         layout = {name: list(shape) for name, shape in self._model.layout.shapes.items()}
         count = 0 if self._file is None else len(self._file)
         settings = {"draws": count, "beside": True}
         header = {"kind": Draws.kind, "layout": layout, "settings": settings, "statistics_known": True}
+        header["problems"] = list(problems)
         write_tensors(path, {}, header)

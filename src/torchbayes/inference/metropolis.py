@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.adaptation import StepSize
+from torchbayes.inference.guarded import Faults, evaluated
 from torchbayes.inference.noise import Purpose, normals
 from torchbayes.inference.sampler import Info, Sampler, begin, diverged, metropolis, moved
 from torchbayes.inference.settings import check_positive, check_share
@@ -92,8 +93,9 @@ class RandomWalk(Sampler):
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         proposal_MD = state.weights_MD + _column(state.step_size.step_size_M, noise_MD) * noise_MD
-        value = density(proposal_MD)
-        return _decide(self, state, proposal_MD, value=value, log_ratio_M=value.log_density - state.log_density_M)
+        value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
+        log_ratio_M = value.log_density - state.log_density_M
+        return _decide(self, state, proposal_MD, value=value, log_ratio_M=log_ratio_M, faults=faults)
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,12 @@ class MALA(Sampler):
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1 = _column(state.step_size.step_size_M, noise_MD)
         proposal_MD = state.weights_MD + step_M1**2 / 2 * state.gradient_MD + step_M1 * noise_MD
-        value = density(proposal_MD)
+        value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
         # (w − w' − ε²/2 g') / ε, the noise that would lead back, from the noise that led here: no difference of weights
         back_MD = noise_MD + step_M1 / 2 * (state.gradient_MD + value.gradient)
         log_forward_M, log_back_M = (-0.5 * n.double().square().sum(-1) for n in (noise_MD, back_MD))
         log_ratio_M = (value.log_density - state.log_density_M) + (log_back_M - log_forward_M)
-        return _decide(self, state, proposal_MD, value=value, log_ratio_M=log_ratio_M)
+        return _decide(self, state, proposal_MD, value=value, log_ratio_M=log_ratio_M, faults=faults)
 
 
 def _check(method: RandomWalk | MALA) -> None:
@@ -175,7 +177,13 @@ def _start(density: Density, weights_MD: Tensor, seeds: Sequence[int], *, first:
 
 
 def _decide(
-    method: RandomWalk | MALA, state: State, proposal_MD: Tensor, *, value: Value, log_ratio_M: Tensor
+    method: RandomWalk | MALA,
+    state: State,
+    proposal_MD: Tensor,
+    *,
+    value: Value,
+    log_ratio_M: Tensor,
+    faults: Faults,
 ) -> tuple[State, Info]:
     """Return the state after accepting or not, and what was seen."""
     accepted_M, probability_M = metropolis(log_ratio_M, state.seeds, state.step)
@@ -193,5 +201,6 @@ def _decide(
         state.step_size.step_size_M,
         ones_M,
         diverged(-log_ratio_M),
+        faults,
     )
     return new, info

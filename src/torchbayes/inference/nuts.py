@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.inference.guarded import Faults, travelled
 from torchbayes.inference.hamiltonian import Mass, State, check, kinetic, learned, momenta, start
 from torchbayes.inference.sampler import DIVERGENCE, Info, Sampler, choose, moved
 from torchbayes.inference.settings import check_counts
@@ -42,7 +43,7 @@ class TreeInfo:
         """Return what is averaged over an epoch, by name, each (M,)."""
         return {**self.step.means(), "saturated": self.saturated_M}
 
-    def now(self) -> dict[str, float]:
+    def now(self) -> dict[str, Any]:
         """Return what is true of the last step of an epoch."""
         return self.step.now()
 
@@ -127,6 +128,7 @@ class NUTS(Sampler):
             state.step_size.step_size_M,
             tree.leapfrogs_M,
             tree.divergent_M.double(),
+            tree.faults,
         )
         info = TreeInfo(info, tree.growing_M.double())  # neither turned nor diverged
         return learned(self, density, new, acceptance_M=acceptance_M), info
@@ -150,6 +152,7 @@ class _Trees:
         self.value = Value(state.log_density_M, gradient_MD, state.log_likelihood_M)
         self.growing_M = torch.ones(members, dtype=torch.bool, device=momentum_MD.device)
         self.divergent_M = torch.zeros_like(self.growing_M)
+        self.faults = Faults.none(momentum_MD)
         self.leapfrogs_M = torch.zeros_like(energy_M)
         self.acceptance_M = torch.zeros_like(energy_M)
 
@@ -199,7 +202,8 @@ class _Trees:
         """Return the density and H_0 − H where some chains' subtrees are after one more step."""
         state, mass_MD = self._state, self._state.inverse_mass_MD[rows]
         sign_M = torch.where(subtree.forwards_M[rows], 1.0, -1.0).cpu()
-        phase = density.leapfrog(
+        phase, faults = travelled(
+            density,
             subtree.end_MD[rows],
             subtree.momentum_MD[rows],
             gradient_MD=subtree.gradient_MD[rows],
@@ -214,6 +218,8 @@ class _Trees:
         self.leapfrogs_M[rows] += 1
         self.acceptance_M[rows] += gain_M.clamp(max=0.0).exp()
         self.divergent_M[rows] |= gain_M < -DIVERGENCE
+        self.faults.raised_M[rows] |= faults.raised_M
+        self.faults = self.faults._replace(first=self.faults.first or faults.first)
         return phase.value, gain_M
 
 

@@ -106,7 +106,9 @@ class Run:
         return state, about
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one record to the log."""
+        """Append one record to the log, and let the draws be judged by it."""
+        if self.kept is not None:
+            self.kept.seen.add(record)
         path = self._path("log.jsonl")
         if path is not None:
             with path.open("a") as file:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchbayes.inference.judgement import problems
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.dynamics import Density
 from torchbayes.model.seeds import member_seeds
+from torchbayes.posteriors.problems import warn_of
 
 
 @dataclass(frozen=True)
@@ -21,34 +23,77 @@ class Chains:
         weights_MSD: kept weights.
         numbers: name -> float64 (M, steps), what every step saw, burn-in included.
         state: the last state.
+        fault: the first exception that the density raised after burn-in; empty if there was none.
+        problems: what is known to be wrong with the chains, one clause each.
     """
 
     weights_MSD: Tensor
     numbers: dict[str, Tensor]
     state: Any
+    fault: str = ""
+    problems: tuple[str, ...] = ()
 
 
 def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0) -> Chains:
     """Draw from a density, which need not be a network's.
 
+    A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
+    Samplers on minibatches have no proposals, and end there.
+
     Args:
         density: the target: a `LogDensity` with data, or a `FunctionDensity`.
-        method: the sampler, such as `HMC()`; its number of chains is that of the rows of `start_MD`.
-        start_MD: where the chains start.
+        method: the sampler, such as `HMC(chains=4)`.
+        start_MD: where the chains start, (chains, D); or (D,), where all of them do.
         seed: seed of the chains.
 
     Returns:
-        Kept weights and what every step saw.
+        Kept weights, what every step saw, and what is known to be wrong with them, of which a warning tells.
 
     Raises:
-        ValueError: if the density is not finite at the start.
+        ValueError: if the rows of `start_MD` are not as many as the chains, or the density cannot be computed there, is
+            not finite, or has the wrong shape.
+        DivergedError: if a sampler on minibatches comes to where it is not finite, or cannot be computed.
     """
-    state = method.init(density, start_MD, seeds=member_seeds(seed, len(start_MD)))
-    weights, numbers = [], []
+    found = run_chains(density, method, start_MD, seed=seed)
+    exact = "acceptance" in found.numbers
+    columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
+    found = replace(found, problems=problems(found.weights_MSD, columns, fault=found.fault))
+    warn_of(found.problems, "these chains")
+    return found
+
+
+def run_chains(density: Density, method: Sampler, start_MD: Tensor, *, seed: int) -> Chains:
+    """Return what `sample` does of chains that are not to be judged together, as they have targets of their own."""
+    start_MD = _start(start_MD, method.chains)
+    state = method.init(density, start_MD, seeds=member_seeds(seed, method.chains))
+    weights, numbers, fault = [], [], ""
     for _ in range(method.steps):
         state, info = method.step(density, state)
         numbers.append(info.means())
+        if state.step > method.burn_in:
+            fault = fault or info.now().get("fault", "")
         if method.keeps(state.step):
             weights.append(state.weights_MD.clone())
     stacked = {name: torch.stack([n[name] for n in numbers], dim=1).double() for name in numbers[0]}
-    return Chains(torch.stack(weights, dim=1), stacked, state)
+    return Chains(torch.stack(weights, dim=1), stacked, state, fault)
+
+
+def _start(start_MD: Tensor, chains: int) -> Tensor:
+    """Return where each chain starts.
+
+    Raises:
+        TypeError: if these are no floating-point weights.
+        ValueError: if they are for another number of chains.
+    """
+    if not isinstance(start_MD, Tensor) or not start_MD.is_floating_point():
+        seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
+        raise TypeError(f"`start_MD` must be a floating-point tensor of weights; got {seen}.")
+    if start_MD.ndim == 1:
+        return start_MD.expand(chains, -1).clone()
+    if start_MD.ndim != 2 or len(start_MD) != chains:
+        advice = f" Set `chains={len(start_MD)}`, or give {chains} rows." if start_MD.ndim == 2 else ""
+        raise ValueError(
+            f"`start_MD` must hold weights (D,), or one row for each of the {chains} `chains` of the method; got shape "
+            f"{tuple(start_MD.shape)}.{advice}"
+        )
+    return start_MD

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.inference.guarded import Faults, begun
 from torchbayes.inference.noise import Purpose, uniforms
 from torchbayes.inference.schedules import Cycles
 from torchbayes.inference.settings import check_counts
@@ -113,6 +114,7 @@ class Info:
         step_size_M: step size.
         gradients_M: gradients taken.
         divergent_M: 1.0 where the energy error was above 1000 or not finite.
+        faults: whose proposals were rejected because the density raised an exception.
     """
 
     log_density_M: Tensor
@@ -122,6 +124,7 @@ class Info:
     step_size_M: Tensor
     gradients_M: Tensor
     divergent_M: Tensor
+    faults: Faults
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""
@@ -133,11 +136,12 @@ class Info:
             "step_size": self.step_size_M,
             "gradients": self.gradients_M,
             "divergent": self.divergent_M,
+            "failed": self.faults.raised_M.double(),
         }
 
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {}
+    def now(self) -> dict[str, Any]:
+        """Return what is true of the last step of an epoch: the first exception, where there was one."""
+        return {"fault": self.faults.first} if self.faults.first else {}
 
 
 def begin(density: Density, weights_MD: Tensor) -> Value:
@@ -151,10 +155,12 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
         The density and its gradient.
 
     Raises:
-        ValueError: if they are not finite for a chain, or the network has batch norm that is not frozen.
+        ValueError: if they cannot be computed, have the wrong shape or are not finite for a chain, or the network has
+            batch norm that is not frozen.
     """
     refuse_batch_norm(density)
-    value = density(weights_MD)
+    value = begun(density, weights_MD)
+    check_shapes(value, weights_MD)
     finite_M = torch.isfinite(value.log_density) & torch.isfinite(value.gradient).all(-1)
     if not finite_M.all():
         chain = int((~finite_M).nonzero()[0])
@@ -163,6 +169,21 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
             f"{value.log_density[chain].item():g}. Look for extreme values in the data, or start elsewhere."
         )
     return value
+
+
+def check_shapes(value: Value, weights_MD: Tensor) -> None:
+    """Check what a density returns; whatever broadcasts would go unseen, and grow.
+
+    Raises:
+        ValueError: if there is not one number and one gradient for each row of weights.
+    """
+    rows, seen = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
+    if seen != (rows, rows) or value.gradient.shape != weights_MD.shape:
+        raise ValueError(
+            f"the density must return one log density for each row of weights, shape {tuple(rows)}, and a gradient of "
+            f"their shape {tuple(weights_MD.shape)}; got {tuple(value.log_density.shape)} and "
+            f"{tuple(value.gradient.shape)}. Sum over the last axis, and over no other."
+        )
 
 
 def refuse_batch_norm(density: Density) -> None:

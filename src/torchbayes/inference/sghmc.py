@@ -132,11 +132,12 @@ class SGHMC(Sampler):
             The new state, and what was seen.
 
         Raises:
-            DivergedError: if the density or its gradient is not finite; the weights are then those before the step.
+            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+                those before the step.
+            ValueError: if the density has the wrong shape.
         """
-        value = density(state.weights_MD, batch)
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        info = looked_at(value, state, self, step_size=step_size)
+        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
         now = state if donate else _copy(state)
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)

@@ -115,11 +115,12 @@ class SGLD(Sampler):
             The new state, and what was seen.
 
         Raises:
-            DivergedError: if the density or its gradient is not finite; the weights are then those before the step.
+            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+                those before the step.
+            ValueError: if the density has the wrong shape.
         """
-        value = density(state.weights_MD, batch)
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        info = looked_at(value, state, self, step_size=step_size)
+        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
         now = state if donate else _copy(state)
         drift_MD = value.gradient.mul_(heat)
         noisy = self.schedule.noisy(state.step)

@@ -5,6 +5,10 @@ r"""The stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014).
 The friction ξ of each chain adapts until the kinetic energy is that of temperature T, so that gradient noise of unknown
 size is absorbed. h = √ε and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density,
 estimated from a minibatch.
+
+Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
+would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as
+cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back.
 """
 
 from __future__ import annotations
@@ -108,22 +112,25 @@ class SGNHT(Sampler):
             The new state, and what was seen.
 
         Raises:
-            DivergedError: if the density or its gradient is not finite; the weights are then those before the step.
+            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+                those before the step.
+            ValueError: if the density has the wrong shape.
         """
-        value = density(state.weights_MD, batch)
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        info = looked_at(value, state, self, step_size=step_size)
+        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
         now = (
             state
             if donate
             else replace(state, weights_MD=state.weights_MD.clone(), momentum_MD=state.momentum_MD.clone())
         )
-        h = step_size**0.5
-        now.momentum_MD.mul_((1 - h * state.friction_M).to(now.momentum_MD).unsqueeze(-1))
+        h, noisy = step_size**0.5, self.schedule.noisy(state.step)
+        friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, self.diffusion)
+        now.momentum_MD.mul_((1 - h * friction_M).to(now.momentum_MD).unsqueeze(-1))
         now.momentum_MD.add_(value.gradient, alpha=h * heat)
-        if self.schedule.noisy(state.step):
+        if noisy:
             now.momentum_MD.add_(scaled_noise(state, state.step, (2 * self.diffusion * h * heat) ** 0.5))
         now.weights_MD.add_(now.momentum_MD, alpha=h)
-        squares_M = torch.linalg.vector_norm(now.momentum_MD, dim=-1, dtype=torch.float64).square()
-        friction_M = state.friction_M + h * (squares_M / now.momentum_MD.shape[-1] - heat)
+        if noisy:
+            squares_M = torch.linalg.vector_norm(now.momentum_MD, dim=-1, dtype=torch.float64).square()
+            friction_M = friction_M + h * (squares_M / now.momentum_MD.shape[-1] - heat)
         return replace(now, friction_M=friction_M, step=state.step + 1), info

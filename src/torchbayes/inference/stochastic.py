@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.descent import DivergedError
+from torchbayes.inference.guarded import is_fault, worded
 from torchbayes.inference.noise import Purpose, normals
+from torchbayes.inference.sampler import check_shapes
 from torchbayes.inference.schedules import StepSchedule
 from torchbayes.inference.settings import check_counts, check_positive
 from torchbayes.model.dynamics import Density, Value
@@ -86,21 +88,35 @@ def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
-def looked_at(value: Value, state: Any, method: Any, *, step_size: float) -> Info:
-    """Return what a step saw, once it is known to be finite.
+def looked_at(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
+    """Return the density before a step, once it is known to be finite, and what the step saw.
 
     Args:
-        value: the density before the step.
+        density: the target.
         state: the state before the step.
+        batch: rows of the step.
         method: the method, for its length.
         step_size: ε of the step.
 
     Returns:
-        The info.
+        The density, and the info.
 
     Raises:
-        DivergedError: if the density or its gradient is not finite; the weights are then those before the step.
+        DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+            those before the step.
+        ValueError: if it has the wrong shape.
     """
+    try:
+        value = density(state.weights_MD, batch)
+    except Exception as error:
+        if not is_fault(error, density):
+            raise
+        raise DivergedError(
+            f"the log density cannot be computed at step {state.step} of {method.steps}: {worded(error)}. A chain on "
+            f"minibatches has no proposals to reject, so it ends there; lower the step size of {step_size:g}, or mend "
+            f"the density."
+        ) from error
+    check_shapes(value, state.weights_MD)
     finite_M = torch.isfinite(value.log_density + torch.linalg.vector_norm(value.gradient, dim=-1))
     if not finite_M.all():
         chain = int((~finite_M).nonzero()[0])
@@ -109,4 +125,4 @@ def looked_at(value: Value, state: Any, method: Any, *, step_size: float) -> Inf
             f"{value.log_density[chain].item():g} or its gradient is not finite, at step size {step_size:g}. Lower the "
             f"step size, or look for extreme values in the data."
         )
-    return Info(value.log_density, value.log_likelihood, torch.full_like(value.log_density, step_size))
+    return value, Info(value.log_density, value.log_likelihood, torch.full_like(value.log_density, step_size))

@@ -1,0 +1,152 @@
+"""What is known to be wrong with chains, by what their steps saw after burn-in and by the weights they left.
+
+Only what makes chains worthless counts, not what makes them short; `diagnose` says how good the others are.
+
+- A chain whose weights are not finite, that never moved, or that accepted fewer than 1 % of its proposals: a sampler
+  that is any use accepts far more, the slowest of them 23 % (Roberts and Rosenthal 2001).
+- Divergences in more than one iteration in five. Stan complains of any; a wall in the target makes some that harm
+  nothing.
+- E-BFMI below 0.2, the bound of Betancourt (2016, "Diagnosing suboptimal cotangent disintegrations"): momenta hardly
+  change the energy, and tails are not reached.
+- R-hat above 1.5 of the log density or the log likelihood: chains that agree have 1, those that have not converged 1.1
+  and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies. Weights
+  may differ because hidden units can be exchanged, but log densities may not.
+
+The last two are judged by 100 iterations or more. Of samplers on minibatches, which see noisy densities and accept
+whatever comes, only the weights are judged.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.diagnostics import ebfmi, rhat
+
+ACCEPTED, DIVERGED, INFORMED, AGREED = 0.01, 0.2, 0.2, 1.5
+_FEW, _SOME, _MANY = 10, 20, 100  # iterations by which acceptance, divergences and mixing are judged
+_COLUMNS = ("acceptance", "divergent", "failed", "energy", "log_density", "log_likelihood")
+_BLOCK = 1 << 22  # weights that are looked at at once
+
+
+class Seen:
+    """What the iterations of a sampler on all the data saw after burn-in; nothing of one on minibatches."""
+
+    def __init__(self, burn_in: int, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin with the records of a run that goes on."""
+        self._burn_in, self._chains, self._fault = burn_in, 0, ""
+        self._columns = {name: array("d") for name in _COLUMNS}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take up the line that the log has of an iteration."""
+        if record["step"] <= self._burn_in or "acceptance" not in record:
+            return
+        self._chains, self._fault = len(record["acceptance"]), self._fault or record.get("fault", "")
+        for name, column in self._columns.items():
+            column.extend(record[name])
+
+    def problems(self, weights_MSD: Tensor) -> tuple[str, ...]:
+        """Return what is wrong with the chains that left these weights."""
+        seen = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items() if column}
+        columns = {name: column.view(-1, self._chains).T for name, column in seen.items()}
+        return problems(weights_MSD, columns, fault=self._fault)
+
+
+def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str = "") -> tuple[str, ...]:
+    """Return what is wrong with chains.
+
+    Args:
+        weights_MSD: what they left; read in blocks.
+        columns: what every iteration after burn-in saw, by name, each (M, R); empty for samplers on minibatches.
+        fault: the first exception of the density.
+
+    Returns:
+        One clause for each problem; none if nothing is known to be wrong. A chain with one problem is not judged by
+        the next ones.
+    """
+    found = []
+    finite_M, still_M = _weights(weights_MSD)
+    if not finite_M.all():
+        found.append(f"{named(~finite_M)} left weights that are not finite")
+    sound_M = finite_M.clone()
+    if columns and columns["acceptance"].shape[1] >= _FEW:
+        stuck_M = sound_M & (columns["acceptance"].mean(1).cpu() < ACCEPTED)
+        if stuck_M.any():
+            failed = float(columns["failed"].cpu()[stuck_M].mean())
+            reason = f"; the density raised an exception at {failed:.0%} of them, first {fault or 'unknown'}"
+            found.append(f"{named(stuck_M)} accepted fewer than 1 % of the proposals{reason if failed else ''}")
+        sound_M &= ~stuck_M
+    if weights_MSD.shape[1] >= _SOME:
+        if (sound_M & still_M).any():
+            found.append(f"{named(sound_M & still_M)} never moved")
+        sound_M &= ~still_M
+    if columns:
+        found += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
+    return tuple(found)
+
+
+def momentum_ebfmi(columns: Mapping[str, Tensor]) -> Tensor | None:
+    """Return E-BFMI of each chain, or None for samplers without momentum.
+
+    Those say as energy the log density that the iteration before left.
+
+    Args:
+        columns: `energy` and `log_density` of every iteration, (M, R).
+
+    Returns:
+        Float64 tensor (M,); None too where energies are not known, not finite, or fewer than 2.
+    """
+    energy_MR = columns.get("energy")
+    if energy_MR is None or energy_MR.shape[1] < 2 or not torch.isfinite(energy_MR).all():
+        return None
+    if torch.equal(energy_MR[:, 1:], -columns["log_density"][:, :-1]):
+        return None
+    return ebfmi(energy_MR)
+
+
+def named(which_M: Tensor) -> str:
+    """Return the names of some chains."""
+    chains = which_M.nonzero().flatten().tolist()
+    if len(chains) > 3:
+        return f"{len(chains)} of {len(which_M)} chains"
+    return f"chain{'s' if len(chains) > 1 else ''} {' and '.join(map(str, chains))}"
+
+
+def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which chains left finite weights alone, and which left the same ones all the time."""
+    chains, draws, size = weights_MSD.shape
+    finite_M, still_M = torch.ones(2, chains, dtype=torch.bool)
+    for block in weights_MSD.split(max(1, _BLOCK // max(1, chains * size)), dim=1) if draws else ():
+        finite_M &= torch.isfinite(block).flatten(1).all(1).cpu()
+        still_M &= (block == weights_MSD[:, :1]).flatten(1).all(1).cpu()
+    return finite_M, still_M
+
+
+def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
+    """Return what is wrong with how chains move that do move."""
+    found, iterations = [], columns["acceptance"].shape[1]
+    missing_M = momentum_ebfmi(columns)
+    if missing_M is not None and iterations >= _SOME:
+        share_M = columns["divergent"].mean(1)
+        bad_M = sound_M & (share_M > DIVERGED)
+        if bad_M.any():
+            found.append(f"up to {float(share_M[bad_M].max()):.0%} of the iterations of {named(bad_M)} diverged")
+            sound_M = sound_M & ~bad_M
+    if iterations < _MANY or not sound_M.any():
+        return found
+    if missing_M is not None and (bad_M := sound_M & (missing_M < INFORMED)).any():
+        found.append(f"E-BFMI of {named(bad_M)} is {float(missing_M[bad_M].min()):.2g}, below {INFORMED}")
+    for name in ("log_density", "log_likelihood"):
+        values_MR = columns[name][sound_M]
+        largest = float(rhat(values_MR)) if torch.isfinite(values_MR).all() else 1.0
+        if largest > AGREED:
+            they = "chains disagree" if len(values_MR) > 1 else "the halves of the chain disagree"
+            found.append(f"{they} on the {name.replace('_', ' ')} (R-hat {largest:.2f})")
+            break
+    return found
