@@ -17,6 +17,7 @@ from torchbayes.data import load, out_of_distribution
 from torchbayes.experiments import laplace_redux as module
 from torchbayes.experiments import laplace_redux_report as report
 from torchbayes.experiments import reproduce
+from torchbayes.model.seeds import Purpose, generator
 
 TINY = module.Recipe(
     data="digits",
@@ -54,7 +55,7 @@ def trained(tiny):
 
 def images(data):
     """The test images that are scored, their labels, and the foreign images."""
-    order = torch.randperm(360, generator=torch.Generator().manual_seed(0))[:200]
+    order = torch.randperm(360, generator=generator(Purpose.TEST_ROWS))[:200]
     foreign = {name: out_of_distribution(data, name, limit=60)[name] for name in TINY.foreign}
     return data.test.inputs[order], data.test.targets[order], foreign
 

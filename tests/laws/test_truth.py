@@ -72,10 +72,10 @@ def test_map_with_a_flat_prior_is_least_squares() -> None:
 def test_weight_decay_of_adamw_is_added_to_the_prior() -> None:
     """At the fixed point of AdamW the update of Adam equals the decay; with a small one it is near least squares."""
     near = mode(linear(tb.priors.Flat()), optimizer=tb.AdamW(lr=0.05, weight_decay=0.0), schedule=tb.Cosine())
-    far = mode(linear(tb.priors.Flat()), optimizer=tb.AdamW(lr=0.05, weight_decay=0.3), schedule=tb.Cosine())
+    far = mode(linear(tb.priors.Flat()), optimizer=tb.AdamW(lr=0.05, weight_decay=1.0), schedule=tb.Cosine())
     expected = torch.linalg.lstsq(INPUTS, TARGETS.unsqueeze(1)).solution.squeeze(1)
     torch.testing.assert_close(near[0], expected, rtol=1e-6, atol=1e-6)
-    assert far.norm() < 0.95 * expected.norm()
+    assert 0.5 < far.norm() / expected.norm() < 0.8  # over starts 0.64 to 0.69
 
 
 def test_joint_tempering_leaves_the_mode() -> None:
