@@ -210,7 +210,7 @@ def mixture25() -> Target:
         return torch.logsumexp(-0.5 * squares_MK / MIXTURE_VARIANCE, dim=1)
 
     def sample(count: int, seed: int) -> Tensor:
-        source = torch.Generator().manual_seed(mix(seed, 1))
+        source = torch.Generator().manual_seed(seed + 1000)
         return centres_KD[torch.randint(25, (count,), generator=source)] + scale * normal(count, 2, seed=seed)
 
     return Target(
