@@ -216,6 +216,40 @@ def test_metrics_are_the_same(name: str):
     assert len(found[0]) > (1 if name not in {"survival", "custom", "poisson"} else 0)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("padding", [None, 2])
+def test_rows_of_words_count_by_their_weights_too(structure: Any, padding: int | None):
+    """An embedding, whose second moments are counts of words; a row without weight has a word that no other has."""
+    words = classes(2 * N, 4, seed=11).view(N, 2)
+    words[KEPT.logical_not()] = 5
+    found = []
+    for likelihood, rows, targets in [
+        (Weighted(Categorical()), words, (LABELS, COUNTS)),
+        (Categorical(), words.repeat_interleave(COUNTS, 0), LABELS.repeat_interleave(COUNTS)),
+    ]:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Embedding(6, 3, padding_idx=padding), nn.Flatten(), nn.Linear(6, K)).double()
+        model = tb.Model(net, likelihood, tb.priors.Normal(0.8))
+        method = tb.Laplace(structure=structure, check_mode=False, rank=60)
+        found.append(tb.fit(model, (rows, targets), method, start=model.given_weights(), callbacks=()))
+    assert_close(found[0].curvature.dense(), found[1].curvature.dense(), rtol=1e-7, atol=1e-9)
+    assert found[0].curvature.trace() > 0
+
+
+def test_loaders_of_triples():
+    rows = torch.utils.data.TensorDataset(X, REAL, COUNTS)
+    net, weighted = nn.Linear(2, 2).double(), Weighted(Gaussian())
+    triples = tb.Model(net, weighted, batch=lambda row: (row[0], (row[1], row[2])))
+    pairs = tb.Model(net, weighted)
+    method = tb.Laplace(structure="dense", check_mode=False)
+    found = tb.fit(triples, torch.utils.data.DataLoader(rows, batch_size=4), method, start=net, callbacks=())
+    expected = tb.fit(pairs, (X, (REAL, COUNTS)), method, start=net, callbacks=())
+    assert isinstance(found, tb.LaplacePosterior)
+    assert isinstance(expected, tb.LaplacePosterior)
+    assert_close(found.curvature.dense(), expected.curvature.dense())
+    assert found.num_targets == expected.num_targets == 2 * int(COUNTS.sum())
+
+
 NOISY = ["gaussian", "gaussian, two scales"]
 
 
