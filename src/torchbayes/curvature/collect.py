@@ -51,18 +51,13 @@ def units(model: Model, weights_MD: Tensor) -> Units:
         The units.
 
     Raises:
-        ValueError: if the prior curves upwards there, so that it has no precision.
+        ValueError: if a prior that is not flat has no precision there.
     """
     joint = model.prior.joint
     if joint is not None and not joint.is_independent:
         return Units(torch.ones_like(weights_MD), torch.zeros_like(weights_MD[0]))
     precision_MD = model.prior.precision(weights_MD) * model.scales(1, 1).prior
-    if (precision_MD < 0).any():
-        raise ValueError(
-            f"the prior's log density curves upwards at {int((precision_MD < 0).sum())} of {precision_MD.numel()} "
-            f"weights, as heavy-tailed ones do, so it adds no precision there. Use a normal prior."
-        )
-    flat_D = (precision_MD == 0).any(0)
+    flat_D = model.prior.flat.to(weights_MD.device)
     strength_D = torch.where(flat_D, 0.0, 1.0).to(weights_MD)
     return Units(torch.where(flat_D, 1.0, precision_MD), strength_D)
 

@@ -105,8 +105,11 @@ class LaplacePosterior(Posterior):
         """
         if self.model.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; the model has temperature {self.model.temperature}.")
-        if torch.isinf(self.model.prior.stds()).any():
-            raise ValueError("the prior is flat for some weights, so there is no evidence. Use a proper prior.")
+        prior = self.model.prior
+        if prior.flat.any():
+            raise ValueError(
+                f"the prior is flat for {prior.names(prior.flat)}, so there is no evidence. Use a proper prior."
+            )
         size = self.mean_MD.shape[1]
         log_prior_M = self.model.log_prior(self.mean_MD).double()
         covariance = self.gaussian.covariance
