@@ -126,3 +126,37 @@ def test_every_row_of_an_embedding_has_its_own_unit(structure: Any) -> None:
     )  # fmt: skip
     expected = plain.curvature.dense()[0] * torch.outer(variance_D.sqrt(), variance_D.sqrt())
     assert_close(found.curvature.dense()[0], expected, rtol=1e-9, atol=1e-12)
+
+
+def carried(structure: Any, outputs: int = 1, **settings: Any) -> tb.LaplacePosterior:
+    """Return the second of two tasks, the posterior of the first its prior."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
+    targets = normal(40, outputs, seed=2)
+    model = tb.Model(module, tb.likelihoods.Gaussian(0.7), tb.priors.Normal(0.5))
+    first = laplace(model, 0.4 * normal(model.layout.size, seed=3), (X, targets), structure=structure)
+    again = tb.Model(module, tb.likelihoods.Gaussian(0.7), tb.as_prior(first), **settings)
+    return laplace(again, 0.4 * normal(model.layout.size, seed=4), (X[:9], targets[:9]), structure=structure)
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "kronecker", "ekfac"])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_effective_parameters_under_a_correlated_prior(structure: Any, temperature: float) -> None:
+    """γ = D − tr P₀ Σ with the prior's precision P₀, from dense matrices."""
+    found = carried(structure, outputs=2, temperature=temperature)
+    joint = found.model.prior.joint
+    assert joint is not None
+    prior = torch.linalg.inv(joint.covariance.dense()[0]) / temperature
+    expected = len(prior) - torch.trace(prior @ found.gaussian.covariance.dense()[0])
+    assert_close(found.effective_parameters()[0], expected, rtol=1e-9)
+    assert 0.1 < float(expected) < 0.6 * len(prior)
+
+
+@pytest.mark.parametrize("tempering", ["joint", "likelihood"])
+def test_temperature_reaches_a_correlated_prior(tempering: Any) -> None:
+    plain, cold = carried("dense"), carried("dense", temperature=0.25, tempering=tempering)
+    joint = plain.model.prior.joint
+    assert joint is not None
+    prior = torch.linalg.inv(joint.covariance.dense()[0])
+    data = torch.linalg.inv(plain.gaussian.covariance.dense()[0]) - prior
+    expected = 4 * data + (4 * prior if tempering == "joint" else prior)
+    assert_close(torch.linalg.inv(cold.gaussian.covariance.dense()[0]), expected, rtol=1e-6, atol=1e-9)

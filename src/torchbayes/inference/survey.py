@@ -188,7 +188,7 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
     curvature = collector.curvature(survey.sums, reference_MD)
     curvature = curvature if factor == 1 else curvature.scaled(factor)
     if model.prior.joint is not None and not model.prior.joint.is_independent:
-        curvature = plus_precision(curvature, model.prior.joint.covariance)
+        curvature = plus_precision(curvature, model.prior.joint.covariance, model.scales(1, 1).prior)
     found = LaplacePosterior(
         model,
         weights_MD.clone(),

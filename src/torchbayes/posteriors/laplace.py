@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg import Diagonal, Scaled
+from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.curvature import Curvature, restore_curvature
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
@@ -118,11 +119,15 @@ class LaplacePosterior(Posterior):
         return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
     def effective_parameters(self) -> Tensor:
-        """Return how many weights the data determine at each mode, γ = tr H (H + diag(d))⁻¹, float64 (M,).
+        """Return how many weights the data determine at each mode, γ = D − tr P₀ P⁻¹, P₀ the prior's part of P; (M,).
 
-        Between 0 and D; weights whose prior is flat count fully. MacKay (1992).
+        Between 0 and D, float64; weights whose prior is flat count fully. MacKay (1992).
         """
-        left_MD = self.gaussian.covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
+        joint, covariance = self.model.prior.joint, self.gaussian.covariance
+        if joint is not None and not joint.is_independent:
+            share = self.model.scales(1, 1).prior
+            return self.strength_D.numel() - share * precision_trace(joint.covariance, covariance)
+        left_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
         return self.strength_D.numel() - left_MD.sum(-1)
 
     def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
