@@ -169,3 +169,30 @@ def test_classification_is_tuned_too() -> None:
 def test_bad_input(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("structure", ["dense", "kronecker", "diagonal", "ekfac"])
+@pytest.mark.parametrize("prior", ["model", "scalar", "layer"])
+def test_factors_multiply_the_prior_in_force(structure: str, prior: Any) -> None:
+    """Of a posterior that another prior was chosen for, layer by layer."""
+    fitted = regression(structure)
+    force_D = torch.where(groups(fitted, "layer") == 0, 9.0, 0.2).double()
+    before = fitted.with_strength(force_D)
+    tuned, group_D = tb.tune(before, prior=prior, noise=True), groups(fitted, prior)
+
+    def negative(point: Any) -> float:
+        factors = torch.as_tensor(point[:-1], dtype=torch.float64).exp()[group_D] if prior != "model" else 1.0
+        return -log_evidence(fitted, force_D * factors, math.exp(point[-1]))
+
+    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-12,
+                    "xatol": 1e-8, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
+    assert_close(float(tuned.log_evidence()), -best.fun, rtol=1e-9)
+    ratio_D = tuned.strength_D / force_D
+    for group in group_D.unique():
+        assert_close(ratio_D[group_D == group], ratio_D[group_D == group][:1].expand(int((group_D == group).sum())))
+
+
+def test_a_precision_for_every_weight_of_a_tuned_prior_is_the_same() -> None:
+    fitted = regression("diagonal")
+    once, twice = (tb.tune(p, prior="weight") for p in (fitted, tb.tune(fitted, prior="layer")))
+    assert_close(twice.strength_D, once.strength_D, rtol=1e-6)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torchbayes.inference.batches import as_source
 from torchbayes.linalg.curvature import Curvature, DiagonalCurvature, restore_curvature
+from torchbayes.linalg.units import in_units
 from torchbayes.linearised import Linearised
 from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.model import PREFIX, Model
@@ -145,8 +146,8 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
     model, mean_MD = posterior.model, posterior.mean_MD
     locs = model.prior.locs().to(mean_MD)
     # in units of the prior that is in force, so that factors multiply what is there
-    reference_MD = posterior.reference_MD
-    squares_MD = reference_MD * (mean_MD - locs) ** 2
+    curvature = in_units(posterior.curvature, posterior.strength_D.rsqrt())
+    squares_MD = posterior.reference_MD * posterior.strength_D * (mean_MD - locs) ** 2
     count, errors_M = 0, torch.zeros(len(mean_MD), dtype=torch.float64)
     if noise:
         count = posterior.num_targets
@@ -155,9 +156,7 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
         scale = likelihood.scale if isinstance(likelihood.scale, tuple) else (likelihood.scale,)
         constant = sum(math.log(float(s) * math.sqrt(2 * math.pi)) for s in scale) / len(scale)
         errors_M = -2 * (posterior.log_likelihood_M.cpu() + count * constant)
-    return Problem(
-        posterior.curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model"
-    )
+    return Problem(curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model")
 
 
 def _groups(model: Model, prior: Groups) -> Tensor:
@@ -262,7 +261,7 @@ def _by_weight(posterior: LaplacePosterior, problem: Problem, noise: bool) -> La
     kept = problem.group_D < 0
     bound = math.exp(_WIDEST)
     log_d = torch.where(kept, 1.0, factors.nan_to_num(nan=1.0, posinf=bound).clamp(1 / bound, bound)).log()
-    return posterior.with_strength(log_d.exp())
+    return posterior.with_strength(posterior.strength_D * log_d.exp())
 
 
 def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
@@ -272,7 +271,8 @@ def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
 
 
 def _changed(posterior: LaplacePosterior, group_D: Tensor, log_d_G: Tensor, log_beta: float) -> LaplacePosterior:
-    found = posterior.with_strength(_spread(group_D, log_d_G).to(posterior.mean_MD)) if log_d_G.any() else posterior
+    factor_D = _spread(group_D, log_d_G).to(posterior.mean_MD)
+    found = posterior.with_strength(posterior.strength_D * factor_D) if log_d_G.any() else posterior
     return found if log_beta == 0 else found.with_noise(math.exp(-0.5 * log_beta))
 
 

@@ -160,3 +160,28 @@ def test_temperature_reaches_a_correlated_prior(tempering: Any) -> None:
     data = torch.linalg.inv(plain.gaussian.covariance.dense()[0]) - prior
     expected = 4 * data + (4 * prior if tempering == "joint" else prior)
     assert_close(torch.linalg.inv(cold.gaussian.covariance.dense()[0]), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal", "kronecker", "ekfac", "low_rank"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_nothing_determines_are_named(structure: Any, dtype: torch.dtype) -> None:
+    inputs = X.clone()
+    inputs[:, 1] = 0
+    data = inputs.to(dtype), Y.unsqueeze(1).to(dtype)
+    module = nn.Linear(3, 1).to(dtype)
+    flat = tb.Model(module, tb.likelihoods.Gaussian(0.7), tb.priors.Flat())
+    many = 3 if structure == "low_rank" else 1  # which leaves all weights but a few directions to the prior
+    with pytest.raises(ValueError, match=f"not determine {many} of the 3 weights of `weight`.*a proper prior"):
+        laplace(flat, SPREAD.to(dtype), data, structure=structure)
+    proper = tb.Model(module, tb.likelihoods.Gaussian(0.7))
+    assert float(laplace(proper, SPREAD.to(dtype), data, structure=structure).gaussian.covariance.diagonal().max()) < 1.1
+
+
+@pytest.mark.parametrize("structure", ["dense", "kronecker"])
+def test_inputs_that_are_combinations_of_others_are_found_in_any_units(structure: Any) -> None:
+    inputs = X * torch.tensor([1e-3, 1.0, 1e2], dtype=torch.float64)
+    found = laplace(linear(tb.priors.Flat()), SPREAD, (inputs, Y), structure=structure)
+    assert torch.isfinite(found.sample(3)).all()
+    inputs[:, 1] = 3 * inputs[:, 0]
+    with pytest.raises(ValueError, match="not determine [23] of the 3 weights"):
+        laplace(linear(tb.priors.Flat()), SPREAD, (inputs, Y), structure=structure)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchbayes.linalg import Diagonal, Scaled
 from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.curvature import Curvature, restore_curvature
+from torchbayes.linalg.units import undetermined
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import having
@@ -57,8 +58,17 @@ class LaplacePosterior(Posterior):
         """The same distribution as a mixture of Gaussians with explicit covariances.
 
         Raises:
-            ValueError: if a precision is not positive definite.
+            ValueError: if a precision is not positive definite, or the data do not determine weights with a flat prior.
         """
+        flat_D, prior = self.model.prior.flat, self.model.prior
+        if flat_D.any():
+            lost_D = undetermined(self.curvature, self.strength_D).any(0).cpu() & flat_D
+            if lost_D.any():
+                raise ValueError(
+                    f"the data do not determine {prior.names(lost_D)}, whose prior is flat, so that their variance is "
+                    f"infinite. Give them a proper prior such as Normal(1.0), or leave out inputs that are constant "
+                    f"or combinations of others."
+                )
         covariance = Scaled(self.reference_MD.rsqrt(), self.curvature.covariance(self.strength_D))
         least = float(covariance.diagonal().min())
         if not least > 0:
