@@ -22,7 +22,7 @@ def regression(structure: str = "dense", **settings: Any) -> tb.LaplacePosterior
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model = tb.Model(module, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
     start = 0.4 * normal(settings.pop("members", 1), model.layout.size, seed=3)
-    method = tb.Laplace(structure=structure, check_mode=False, **settings)  # type: ignore[arg-type]
+    method = tb.Laplace(structure=structure, rank=21, check_mode=False, **settings)  # type: ignore[arg-type]
     return tb.fit(model, (X, Y), method, start=start, callbacks=())  # type: ignore[return-value]
 
 

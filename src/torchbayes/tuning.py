@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torchbayes.inference.batches import as_source
 from torchbayes.linalg.curvature import Curvature, DiagonalCurvature, restore_curvature
+from torchbayes.linalg.dropped import dropped
 from torchbayes.linalg.units import in_units
 from torchbayes.linearised import Linearised
 from torchbayes.model.likelihoods import Gaussian
@@ -73,7 +74,9 @@ class Problem:
         return found.index_add_(0, self.group_D[chosen], values_MD[:, chosen].sum(0).double())
 
     def spectra(self) -> list[Tensor] | None:
-        """Return the eigenvalues that belong to each group, of all members, or None where a group cuts through."""
+        """Return the eigenvalues of each group, of all members, or None where one cuts through or not all are known."""
+        if dropped(self.curvature, torch.ones_like(self.group_D)).logdet_M.any():
+            return None
         found: list[list[Tensor]] = [[] for _ in range(self.groups)]
         for part in self.curvature.parts():
             mine = self.group_D[part.where]
@@ -225,10 +228,12 @@ def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         log_d_G, log_beta = torch.as_tensor(point[:-1]), float(point[-1])
-        covariance = exact.scaled(math.exp(log_beta)).covariance(_spread(problem.group_D, log_d_G))
+        curvature, precision_D = exact.scaled(math.exp(log_beta)), _spread(problem.group_D, log_d_G)
+        covariance, left = curvature.covariance(precision_D), dropped(curvature, precision_D)
         factors = log_d_G.exp()
-        prior_G = problem.totals(covariance.diagonal()).cpu() * factors
-        value = (sizes_G * log_d_G - factors * squares_G).sum() + covariance.logdet().double().sum().cpu()
+        prior_G = problem.totals(precision_D * covariance.diagonal() - left.shares_MD).cpu()
+        value = (sizes_G * log_d_G - factors * squares_G).sum()
+        value = value + (covariance.logdet() - left.logdet_M).double().sum().cpu()
         gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
         if problem.count:
             count, beta = members * problem.count, math.exp(log_beta)
@@ -237,7 +242,7 @@ def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
             gradient[-1] = count - beta * errors - total
         return -float(value), -gradient.numpy()
 
-    bounds = [(-_WIDEST, _WIDEST)] * (len(start) + 1)
+    bounds = [(-_WIDEST, _WIDEST) if problem.free else (0.0, 0.0)] * len(start) + [(-_WIDEST, _WIDEST)]
     found = minimize(negative, np.append(start.numpy(), 0.0), jac=True, method="L-BFGS-B", bounds=bounds,
                      options={"ftol": 1e-15, "gtol": 1e-8})  # fmt: skip
     return torch.as_tensor(found.x[:-1]), float(found.x[-1])

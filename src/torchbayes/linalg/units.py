@@ -37,7 +37,10 @@ def in_units(curvature: Curvature, scale_D: Tensor) -> Curvature:
     if isinstance(curvature, DenseCurvature):
         return DenseCurvature(curvature.matrix_MDD * scale_D.unsqueeze(-1) * scale_D)
     if isinstance(curvature, LowRankCurvature):
-        return LowRankCurvature(curvature.factor_MRD * scale_D)
+        rest_MD, tiny = curvature.rest_MD * scale_D**2, torch.finfo(torch.float64).tiny
+        ratio_M = rest_MD.sum(-1, dtype=torch.float64) / curvature.rest_MD.sum(-1, dtype=torch.float64).clamp_min(tiny)
+        squares_M = curvature.squares_M * (ratio_M**2).to(rest_MD)  # exact for one unit
+        return LowRankCurvature(curvature.factor_MRD * scale_D, rest_MD, squares_M, curvature.room_M)
     if isinstance(curvature, BlockCurvature):
         each = zip(curvature.blocks, scale_D[curvature.order_D].split(curvature.sizes), strict=True)
         return BlockCurvature(curvature.order_D, tuple(in_units(block, own_D) for block, own_D in each))

@@ -142,28 +142,8 @@ class BoundPrior:
                 into.copy_(segment.prior.precision())
             elif not isinstance(segment.prior, Flat):
                 into.copy_(-_derivative(segment.prior, part, order=2))
-                self._check_bend(segment, into)
+                _check_bend(self, segment, into)
         return found
-
-    def _check_bend(self, segment: Segment, precision: Tensor) -> None:
-        """Check the precision (..., n) of a segment whose prior is of any form.
-
-        Raises:
-            ValueError: if it is not positive and finite everywhere.
-        """
-        wrong = ~((precision > 0) & torch.isfinite(precision))
-        if not wrong.any():
-            return
-        chosen_D = torch.zeros(self.layout.size, dtype=torch.bool)
-        chosen_D[segment.where] = wrong.flatten(0, -2).any(0).cpu() if wrong.ndim > 1 else wrong.cpu()
-        first, std = float(precision[wrong][0]), getattr(segment.prior, "std", math.inf)
-        way = "is straight" if first == 0 else "curves upwards" if first < 0 else "is not smooth"
-        same = f"Normal({std:.3g}), which has its standard deviation" if math.isfinite(std) else "a Normal"
-        raise ValueError(
-            f"the log density of the prior {_said(segment.prior)} {way} at {self.names(chosen_D)} (its negative second "
-            f"derivative is {first + 0.0:.3g}), so a Gaussian there has no precision from it and no evidence. Fit with "
-            f"the prior {same}, or sample the posterior with HMC."
-        )
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Draw weights from the prior.
@@ -238,6 +218,27 @@ def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
                 return torch.zeros_like(weights)
             (found,) = torch.autograd.grad(found.sum(), leaf, create_graph=remaining > 0, materialize_grads=True)
     return found.detach()
+
+
+def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
+    """Check the precision (..., n) of a segment whose prior is of any form.
+
+    Raises:
+        ValueError: if it is not positive and finite everywhere.
+    """
+    wrong = ~((precision > 0) & torch.isfinite(precision))
+    if not wrong.any():
+        return
+    chosen_D = torch.zeros(bound.layout.size, dtype=torch.bool)
+    chosen_D[segment.where] = wrong.flatten(0, -2).any(0).cpu() if wrong.ndim > 1 else wrong.cpu()
+    first, std = float(precision[wrong][0]), getattr(segment.prior, "std", math.inf)
+    way = "is straight" if first == 0 else "curves upwards" if first < 0 else "is not smooth"
+    same = f"Normal({std:.3g}), which has its standard deviation" if math.isfinite(std) else "a Normal"
+    raise ValueError(
+        f"the log density of the prior {_said(segment.prior)} {way} at {bound.names(chosen_D)} (its negative second "
+        f"derivative is {first + 0.0:.3g}), so a Gaussian there has no precision from it and no evidence. Fit with "
+        f"the prior {same}, or sample the posterior with HMC."
+    )
 
 
 def _said(prior: Prior) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from torchbayes.linalg import Diagonal, Scaled
 from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.curvature import Curvature, restore_curvature
+from torchbayes.linalg.dropped import Dropped, dropped
 from torchbayes.linalg.units import undetermined
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
@@ -125,7 +127,9 @@ class LaplacePosterior(Posterior):
         log_prior_M = self.model.log_prior(self.mean_MD).double()
         covariance = self.gaussian.covariance
         assert isinstance(covariance, Scaled)  # whose units are summed in double precision
-        logdet_M = covariance.structure.logdet().double() - self.reference_MD.double().log().sum(-1)
+        left = dropped(self.curvature, self.strength_D)
+        _warn_of(left)
+        logdet_M = covariance.structure.logdet().double() - self.reference_MD.double().log().sum(-1) - left.logdet_M
         return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
     def effective_parameters(self) -> Tensor:
@@ -137,8 +141,9 @@ class LaplacePosterior(Posterior):
         if joint is not None and not joint.is_independent:
             share = self.model.scales(1, 1).prior
             return self.strength_D.numel() - share * precision_trace(joint.covariance, covariance)
+        dropped_M = dropped(self.curvature, self.strength_D).shares_MD.sum(-1)
         left_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
-        return self.strength_D.numel() - left_MD.sum(-1)
+        return self.strength_D.numel() - left_MD.sum(-1) + dropped_M
 
     def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
         """Return the posterior under another prior precision, r ∘ d, at the same modes.
@@ -231,6 +236,18 @@ def having_noise(model: Any, factor: float) -> Any:
     scale = likelihood.scale
     other = tuple(s * factor for s in scale) if isinstance(scale, tuple) else scale * factor
     return having(model, likelihood=dataclasses.replace(likelihood, scale=other))
+
+
+def _warn_of(left: Dropped) -> None:
+    """Warn where a low rank leaves the evidence in doubt by more than a nat."""
+    m = int(left.doubt_M.argmax())
+    doubt, share = float(left.doubt_M[m]) / 2, float(left.logdet_M[m]) / 2
+    if doubt > 1:
+        warnings.warn(
+            f"the directions that the low rank leaves out lower this log evidence by about {share:.3g} nats, give or "
+            f"take {doubt:.2g}. Raise `rank`, or use another structure.",
+            stacklevel=3,
+        )
 
 
 def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
