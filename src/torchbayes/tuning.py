@@ -233,7 +233,7 @@ def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
         factors = log_d_G.exp()
         prior_G = problem.totals(precision_D * covariance.diagonal() - left.shares_MD).cpu()
         value = (sizes_G * log_d_G - factors * squares_G).sum()
-        value = value + (covariance.logdet() - left.logdet_M).double().sum().cpu()
+        value = value + (covariance.logdet() - left.logdet_M).sum().cpu()
         gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
         if problem.count:
             count, beta = members * problem.count, math.exp(log_beta)

@@ -129,7 +129,7 @@ class LaplacePosterior(Posterior):
         assert isinstance(covariance, Scaled)  # whose units are summed in double precision
         left = dropped(self.curvature, self.strength_D)
         _warn_of(left)
-        logdet_M = covariance.structure.logdet().double() - self.reference_MD.double().log().sum(-1) - left.logdet_M
+        logdet_M = covariance.structure.logdet() - self.reference_MD.double().log().sum(-1) - left.logdet_M
         return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
     def effective_parameters(self) -> Tensor:
