@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.beside import Beside
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
-from torchbayes.linalg.curvature import BlockCurvature, Curvature, DiagonalCurvature
+from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.model.batch import batch_size
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -224,6 +225,12 @@ class Collector:
             return DiagonalCurvature(torch.cat([found.values_MD, noise.values_MD], dim=1))
         order = torch.arange(scale_MD.shape[1], device=scale_MD.device)
         return BlockCurvature(order, (found, noise))
+
+    def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
+        """Return the exact H that was added up beside a structured one, or None."""
+        if not isinstance(self.sums, Beside):
+            return None
+        return self.sums.exact(self.anatomy, dict(totals_M), reference_MD.rsqrt())
 
 
 def _pieces(rows: Batch, size: int) -> Iterator[Batch]:

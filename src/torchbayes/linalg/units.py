@@ -12,8 +12,9 @@ from torchbayes.linalg.curvature import (
     DiagonalCurvature,
     KroneckerCurvature,
     LowRankCurvature,
+    restore_curvature,
 )
-from torchbayes.linalg.dense import eigh
+from torchbayes.linalg.dense import eigh, eigvalsh
 from torchbayes.linalg.kronecker import Kronecker
 
 _LOADING = 1e-3  # of a weight's square in directions without precision, above which the weight is undetermined
@@ -47,6 +48,22 @@ def in_units(curvature: Curvature, scale_D: Tensor) -> Curvature:
     if not torch.equal(scale_D, scale_D[:1].expand_as(scale_D)):
         raise ValueError("the weights of a Kronecker product must have one unit; got several.")
     return curvature.scaled(float(scale_D[0]) ** 2)
+
+
+def positive(curvature: Curvature) -> Curvature:
+    """Return H ≥ 0 in double precision: dense blocks get back what rounding took below 0, on their diagonal.
+
+    Args:
+        curvature: H, at least 0 but for rounding.
+    """
+    if isinstance(curvature, BlockCurvature):
+        return BlockCurvature(curvature.order_D, tuple(positive(block) for block in curvature.blocks))
+    named = {n: t.double() if t.is_floating_point() else t for n, t in curvature.tensors().items()}
+    exact = restore_curvature(curvature.kind, named)
+    if isinstance(exact, DenseCurvature):
+        below_M = -eigvalsh(exact.matrix_MDD)[:, :1].clamp_max(0)
+        exact.matrix_MDD.diagonal(dim1=-2, dim2=-1).add_(2 * below_M)  # twice: that is rounded too
+    return exact
 
 
 def undetermined(curvature: Curvature, precision_D: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchbayes.linalg import Diagonal, Scaled
 from torchbayes.linalg.added import precision_trace
-from torchbayes.linalg.curvature import Curvature, restore_curvature
+from torchbayes.linalg.curvature import Curvature, DenseCurvature, restore_curvature
 from torchbayes.linalg.dropped import Dropped, dropped
 from torchbayes.linalg.units import undetermined
 from torchbayes.model.joint_prior import Joint
@@ -42,6 +42,8 @@ class LaplacePosterior(Posterior):
         num_data: N, rows.
         num_targets: values in all targets, N times those of a row.
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
+        exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
+            the weights are many.
     """
 
     mean_MD: Tensor
@@ -52,6 +54,7 @@ class LaplacePosterior(Posterior):
     num_data: int
     num_targets: int
     noise_scale: float = 1.0
+    exact: DenseCurvature | None = None
 
     kind = "laplace"
 
@@ -187,13 +190,15 @@ class LaplacePosterior(Posterior):
         errors_M = self.log_likelihood_M + constant
         log_likelihood_M = errors_M / factor**2 - constant - self.num_targets * math.log(factor)
         curvature, total = self.curvature.scaled(factor**-2), self.noise_scale * factor
-        changed = {"curvature": curvature, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
+        exact = self.exact and self.exact.scaled(factor**-2)
+        changed = {"curvature": curvature, "exact": exact, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
         return dataclasses.replace(self, model=model, **changed)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that defines the posterior, for saving."""
         own = {"mean_MD": self.mean_MD, "reference_MD": self.reference_MD, "strength_D": self.strength_D}
         own["log_likelihood_M"] = self.log_likelihood_M
+        own |= {"exact": self.exact.matrix_MDD} if self.exact else {}
         return own | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
 
     def settings(self) -> dict[str, Any]:
@@ -211,13 +216,19 @@ class LaplacePosterior(Posterior):
         model = having_noise(model, settings["noise_scale"])
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
-        return cls(model, *own, tensors["log_likelihood_M"], *numbers)
+        exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
+        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact)
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
     """Return the model with independent normal priors of these precisions, around the means of its own."""
     locs = model.prior.locs().to(precision_D)
     return having(model, prior=Joint.independent(locs, 1 / precision_D))
+
+
+def has_noise(model: Any) -> bool:
+    """Return whether a model's likelihood has a fixed noise scale, which can be tuned."""
+    return isinstance(model.likelihood, GaussianLikelihood) and not isinstance(model.likelihood.scale, str)
 
 
 def having_noise(model: Any, factor: float) -> Any:
@@ -229,7 +240,7 @@ def having_noise(model: Any, factor: float) -> Any:
     if factor == 1.0:
         return model
     likelihood = model.likelihood
-    if not isinstance(likelihood, GaussianLikelihood) or isinstance(likelihood.scale, str):
+    if not has_noise(model):
         raise TypeError(
             f"{type(likelihood).__name__} has no fixed noise scale to tune. Use likelihoods.Gaussian(scale)."
         )
