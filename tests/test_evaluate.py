@@ -271,6 +271,16 @@ def test_detection_by_hand() -> None:
         assert found[f"fpr95_{name}"] == pytest.approx(1 / 2)
 
 
+def test_the_false_positives_at_95_per_cent_are_outliers_taken_for_inliers() -> None:
+    """As in Liang et al. (2018): inliers are positive. With outliers positive it would be 1 of 20, not 3 of 4."""
+    inside = scores([*(0.01 * n for n in range(19)), 0.9], [0.0] * 20, [0.5] * 20)
+    outside = scores([0.05, 0.1, 0.15, 0.5], [0.0] * 4, [0.5] * 4)
+    threshold = 0.18  # 19 of 20 inliers are at most as uncertain
+    assert (
+        tb.detection(inside, outside)["fpr95_entropy"] == float((outside.entropy <= threshold).double().mean()) == 0.75
+    )
+
+
 def test_detection_of_equal_data_tells_nothing() -> None:
     posterior = POSTERIORS["gaussian_diagonal"](model_of(), 2)
     found = tb.uncertainty(posterior, INPUTS, draws=4)

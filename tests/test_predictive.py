@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor, nn
@@ -141,6 +142,36 @@ def test_entropies_by_hand() -> None:
     # the mean divergence of the draws from the average is the same number
     divergence = (each * (each / mean).log()).sum(-1).mean(0)
     torch.testing.assert_close(predictive.mutual_information, divergence)
+
+
+@pytest.mark.parametrize("likelihood", [LIKELIHOODS.Categorical(), LIKELIHOODS.Bernoulli()])
+@pytest.mark.parametrize("level", [0.0, 3.0, 20.0])
+def test_single_precision_keeps_small_entropies(likelihood: Any, level: float) -> None:
+    """Draws that nearly agree, up to classes of probability 1e-9, against 60 digits."""
+    outputs = (3e-4 * normal(8, 20, 1) + level).float()
+    both = torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+    predictive = tb.Predictive(both if isinstance(likelihood, LIKELIHOODS.Categorical) else outputs, likelihood)
+    with mpmath.workdps(60):
+        chance = [[1 / (1 + mpmath.exp(-mpmath.mpf(f))) for f in row] for row in outputs[..., 0].T.tolist()]
+        entropy = [[-p * mpmath.log(p) - (1 - p) * mpmath.log(1 - p) for p in row] for row in chance]
+        mean = [mpmath.fsum(row) / 8 for row in chance]
+        total = [-p * mpmath.log(p) - (1 - p) * mpmath.log(1 - p) for p in mean]
+        expected = [mpmath.fsum(row) / 8 for row in entropy]
+        exact = [[float(t), float(e), float(t - e)] for t, e in zip(total, expected, strict=True)]
+    found = torch.stack([predictive.entropy, predictive.expected_entropy, predictive.mutual_information], dim=-1)
+    assert found.dtype == torch.float32
+    truth = torch.tensor(exact).view(20, 3)
+    torch.testing.assert_close(found.view(20, 3)[:, :2], truth[:, :2], rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.view(20, 3)[:, 2], truth[:, 2], rtol=0.02, atol=0)
+    assert float(truth[:, 2].max()) < 5e-8
+
+
+def test_a_distribution_given_by_probabilities_keeps_zeros() -> None:
+    """Two sure draws that contradict each other, of a likelihood that makes probabilities."""
+    likelihood = LIKELIHOODS.Custom(lambda f: torch.distributions.Categorical(probs=f, validate_args=False))
+    predictive = tb.Predictive(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), likelihood)
+    assert float(predictive.expected_entropy) == 0.0
+    assert float(predictive.mutual_information) == pytest.approx(math.log(2), rel=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])

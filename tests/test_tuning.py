@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.oracles import LinearGaussian, assert_close, classes, normal
+from torchbayes.inference import survey
 
 X = normal(40, 3)
 Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)
@@ -22,7 +23,7 @@ def regression(structure: str = "dense", **settings: Any) -> tb.LaplacePosterior
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model = tb.Model(module, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
     start = 0.4 * normal(settings.pop("members", 1), model.layout.size, seed=3)
-    method = tb.Laplace(structure=structure, check_mode=False, **settings)  # type: ignore[arg-type]
+    method = tb.Laplace(structure=structure, rank=21, check_mode=False, **settings)  # type: ignore[arg-type]
     return tb.fit(model, (X, Y), method, start=start, callbacks=())  # type: ignore[return-value]
 
 
@@ -48,16 +49,32 @@ def log_evidence(posterior: tb.LaplacePosterior, factor_D: Tensor, noise: float 
     return total
 
 
+def exact_noise(prior: str, members: int = 1, force_D: Tensor | None = None) -> float:
+    """Return the factor on the noise at the maximum of the exact evidence, over it and at most one on the prior."""
+    fitted = regression("dense", members=members)
+    force_D = torch.ones(fitted.strength_D.numel(), dtype=torch.float64) if force_D is None else force_D
+    start = [0.0] if prior == "model" else [0.0, 0.0]
+
+    def negative(point: Any) -> float:
+        return -log_evidence(fitted, force_D * math.exp(point[1] if len(point) > 1 else 0.0), math.exp(point[0]))
+
+    options = {"fatol": 1e-12, "xatol": 1e-9, "maxiter": 4000}
+    best = minimize(negative, start, method="Nelder-Mead", options=options)
+    return math.exp(best.x[0])
+
+
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("prior", ["scalar", "layer", "model"])
 @pytest.mark.parametrize("structure", ["dense", "kronecker", "diagonal", "low_rank", "ekfac"])
 def test_the_maximum_of_the_evidence(structure: str, prior: Any, noise: bool, members: int) -> None:
+    """For the noise of the exact one, where the structure leaves correlations out, and of its own given that."""
     if prior == "model" and not noise:
         return
     fitted = regression(structure, members=members)
     tuned = tb.tune(fitted, prior=prior, noise=noise)
     group_D = groups(fitted, prior)
+    given = 1.0 if not noise else None if structure == "dense" else exact_noise(prior, members)
 
     def negative(point: Any) -> float:
         factors = (
@@ -65,19 +82,20 @@ def test_the_maximum_of_the_evidence(structure: str, prior: Any, noise: bool, me
             if prior != "model"
             else torch.ones(len(group_D)).double()
         )
-        return -log_evidence(fitted, factors, math.exp(point[-1]) if noise else 1.0)
+        return -log_evidence(fitted, factors, math.exp(point[-1]) if given is None else given)
 
     best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-12,
                     "xatol": 1e-8, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
     assert_close(float(tuned.log_evidence().sum()), -best.fun, rtol=1e-9)
-    assert_close(-negative([0.0] * (int(group_D.max()) + 2)), float(fitted.log_evidence().sum()), rtol=1e-9)
+    if not noise:
+        assert_close(-negative([0.0] * (int(group_D.max()) + 2)), float(fitted.log_evidence().sum()), rtol=1e-9)
     if prior != "model":
         assert_close(tuned.strength_D, torch.as_tensor(best.x[:-1]).exp()[group_D], rtol=1e-4)
         assert_close(tuned.model.prior.stds(), SCALE / tuned.strength_D.sqrt())
     if noise:
         likelihood = tuned.model.likelihood
         assert isinstance(likelihood, tb.likelihoods.Gaussian)
-        assert likelihood.scale == pytest.approx(NOISE * math.exp(best.x[-1]), rel=1e-4)
+        assert likelihood.scale == pytest.approx(NOISE * (given or math.exp(best.x[-1])), rel=1e-4)
 
 
 def test_a_precision_for_every_weight() -> None:
@@ -169,3 +187,92 @@ def test_classification_is_tuned_too() -> None:
 def test_bad_input(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("structure", ["dense", "kronecker", "diagonal", "ekfac"])
+@pytest.mark.parametrize("prior", ["model", "scalar", "layer"])
+def test_factors_multiply_the_prior_in_force(structure: str, prior: Any) -> None:
+    """Of a posterior that another prior was chosen for, layer by layer."""
+    fitted = regression(structure)
+    force_D = torch.where(groups(fitted, "layer") == 0, 9.0, 0.2).double()
+    before = fitted.with_strength(force_D)
+    tuned, group_D = tb.tune(before, prior=prior, noise=True), groups(fitted, prior)
+    given = None if structure == "dense" else exact_noise(prior, force_D=None if prior == "layer" else force_D)
+
+    def negative(point: Any) -> float:
+        factors = torch.as_tensor(point[:-1], dtype=torch.float64).exp()[group_D] if prior != "model" else 1.0
+        return -log_evidence(fitted, force_D * factors, math.exp(point[-1]) if given is None else given)
+
+    best = minimize(negative, [0.0] * (int(group_D.max()) + 2), method="Nelder-Mead", options={"fatol": 1e-12,
+                    "xatol": 1e-8, "maxiter": 4000, "maxfev": 4000})  # fmt: skip
+    assert_close(float(tuned.log_evidence()), -best.fun, rtol=1e-9)
+    ratio_D = tuned.strength_D / force_D
+    for group in group_D.unique():
+        assert_close(ratio_D[group_D == group], ratio_D[group_D == group][:1].expand(int((group_D == group).sum())))
+
+
+def test_a_precision_for_every_weight_of_a_tuned_prior_is_the_same() -> None:
+    fitted = regression("diagonal")
+    once, twice = (tb.tune(p, prior="weight") for p in (fitted, tb.tune(fitted, prior="layer")))
+    assert_close(twice.strength_D, once.strength_D, rtol=1e-6)
+
+
+@pytest.mark.parametrize("prior", ["scalar", "layer"])
+def test_single_precision_does_not_lose_the_way(prior: Any) -> None:
+    """A matrix that rounding has made indefinite, and a start far from the noise."""
+    module = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 1))
+    inputs, targets = X.float(), Y.unsqueeze(1).float()
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        model = tb.Model(module.to(dtype), tb.likelihoods.Gaussian(0.02), tb.priors.Normal(1.0))
+        start = (0.4 * normal(1, model.layout.size, seed=3)).to(dtype)
+        data = inputs.to(dtype), targets.to(dtype)
+        method = tb.Laplace("dense", prior=prior, noise=True, check_mode=False)
+        found[dtype] = tb.fit(model, data, method, start=start, callbacks=())
+    single, double = (p.model.likelihood.scale for p in found.values())  # type: ignore[attr-defined]
+    assert single == pytest.approx(double, rel=0.01)
+
+
+def test_a_count_of_parameters_too_large_for_the_targets_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "_FEW", 0)  # as for networks too large for the exact matrix
+    module = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    model = tb.Model(module, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
+    data = X, Y.unsqueeze(1)
+    mode = tb.fit(model, data, tb.MAP(epochs=200, optimizer=tb.Adam(0.02), batch_size=40), callbacks=())
+    method = tb.Laplace("diagonal", prior="scalar", noise=True, check_mode=False)
+    with pytest.warns(UserWarning, match=r"counts 3\d parameters as determined by 40 targets"):
+        tuned = tb.fit(model, data, method, start=mode, callbacks=())
+    assert float(tuned.effective_parameters()) > 40 / 3  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="probably too large"):
+        tb.evaluate(tuned, data, draws=2)
+    with pytest.warns(UserWarning, match="probably too large"):
+        again = tb.tune(tuned, prior="model", noise=True, on=data)  # type: ignore[arg-type]
+    assert not again.problems
+    assert not tb.tune(regression("dense"), prior="scalar", noise=True).problems
+
+
+def table(rows: int, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return training and test rows of a smooth function of five inputs with noise of scale 0.3."""
+    inputs = normal(rows + 400, 5, seed=seed)
+    mean = (2 * inputs[:, 0]).sin() + 0.5 * inputs[:, 1] * inputs[:, 2] + inputs[:, 3]
+    targets = ((mean + 0.3 * normal(rows + 400, seed=seed + 1)) / mean.std()).unsqueeze(1)
+    return (inputs[:rows], targets[:rows]), (inputs[rows:], targets[rows:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 10])
+@pytest.mark.parametrize("start", [1.0, 0.1])
+def test_intervals_of_small_tables_cover_what_they_say(start: float, seed: int) -> None:
+    """The noise from the structure's own count gave 50 % intervals that covered 90 to 100 % here."""
+    train, test = table(150, seed)
+    model = tb.Model(
+        nn.Sequential(nn.Linear(5, 50), nn.Tanh(), nn.Linear(50, 1)).double(), tb.likelihoods.Gaussian(start)
+    )
+    mode = tb.fit(model, train, tb.MAP(epochs=300, optimizer=tb.Adam(0.01), batch_size=150), callbacks=())
+    for structure in ("kronecker", "diagonal"):
+        fitted = tb.fit(model, train, tb.Laplace(structure, check_mode=False), start=mode, callbacks=())  # type: ignore[arg-type]
+        predictive = tb.predict(tb.Linearised(tb.tune(fitted, prior="scalar", noise=True)), test[0])  # type: ignore[arg-type]
+        for level, least, most in ((0.5, 0.4, 0.8), (0.95, 0.88, 1.0)):
+            low, high = predictive.quantile(torch.tensor([0.5 - level / 2, 0.5 + level / 2]))
+            covered = float(((test[1] > low) & (test[1] < high)).double().mean())
+            assert least <= covered <= most, (structure, level, covered)

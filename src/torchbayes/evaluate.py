@@ -183,11 +183,12 @@ def detection(inside: Scores, outside: Scores) -> dict[str, float]:
 
     Args:
         inside: scores on data like the training data.
-        outside: scores on other data: the positive class.
+        outside: scores on other data.
 
     Returns:
-        `auroc_SCORE`, `aupr_SCORE` and `fpr95_SCORE` for the scores entropy, mutual_information and confidence
-        (negated); mutual information of a single function is constant and left out.
+        `auroc_SCORE`, `aupr_SCORE` (outside is positive, "AUPR-Out") and `fpr95_SCORE` (inside is positive: the share
+        of the outside taken for inside where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
+        mutual_information and confidence (negated); mutual information of a single function is constant and left out.
     """
     found = {}
     for name in Scores.__annotations__:

@@ -15,6 +15,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.utils.data import DataLoader
 
+from torchbayes.metrics.uncertainty import divergence
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
@@ -126,18 +127,20 @@ class Predictive:
     @property
     def entropy(self) -> Tensor:
         """Total entropy of the averaged class probabilities, (B, ...), in nats."""
-        return _entropy(self._pairs_S().mean(0))
+        return _entropy(self._pairs_S().mean(0)).to(self.outputs_SBK)
 
     @property
     def expected_entropy(self) -> Tensor:
         """Mean over draws of the entropy: the part that more data would not remove; (B, ...), in nats."""
-        return _entropy(self._pairs_S()).mean(0)
+        return _entropy(self._pairs_S()).mean(0).to(self.outputs_SBK)
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy of the mean minus mean entropy: what the draws disagree about; (B, ...), at least 0, in nats."""
-        pairs_S = self._pairs_S()
-        return (_entropy(pairs_S.mean(0)) - _entropy(pairs_S).mean(0)).clamp_min(0)
+        """Entropy of the mean minus mean entropy: what the draws disagree about; (B, ...), at least 0, in nats.
+
+        As the mean divergence from the mean, which keeps its digits where the draws nearly agree.
+        """
+        return divergence(self._pairs_S()).to(self.outputs_SBK)
 
     def quantile(self, levels: Tensor | float) -> Tensor:
         """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
@@ -184,20 +187,35 @@ class Predictive:
         return samples.flatten(0, 1)[:count]
 
     def _probs_S(self) -> Tensor:
+        return self._classes.probs  # type: ignore[return-value]
+
+    @property
+    def _classes(self) -> distributions.Categorical | distributions.Bernoulli:
+        """The S distributions of classes.
+
+        Raises:
+            TypeError: if they are not of classes.
+        """
         distribution = self.distribution
         if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
             raise TypeError(
                 f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
                 f"{type(distribution).__name__}. Use mean, variance or quantile."
             )
-        return distribution.probs  # type: ignore[return-value]
+        return distribution
 
     def _pairs_S(self) -> Tensor:
-        """Return probabilities over all classes, so that Bernoulli gets an axis of two."""
-        probs_S = self._probs_S()
-        if isinstance(self.distribution, distributions.Bernoulli):
-            return torch.stack([1 - probs_S, probs_S], dim=-1)
-        return probs_S
+        """Return probabilities over all classes, float64, of logits where there are: 1 − p and log p lose their digits.
+
+        Bernoulli gets an axis of two.
+        """
+        classes = self._classes
+        by_logits = "logits" in vars(classes)
+        given = torch.as_tensor(classes.logits if by_logits else classes.probs).double()
+        if isinstance(classes, distributions.Bernoulli):
+            binary = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+            return binary.sigmoid() if by_logits else binary
+        return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 
 def _entropy(probs: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ and the marginal variances take the eigenvalues' place.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.batches import as_source
-from torchbayes.linalg.curvature import Curvature, DiagonalCurvature, restore_curvature
+from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg.dropped import dropped
+from torchbayes.linalg.units import in_units, positive
 from torchbayes.linearised import Linearised
 from torchbayes.metrics import nll
 from torchbayes.model.likelihoods.protocol import scored
@@ -35,6 +37,11 @@ from torchbayes.predictive import predict
 
 Groups = Literal["model", "scalar", "layer", "weight"]
 _WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single precision
+_DOUBT = "its noise scale was changed"
+_WINDOW, _WINDOWS = 3.0, 20  # |change of a log factor| at most in one of so many descents
+_SHARE = (
+    1 / 3
+)  # of the targets, above which too large a count of determined parameters moves the noise by more than 20 %
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ class Problem:
         return found.index_add_(0, self.group_D[chosen], values_MD[:, chosen].sum(0).double())
 
     def spectra(self) -> list[Tensor] | None:
-        """Return the eigenvalues that belong to each group, of all members, or None where a group cuts through."""
+        """Return the eigenvalues of each group, of all members, or None where one cuts through or not all are known."""
+        if dropped(self.curvature, torch.ones_like(self.group_D)).logdet_M.any():
+            return None
         found: list[list[Tensor]] = [[] for _ in range(self.groups)]
         for part in self.curvature.parts():
             mine = self.group_D[part.where]
@@ -100,6 +109,13 @@ def tune(
     the curvature and its evidence; tuning and training again in turn need not raise it every time, and where the data
     say nothing of a layer its factor may run far.
 
+    The noise is chosen by the exact curvature (`LaplacePosterior.exact`), at a scalar factor on the prior: structures
+    that leave correlations out count more parameters as determined by the data than there are targets, and by their
+    evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than 1,024 weights it
+    is the structure's evidence, and the posterior tells where that is in doubt. At a mode under a noise scale far too
+    large, the residuals are those of a network that does not fit yet: train again under the tuned model, or use
+    `OnlineLaplace`.
+
     Args:
         posterior: as `fit` with `Laplace` gives it.
         prior: which factors are free: "model" (none), "scalar", "layer", or, for diagonal curvature, "weight".
@@ -124,17 +140,48 @@ def tune(
         return posterior
     if noise:
         having_noise(posterior.model, 2.0)  # says so if there is none
+        told = tuple(problem for problem in posterior.problems if not problem.startswith(_DOUBT))
+        posterior = replace(posterior, problems=told)
     if on is not None:
         return _by_validation(posterior, prior, noise, on)
     if (posterior.strength_D == 0).any():
         raise ValueError("the evidence needs a proper prior; this one is flat or correlated for some weights.")
+    return _by_evidence(posterior, prior, noise)
+
+
+def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> LaplacePosterior:
+    """Return the posterior at the maximum of the evidence; of the exact one for the noise, where it is at hand."""
+    if noise and posterior.exact is not None:
+        anew = prior in {"layer", "weight"}  # the ratios of the precisions, which are then those of the first prior
+        strength_D = torch.ones_like(posterior.strength_D) if anew else posterior.strength_D
+        alike = replace(posterior, curvature=posterior.exact, exact=None, strength_D=strength_D)
+        chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
+        posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale)
+        return posterior if prior == "model" else _by_evidence(posterior, prior, False)
     problem = problem_of(posterior, prior, noise=noise)
     if prior == "weight":
         return _by_weight(posterior, problem, noise)
     spectra = problem.spectra()
     start = torch.zeros(problem.groups, dtype=torch.float64)
-    log_d_G, log_beta = _descend(problem, start) if spectra is None else newton(spectra, problem, start)
-    return _changed(posterior, problem.group_D, log_d_G, log_beta)
+    log_d_G, log_beta = _descend(problem) if spectra is None else newton(spectra, problem, start)
+    found = _changed(posterior, problem.group_D, log_d_G, log_beta)
+    return _doubted(found) if noise else found
+
+
+def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
+    """Return the posterior with a word on its noise where the curvature cannot tell it.
+
+    With γ parameters determined by n targets the noise variance is R/(n − γ) of the residuals; a structure that leaves
+    correlations out counts too many, which matters where γ is a good part of n.
+    """
+    gamma, count = float(tuned.effective_parameters().max()), tuned.num_targets
+    if isinstance(tuned.curvature, DenseCurvature) or gamma < _SHARE * count:
+        return tuned
+    return tuned.with_problems([
+        f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
+        f"{gamma:.0f} parameters as determined by {count} targets, so that it is probably too large (use structure='dense', or "
+        f"tune on held-out data)"
+    ])
 
 
 def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Problem:
@@ -148,17 +195,15 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
     model, mean_MD = posterior.model, posterior.mean_MD
     locs = model.prior.locs().to(mean_MD)
     # in units of the prior that is in force, so that factors multiply what is there
-    reference_MD = posterior.reference_MD
-    squares_MD = reference_MD * (mean_MD - locs) ** 2
+    curvature = in_units(posterior.curvature, posterior.strength_D.rsqrt())
+    squares_MD = posterior.reference_MD * posterior.strength_D * (mean_MD - locs) ** 2
     count, errors_M = 0, torch.zeros(len(mean_MD), dtype=torch.float64)
     if noise:
         count = posterior.num_targets
         scales = fixed_noise(model.likelihood)
         constant = sum(math.log(s * math.sqrt(2 * math.pi)) for s in scales) / len(scales)
         errors_M = -2 * (posterior.log_likelihood_M.cpu() + count * constant)
-    return Problem(
-        posterior.curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model"
-    )
+    return Problem(curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model")
 
 
 def _groups(model: Model, prior: Groups) -> Tensor:
@@ -215,22 +260,22 @@ def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int
     return point[:-1], float(point[-1])
 
 
-def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
+def _descend(problem: Problem) -> tuple[Tensor, float]:
     """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS, a Cholesky factor a step."""
     from scipy.optimize import minimize  # slow to import
 
     members, sizes_G = len(problem.squares_MD), problem.totals(torch.ones_like(problem.squares_MD)).cpu()
-    # the line search tries factors at which single precision makes the matrix indefinite
-    exact = restore_curvature(problem.curvature.kind, {n: t.double() if t.is_floating_point() else t for n, t in
-                                                       problem.curvature.tensors().items()})  # fmt: skip
+    exact = positive(problem.curvature)
     squares_G, errors = problem.squares_G, float(problem.errors_M.sum())
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         log_d_G, log_beta = torch.as_tensor(point[:-1]), float(point[-1])
-        covariance = exact.scaled(math.exp(log_beta)).covariance(_spread(problem.group_D, log_d_G))
+        curvature, precision_D = exact.scaled(math.exp(log_beta)), _spread(problem.group_D, log_d_G)
+        covariance, left = curvature.covariance(precision_D), dropped(curvature, precision_D)
         factors = log_d_G.exp()
-        prior_G = problem.totals(covariance.diagonal()).cpu() * factors
-        value = (sizes_G * log_d_G - factors * squares_G).sum() + covariance.logdet().double().sum().cpu()
+        prior_G = problem.totals(precision_D * covariance.diagonal() - left.shares_MD).cpu()
+        value = (sizes_G * log_d_G - factors * squares_G).sum()
+        value = value + (covariance.logdet() - left.logdet_M).sum().cpu()
         gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
         if problem.count:
             count, beta = members * problem.count, math.exp(log_beta)
@@ -239,10 +284,16 @@ def _descend(problem: Problem, start: Tensor) -> tuple[Tensor, float]:
             gradient[-1] = count - beta * errors - total
         return -float(value), -gradient.numpy()
 
-    bounds = [(-_WIDEST, _WIDEST)] * (len(start) + 1)
-    found = minimize(negative, np.append(start.numpy(), 0.0), jac=True, method="L-BFGS-B", bounds=bounds,
-                     options={"ftol": 1e-15, "gtol": 1e-8})  # fmt: skip
-    return torch.as_tensor(found.x[:-1]), float(found.x[-1])
+    point, free = np.zeros(problem.groups + 1), np.array([problem.free] * problem.groups + [problem.count > 0])
+    for _ in range(_WINDOWS):  # a line search that may go anywhere goes where the matrix is singular in any precision
+        low, high = (np.clip(point + side * _WINDOW * free, -_WIDEST, _WIDEST) for side in (-1, 1))
+        bounds = list(zip(low, high, strict=True))
+        found = minimize(negative, point, jac=True, method="L-BFGS-B", bounds=bounds,
+                         options={"ftol": 1e-15, "gtol": 1e-8})  # fmt: skip
+        before, point = point, found.x
+        if (abs(point - before) < 0.99 * _WINDOW).all():
+            break
+    return torch.as_tensor(point[:-1]), float(point[-1])
 
 
 def _by_weight(posterior: LaplacePosterior, problem: Problem, noise: bool) -> LaplacePosterior:
@@ -263,7 +314,7 @@ def _by_weight(posterior: LaplacePosterior, problem: Problem, noise: bool) -> La
     kept = problem.group_D < 0
     bound = math.exp(_WIDEST)
     log_d = torch.where(kept, 1.0, factors.nan_to_num(nan=1.0, posinf=bound).clamp(1 / bound, bound)).log()
-    return posterior.with_strength(log_d.exp())
+    return posterior.with_strength(posterior.strength_D * log_d.exp())
 
 
 def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
@@ -273,7 +324,8 @@ def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
 
 
 def _changed(posterior: LaplacePosterior, group_D: Tensor, log_d_G: Tensor, log_beta: float) -> LaplacePosterior:
-    found = posterior.with_strength(_spread(group_D, log_d_G).to(posterior.mean_MD)) if log_d_G.any() else posterior
+    factor_D = _spread(group_D, log_d_G).to(posterior.mean_MD)
+    found = posterior.with_strength(posterior.strength_D * factor_D) if log_d_G.any() else posterior
     return found if log_beta == 0 else found.with_noise(math.exp(-0.5 * log_beta))
 
 

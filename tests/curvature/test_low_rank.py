@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torchbayes as tb
 from tests.curvature import oracle
 from tests.curvature.networks import NETS
 from tests.curvature.oracle import ROWS
-from tests.oracles import assert_close, normal
+from tests.oracles import assert_close, classes, normal
 from torchbayes.linalg.curvature import LowRankCurvature
+from torchbayes.linalg.dropped import dropped
 
 SOME = (
     *(
@@ -123,3 +125,52 @@ def test_no_curvature_at_all():
     method = tb.Laplace(structure="low_rank", check_mode=False)
     posterior = oracle.fitted(method, model, normal(1, 6), data)
     assert_close(posterior.gaussian.covariance.dense()[0], 0.25 * torch.eye(6, dtype=torch.float64))
+
+
+def test_what_is_left_out_is_known_by_its_diagonal_and_square():
+    posterior, exact = found("linear attention", rank=3, passes=3, sizes=[3, 2])
+    curvature = posterior.curvature
+    assert isinstance(curvature, LowRankCurvature)
+    rest = exact - curvature.dense()
+    assert_close(curvature.rest_MD, rest.diagonal(dim1=1, dim2=2), rtol=1e-6, atol=1e-9 * float(exact.abs().max()))
+    squares = rest.square().sum((1, 2))
+    # ten random signs, each with a relative variance of at most 2
+    assert ((curvature.squares_M / squares).log().abs() < 4 * (2 / 10) ** 0.5).all()
+    assert torch.linalg.matrix_rank(exact).max() <= curvature.room_M.max() <= exact.shape[1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0])
+def test_the_evidence_of_a_low_rank_is_near_the_exact_one_and_says_how_near(scale: float):
+    module = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 3)).double()
+    model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(scale))
+    data, start = (normal(200, 3), classes(200, 3)), 0.4 * normal(model.layout.size, seed=4)
+    dense, low = (
+        tb.fit(model, data, tb.Laplace(s, rank=10, check_mode=False), start=start, callbacks=())  # type: ignore[arg-type]
+        for s in ("dense", "low_rank")
+    )
+    exact = float(dense.log_evidence())  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="the low rank leaves out lower this log evidence by about") as said:
+        estimate = float(low.log_evidence())  # type: ignore[attr-defined]
+    doubt = float(str(said[0].message).split("take ")[1].split(". ")[0])
+    kept = estimate + float(dropped(low.curvature, low.strength_D).logdet_M) / 2  # type: ignore[attr-defined]
+    assert abs(estimate - exact) < 1.05 * doubt + 0.1  # the message rounds, and the square is an estimate
+    assert abs(estimate - exact) < 0.75 * (kept - exact)
+    gamma = [float(p.effective_parameters()) for p in (dense, low)]  # type: ignore[attr-defined]
+    assert abs(gamma[1] - gamma[0]) < gamma[0] - 10  # without what is left out it is at most 10
+
+
+def test_prior_and_noise_are_chosen_by_the_evidence_that_is_told():
+    """Of a rank far too small: the estimate's own maximum, and far nearer to the exact one than without the rest."""
+    module = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    model = tb.Model(module, tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
+    start = 0.5 * normal(model.layout.size, seed=4)
+    data = normal(60, 3), normal(60, 1, seed=5)
+    method = tb.Laplace("low_rank", rank=4, check_mode=False)
+    fitted = tb.fit(model, data, method, start=start, callbacks=())
+    tuned = tb.tune(fitted, prior="scalar", noise=True)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        best = float(tuned.log_evidence())
+        for factor in (0.98, 1.02):
+            assert float(tuned.with_strength(factor * tuned.strength_D).log_evidence()) < best
+            assert float(tuned.with_noise(factor).log_evidence()) < best

@@ -80,6 +80,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     assert_same_tensors(everything(again), everything(expected))
 
 
+@pytest.mark.filterwarnings("ignore:the directions that the low rank leaves out")
 @kinds
 @networks
 def test_members_together_equal_members_alone(kind: str, network: str) -> None:

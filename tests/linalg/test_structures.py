@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torchbayes.linalg import (
     LowRankPrecision,
     Scaled,
     Structure,
+    restore,
 )
 from torchbayes.linalg.dense import add_gram_, invert_lower_
 
@@ -167,6 +170,46 @@ def test_square_root_times_its_transpose_is_the_matrix(structure: Structure):
 @every
 def test_log_determinant(structure: Structure):
     assert_close(structure.logdet(), torch.linalg.slogdet(matrices(structure)).logabsdet)
+
+
+@every
+@pytest.mark.parametrize("lead", [(), (4, 2)])
+def test_quadratic_form(structure: Structure, lead: tuple[int, ...]):
+    members, size = sizes(structure)
+    vectors = normal(*lead, members, size, seed=11)
+    expected = torch.einsum("...mi,mij,...mj->...m", vectors, torch.linalg.inv(matrices(structure)), vectors)
+    assert_close(structure.quadratic(vectors), expected, rtol=1e-8)
+
+
+def doubled(structure: Any) -> Any:
+    """Return the structure with the same numbers in double precision."""
+    tensors = {name: t.double() if t.is_floating_point() else t for name, t in structure.tensors().items()}
+    return restore(structure.kind, tensors)
+
+
+SIZE = 60_000
+LARGE: dict[str, Any] = {  # draws are large along a few directions, and in the others far larger than rounding
+    "diagonal": lambda: Diagonal(normal(1, SIZE).mul(3).exp().float()),
+    "low rank": lambda: LowRankPlusDiagonal(
+        (1e-4 * normal(1, SIZE).exp()).float(), normal(1, 10, SIZE, seed=1).float()
+    ),
+    "precision": lambda: LowRankPrecision(normal(1, SIZE).exp().float(), 10 * normal(1, 10, SIZE, seed=1).float()),
+    "kronecker": lambda: Kronecker(
+        normal(1, 1, 200, 300).mul(2).exp().float(),
+        *(torch.linalg.qr(normal(1, 1, n, n, seed=2)).Q.float() for n in (200, 300)),
+    ),
+    "scaled": lambda: Scaled(normal(1, SIZE).exp().float(), LARGE["diagonal"]()),
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE.keys())
+def test_single_precision_keeps_a_log_density_to_a_hundredth_of_a_nat(make: Any):
+    structure = make()
+    draw = structure.sqrt_matvec(normal(1, structure.noise_size, seed=3).float())
+    exact = doubled(structure)
+    assert structure.logdet().dtype == structure.quadratic(draw).dtype == torch.float64
+    assert_close(structure.logdet(), exact.logdet(), rtol=0, atol=5e-3)
+    assert_close(structure.quadratic(draw), exact.quadratic(draw.double()), rtol=0, atol=1e-2)
 
 
 @every

@@ -1,10 +1,12 @@
 import math
 
+import mpmath
 import pytest
 import torch
 
-from tests.metrics.helpers import random_probs
+from tests.metrics.helpers import random_normal, random_probs
 from torchbayes.metrics import entropy, expected_entropy, mutual_information
+from torchbayes.metrics.uncertainty import divergence
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,6 +43,25 @@ def test_mutual_information_of_opposed_certain_draws_is_log_two():
     probs_SBK = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
     assert mutual_information(probs_SBK).item() == pytest.approx(math.log(2), rel=1e-7)
     assert expected_entropy(probs_SBK).item() == 0.0
+
+
+@pytest.mark.parametrize("spread", [1e-7, 1e-5, 1e-3, 1e-1, 1.0, 10.0])
+def test_divergence_keeps_its_digits_however_small(spread: float):
+    """Of numbers with 60 digits, on either side of where the series begins."""
+    outputs_SK = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    probs_SK = (1.0 + spread * outputs_SK).softmax(-1)
+    with mpmath.workdps(60):
+        rows = [[mpmath.mpf(p) for p in row] for row in probs_SK.tolist()]
+        mean = [mpmath.fsum(column) / 5 for column in zip(*rows, strict=True)]
+        expected = float(mpmath.fsum(p * mpmath.log(p / m) for row in rows for p, m in zip(row, mean, strict=True)) / 5)
+    # the numbers themselves have 16 digits, of which the spread leaves so many
+    assert float(divergence(probs_SK.unsqueeze(1))) == pytest.approx(expected, rel=1e-12 + 1e-14 / spread)
+
+
+def test_divergence_of_single_precision_probabilities():
+    probs_SBK = (1e-4 * random_normal(8, 100, 5)).softmax(-1)
+    found, exact = mutual_information(probs_SBK.float()).double(), mutual_information(probs_SBK)
+    assert (found / exact - 1).abs().max() < 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

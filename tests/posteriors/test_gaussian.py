@@ -48,6 +48,17 @@ def test_log_prob_is_that_of_the_dense_mixture(kind: str, members: int, lead: tu
     torch.testing.assert_close(found, mixture(posterior).log_prob(weights), rtol=1e-11, atol=1e-11)
 
 
+def test_log_prob_in_single_precision_sums_in_double() -> None:
+    """Two million weights: terms of a few nats each, whose sums in float32 are off by tenths of one."""
+    size = 2_000_000
+    variance = 0.1 + normal(1, size).abs().float()
+    posterior = tb.Gaussian(small(), torch.zeros(1, size), Diagonal(variance))
+    weights = normal(size, seed=1).float()
+    exact = variance.double()[0]
+    expected = -0.5 * (weights.double() ** 2 / exact + exact.log() + math.log(2 * math.pi)).sum()
+    assert abs(float(posterior.log_prob(weights) - expected)) < 1e-2
+
+
 @pytest.mark.parametrize("kind", ["diagonal", "low_rank"])
 def test_log_prob_far_away_does_not_underflow(kind: str) -> None:
     posterior = gaussian(kind, 3)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Anatomy
+from torchbayes.curvature.beside import Beside
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
-from torchbayes.linalg.curvature import BlockCurvature, Curvature, DiagonalCurvature
+from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.model.batch import batch_size
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -51,18 +52,13 @@ def units(model: Model, weights_MD: Tensor) -> Units:
         The units.
 
     Raises:
-        ValueError: if the prior curves upwards there, so that it has no precision.
+        ValueError: if a prior that is not flat has no precision there.
     """
     joint = model.prior.joint
     if joint is not None and not joint.is_independent:
         return Units(torch.ones_like(weights_MD), torch.zeros_like(weights_MD[0]))
     precision_MD = model.prior.precision(weights_MD) * model.scales(1, 1).prior
-    if (precision_MD < 0).any():
-        raise ValueError(
-            f"the prior's log density curves upwards at {int((precision_MD < 0).sum())} of {precision_MD.numel()} "
-            f"weights, as heavy-tailed ones do, so it adds no precision there. Use a normal prior."
-        )
-    flat_D = (precision_MD == 0).any(0)
+    flat_D = model.prior.flat.to(weights_MD.device)
     strength_D = torch.where(flat_D, 0.0, 1.0).to(weights_MD)
     return Units(torch.where(flat_D, 1.0, precision_MD), strength_D)
 
@@ -229,6 +225,12 @@ class Collector:
             return DiagonalCurvature(torch.cat([found.values_MD, noise.values_MD], dim=1))
         order = torch.arange(scale_MD.shape[1], device=scale_MD.device)
         return BlockCurvature(order, (found, noise))
+
+    def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
+        """Return the exact H that was added up beside a structured one, or None."""
+        if not isinstance(self.sums, Beside):
+            return None
+        return self.sums.exact(self.anatomy, dict(totals_M), reference_MD.rsqrt())
 
 
 def _pieces(rows: Batch, size: int) -> Iterator[Batch]:

@@ -139,7 +139,7 @@ class KroneckerSums(OnePass):
         inputs, outputs = totals_M[f"{number}.inputs"], totals_M[f"{number}.outputs"]
         count = totals_M[f"{number}.count"].to(inputs)  # exact until here, whatever the dtype
         if isinstance(part, Lookup):
-            column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, :, 0]
+            column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, 0]
             values, vectors = eigh(outputs)
             grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
             return KroneckerCurvature(grid, None, vectors)

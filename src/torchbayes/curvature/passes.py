@@ -13,7 +13,7 @@ from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
-from torchbayes.curvature.sums import OnePass, Piece, Sum
+from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.model.seeds import Purpose, generator
 
@@ -89,7 +89,9 @@ class LowRankSums:
     """The R largest directions of diag(s) H diag(s), by randomised subspace iteration (Halko et al. 2011).
 
     Each pass multiplies by H and makes the products orthonormal; from those of the last one the Nyström formula
-    Y (Qᵀ Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never more than H (Gittens and Mahoney 2016).
+    Y (Qᵀ Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never more than H (Gittens and Mahoney 2016). What is left out,
+    E, is known by its diagonal, as the first pass adds up that of H, and by an estimate of tr E² = mean |E z|² over
+    random signs z, which the last pass multiplies too (Hutchinson 1990).
 
     Attributes:
         rank: R.
@@ -99,25 +101,38 @@ class LowRankSums:
     rank: int
     passes: int
 
-    held: ClassVar[tuple[Held, ...]] = ("in turn",)
+    held: ClassVar[tuple[Held, ...]] = ("in turn", *DiagonalSums.held)
 
     def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros, and random directions to begin with."""
-        size = anatomy.model.network.layout.size
-        source = generator(Purpose.DIRECTIONS, seed)
+        size, source = anatomy.model.network.layout.size, generator(Purpose.DIRECTIONS, seed)
         drawn = torch.randn(min(self.rank + _EXTRA, size), size, generator=source, dtype=like.dtype)
-        return {"vectors": _orthonormal(drawn.to(like.device)), "products": torch.zeros_like(drawn, device=like.device)}
+        signs = torch.randint(2, (_EXTRA, size), generator=source).to(like) * 2 - 1
+        return {
+            "vectors": _orthonormal(drawn.to(like.device)),
+            "products": torch.zeros_like(drawn, device=like.device),
+            "signs": signs,
+            "signed": torch.zeros_like(signs),
+            "columns": torch.zeros(1, dtype=torch.float64, device=like.device),
+            **DiagonalSums().empty(anatomy, like),
+        }
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add rows in place."""
-        total["products"] += piece.scale_D * curvature_products(
+        if number == 0:
+            DiagonalSums().add_(total, piece)
+            total["columns"] += piece.root(piece.seen.outputs.detach()).shape[:2].numel()
+        pairs = {"products": "vectors"} | ({"signed": "signs"} if number == self.passes - 1 else {})
+        products = piece.scale_D * curvature_products(
             piece.anatomy.model,
             piece.views,
             piece.rows.inputs,
             root=piece.root,
-            vectors_RD=piece.scale_D * total["vectors"],
+            vectors_RD=piece.scale_D * torch.cat([total[name] for name in pairs.values()]),
             buffers=piece.buffers,
         )
+        for name, part in zip(pairs, products.split([len(total[name]) for name in pairs]), strict=True):
+            total[name] += part
 
     def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
         """Take the products as directions, unless this was the last pass."""
@@ -135,7 +150,14 @@ class LowRankSums:
         factor_MRD = (vectors * inverse.unsqueeze(-2)).mT @ products_MRD
         _, singular, rows = torch.linalg.svd(factor_MRD, full_matrices=False)
         found = singular[..., : self.rank].unsqueeze(-1) * rows[..., : self.rank, :]
-        return LowRankCurvature(found.to(totals_M["products"].dtype))
+        whole_MD = DiagonalSums().curvature(anatomy, totals_M, scale_MD).values_MD
+        rest_MD = whole_MD - found.square().sum(-2)
+        rounding_MD = 16 * torch.finfo(whole_MD.dtype).eps * whole_MD
+        rest_MD = torch.where(rest_MD > rounding_MD, rest_MD, 0.0).to(whole_MD)
+        signs_MPD = totals_M["signs"].double()
+        left_MPD = totals_M["signed"].double() - (signs_MPD @ found.mT) @ found
+        squares_M, room_M = left_MPD.square().sum(-1).mean(-1), totals_M["columns"][:, 0].clamp_max(whole_MD.shape[1])
+        return LowRankCurvature(found.to(whole_MD), rest_MD, squares_M.to(whole_MD), room_M.to(whole_MD))
 
 
 def _orthonormal(vectors_RD: Tensor) -> Tensor:

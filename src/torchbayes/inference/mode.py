@@ -48,7 +48,7 @@ def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
         posterior: around the weights.
         gradient_MD: gradient of the tempered log joint density there.
     """
-    gain_M = 0.5 * (gradient_MD * posterior.gaussian.covariance.matvec(gradient_MD)).sum(-1)
+    gain_M = 0.5 * (gradient_MD * posterior.gaussian.covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
     determined_M = posterior.effective_parameters()
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
     bad = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()

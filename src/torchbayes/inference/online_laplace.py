@@ -164,7 +164,7 @@ class OnlineLaplace:
     def recipe(self) -> Recipe:
         """What a pass adds up."""
         shared = {"samples": self.samples, "sharing": self.sharing, "joint_bias": self.joint_bias, "chunk": self.chunk}
-        return Recipe(self.structure, self.curvature, check_mode=False, **shared)  # type: ignore[arg-type]
+        return Recipe(self.structure, self.curvature, check_mode=False, exact=self.noise, **shared)  # type: ignore[arg-type]
 
     @property
     def order(self) -> list[bool]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.anatomy import Findings, anatomy, look
+from torchbayes.curvature.beside import Beside
 from torchbayes.curvature.collect import Collector, Where, units
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
@@ -21,7 +22,7 @@ from torchbayes.inference.settings import check_counts
 from torchbayes.linalg.added import plus_precision
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.density import LogDensity
-from torchbayes.model.likelihoods.weighted import num_values
+from torchbayes.model.likelihoods.weighted import fixed_noise, num_values
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -29,6 +30,7 @@ from torchbayes.posteriors.laplace import LaplacePosterior
 StructureName = Literal["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
 CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
+_FEW = 1024  # weights of which a dense matrix costs little
 
 
 def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
@@ -44,7 +46,11 @@ def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is added up; the attributes are those of `Laplace`."""
+    """What is added up; the attributes are those of `Laplace`.
+
+    Attributes:
+        exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale.
+    """
 
     structure: StructureName
     curvature: CurvatureName
@@ -55,6 +61,7 @@ class Recipe:
     passes: int = 3
     chunk: int = 2**24
     check_mode: bool = True
+    exact: bool = True
 
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
@@ -87,11 +94,14 @@ class Recipe:
 
     def collector(self, model: Model, findings: Findings) -> Collector:
         """Return what adds up the curvature, for a network that has been looked at."""
-        numbers = (findings.numbers[held] for held in self.sums.held)
+        sums, few = self.sums, model.layout.size <= _FEW
+        if self.exact and few and fixed_noise(model.likelihood) and not isinstance(sums, DenseSums | HessianSums):
+            sums = Beside(sums, DenseSums(self.chunk))
+        numbers = (findings.numbers[held] for held in sums.held)
         rows = max(1, self.chunk // max(*numbers, findings.widest))
         joint = self.joint_bias or self.structure == "dense"  # the same matrix, and faster
         layers = anatomy(model, findings, joint_bias=joint)
-        return Collector(layers, self.sums, self.curvature, self.samples, rows)
+        return Collector(layers, sums, self.curvature, self.samples, rows)
 
 
 @dataclass(frozen=True)
@@ -188,12 +198,13 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
     model, weights_MD = density.model, survey.weights_MD
     reference_MD, strength_D = units(model, weights_MD)
     collector, factor = recipe.collector(model, Findings.parse(survey.found)), model.scales(1, 1).likelihood
-    curvature = collector.curvature(survey.sums, reference_MD)
+    curvature, exact = collector.curvature(survey.sums, reference_MD), collector.exact(survey.sums, reference_MD)
     if recipe.curvature == "ggn":
         check_curved(model.likelihood, float(curvature.trace().min()))
-    curvature = curvature if factor == 1 else curvature.scaled(factor)
+    if factor != 1:
+        curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)
     if model.prior.joint is not None and not model.prior.joint.is_independent:
-        curvature = plus_precision(curvature, model.prior.joint.covariance)
+        curvature = plus_precision(curvature, model.prior.joint.covariance, model.scales(1, 1).prior)
     found = LaplacePosterior(
         model,
         weights_MD.clone(),
@@ -203,6 +214,7 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         survey.log_likelihood_M,
         density.num_data,
         survey.num_targets,
+        exact=exact,
         buffers_M=dict(survey.buffers) or None,
         statistics_known=True,
     )

@@ -1,4 +1,4 @@
-"""Curvature plus the precision of a correlated prior: what one task leaves to the next, in the structure of both."""
+"""Curvature and the precision of a correlated prior: what one task leaves to the next, in the structure of both."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torchbayes.linalg.kronecker import Kronecker
 from torchbayes.linalg.structure import Structure
 
 
-def plus_precision(curvature: Curvature, covariance: Structure) -> Curvature:
-    """Return H + Σ⁻¹.
+def plus_precision(curvature: Curvature, covariance: Structure, factor: float = 1.0) -> Curvature:
+    """Return H + factor · Σ⁻¹.
 
     Exact for dense, diagonal and equal blocks of them. The sum of two Kronecker products is none: it is taken in the
     eigenbasis of the sum of both sides' marginals, with its exact diagonal there. That is exact where both have the
@@ -31,6 +31,7 @@ def plus_precision(curvature: Curvature, covariance: Structure) -> Curvature:
     Args:
         curvature: H, in units of the weights.
         covariance: Σ, of one member.
+        factor: on its inverse.
 
     Returns:
         The sum.
@@ -38,16 +39,51 @@ def plus_precision(curvature: Curvature, covariance: Structure) -> Curvature:
     Raises:
         ValueError: if the two do not add up to a structure.
     """
-    size = curvature.size
-    ones = torch.ones(1, size, dtype=covariance.diagonal().dtype, device=covariance.diagonal().device)
-    scale, inner = (covariance.scale_MD, covariance.structure) if isinstance(covariance, Scaled) else (ones, covariance)
-    found = _plus(curvature, inner, 1 / scale)
+    scale, inner = _unscaled(covariance)
+    found = _plus(curvature, inner, factor**0.5 / scale)
     if found is None:
         raise ValueError(
             f"a prior with {covariance.kind} covariance and a {curvature.kind} curvature do not add up to a structure. "
             f"Use the structure of the earlier posterior, or 'dense'."
         )
     return found
+
+
+def precision_trace(prior: Structure, covariance: Structure) -> Tensor:
+    """Return tr Σ₀⁻¹ Σ, float64 (M,), for a covariance Σ whose precision is a curvature plus Σ₀⁻¹.
+
+    Args:
+        prior: Σ₀, of one member.
+        covariance: Σ, of M members.
+    """
+    (first_MD, inner), (second_MD, outer) = _unscaled(prior), _unscaled(covariance)
+    return _trace(inner, outer, second_MD / first_MD)
+
+
+def _unscaled(covariance: Structure) -> tuple[Tensor, Structure]:
+    """Return s (M, D) and S with Σ = diag(s) S diag(s)."""
+    if isinstance(covariance, Scaled):
+        return covariance.scale_MD, covariance.structure
+    return torch.ones_like(covariance.diagonal()), covariance
+
+
+def _trace(prior: Structure, covariance: Structure, scale_MD: Tensor) -> Tensor:
+    """Return tr Σ₀⁻¹ diag(c) Σ diag(c), float64 (M,)."""
+    if isinstance(covariance, Diagonal) and isinstance(prior, Diagonal):
+        return (scale_MD**2 * covariance.variance_MD / prior.variance_MD).sum(-1, dtype=torch.float64)
+    if isinstance(covariance, Kronecker) and isinstance(prior, Kronecker):
+        scale_MGI = scale_MD.unflatten(1, covariance.variance_MGOI.shape[1:])[:, :, 0]
+        columns_MGII = scale_MGI.unsqueeze(-1) * prior.columns_MGII
+        side = _Side(1 / prior.variance_MGOI, prior.rows_MGOO, columns_MGII)  # type: ignore[arg-type]
+        own = side.diagonal(covariance.rows_MGOO, covariance.columns_MGII)  # type: ignore[arg-type]
+        return (own * covariance.variance_MGOI).flatten(1).sum(-1, dtype=torch.float64)
+    if isinstance(covariance, Blocks) and isinstance(prior, Blocks):
+        scales = scale_MD[:, covariance.order_D].split(covariance.sizes, dim=1)
+        each = zip(prior.blocks, covariance.blocks, scales, strict=True)
+        return torch.stack([_trace(*block) for block in each]).sum(0)
+    inverse_MDD = torch.linalg.inv(prior.dense().double())
+    scaled_MDD = scale_MD.unsqueeze(-1) * covariance.dense() * scale_MD.unsqueeze(-2)
+    return (inverse_MDD * scaled_MDD).sum((-2, -1))
 
 
 def _plus(curvature: Curvature, covariance: Structure, scale_MD: Tensor) -> Curvature | None:

@@ -49,25 +49,32 @@ class Blocks:
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x, shape (..., M, D)."""
         parts = vector_MD[..., self.order_D].split(self.sizes, dim=-1)
-        return self._placed([block.matvec(part) for block, part in zip(self.blocks, parts, strict=True)])
+        return _placed(self.inverse_D, [block.matvec(part) for block, part in zip(self.blocks, parts, strict=True)])
 
     def solve(self, vector_MD: Tensor) -> Tensor:
         """Return Σ⁻¹ x, shape (..., M, D)."""
         parts = vector_MD[..., self.order_D].split(self.sizes, dim=-1)
-        return self._placed([block.solve(part) for block, part in zip(self.blocks, parts, strict=True)])
+        return _placed(self.inverse_D, [block.solve(part) for block, part in zip(self.blocks, parts, strict=True)])
+
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
+        parts = vector_MD[..., self.order_D].split(self.sizes, dim=-1)
+        return torch.stack([block.quadratic(part) for block, part in zip(self.blocks, parts, strict=True)]).sum(0)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D)."""
         parts = noise_MZ.split([block.noise_size for block in self.blocks], dim=-1)
-        return self._placed([block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True)])
+        return _placed(
+            self.inverse_D, [block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True)]
+        )
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), in nats."""
+        """Return log det Σ, shape (M,), float64, in nats."""
         return torch.stack([block.logdet() for block in self.blocks]).sum(0)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""
-        return self._placed([block.diagonal() for block in self.blocks])
+        return _placed(self.inverse_D, [block.diagonal() for block in self.blocks])
 
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
@@ -77,8 +84,10 @@ class Blocks:
         """Return the tensors that define the structure: `order_D`, and `NUMBER.KIND.FIELD` for those of the blocks."""
         return {"order_D": self.order_D, **nested(self.blocks)}
 
-    def _placed(self, parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts, dim=-1)[..., self.inverse_D]
+
+def _placed(inverse_D: Tensor, parts: list[Tensor]) -> Tensor:
+    """Return vectors of the blocks as one, brought from block order to the weights' own."""
+    return torch.cat(parts, dim=-1)[..., inverse_D]
 
 
 def block_matrices(blocks: list[Tensor], inverse_D: Tensor) -> Tensor:
@@ -119,13 +128,17 @@ class Scaled:
         """Return Σ⁻¹ x, shape (..., M, D)."""
         return self.structure.solve(vector_MD / self.scale_MD) / self.scale_MD
 
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
+        return self.structure.quadratic(vector_MD / self.scale_MD)
+
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D)."""
         return self.scale_MD * self.structure.sqrt_matvec(noise_MZ)
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), in nats."""
-        return self.structure.logdet() + 2 * self.scale_MD.log().sum(-1)
+        """Return log det Σ, shape (M,), float64, in nats."""
+        return self.structure.logdet() + 2 * self.scale_MD.double().log().sum(-1)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""

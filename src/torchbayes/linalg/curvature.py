@@ -258,13 +258,19 @@ class KroneckerCurvature:
 
 @dataclass(frozen=True)
 class LowRankCurvature:
-    """H_m = F_mᵀ F_m.
+    """H_m = F_mᵀ F_m, the largest part of a curvature; what is known of the rest, the evidence needs (`dropped`).
 
     Attributes:
-        factor_MRD: F, R orthogonal directions, (M, R, D).
+        factor_MRD: F, R directions, (M, R, D).
+        rest_MD: diagonal of the rest, at least 0, (M, D).
+        squares_M: sum of the squares of the rest's eigenvalues, (M,).
+        room_M: largest rank that F and the rest can have together, (M,).
     """
 
     factor_MRD: Tensor
+    rest_MD: Tensor
+    squares_M: Tensor
+    room_M: Tensor
 
     kind: ClassVar[str] = "low_rank"
 
@@ -278,16 +284,20 @@ class LowRankCurvature:
         members, _, size = self.factor_MRD.shape
         return LowRankPrecision(precision_D.expand(members, size), self.factor_MRD)
 
+    def kept(self) -> Tensor:
+        """Return the eigenvalues that F has, (M, R)."""
+        return eigvalsh(self.factor_MRD @ self.factor_MRD.mT).clamp_min(0)
+
     def parts(self) -> Iterator[Part]:
         """Yield one part; all but R eigenvalues are 0."""
         members, rank, size = self.factor_MRD.shape
-        zeros = self.factor_MRD.new_zeros(members, max(0, size - rank))
-        values = eigvalsh(self.factor_MRD @ self.factor_MRD.mT).clamp_min(0)
+        zeros, values = self.factor_MRD.new_zeros(members, max(0, size - rank)), self.kept()
         yield Part(_all(size, values), torch.cat([zeros, values], dim=1)[:, -size:], False)
 
     def scaled(self, factor: float) -> LowRankCurvature:
         """Return factor · H."""
-        return LowRankCurvature(factor**0.5 * self.factor_MRD)
+        rest_MD, squares_M = factor * self.rest_MD, factor**2 * self.squares_M
+        return LowRankCurvature(factor**0.5 * self.factor_MRD, rest_MD, squares_M, self.room_M)
 
     def trace(self) -> Tensor:
         """Return tr H, (M,)."""
@@ -303,7 +313,8 @@ class LowRankCurvature:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that define H, by field name."""
-        return {"factor_MRD": self.factor_MRD}
+        rest = {"rest_MD": self.rest_MD, "squares_M": self.squares_M, "room_M": self.room_M}
+        return {"factor_MRD": self.factor_MRD, **rest}
 
 
 @dataclass(frozen=True)

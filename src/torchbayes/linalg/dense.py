@@ -64,13 +64,18 @@ class Dense:
         inner = torch.linalg.solve_triangular(self.root_MDD, vector_MD.unsqueeze(-1), upper=True)
         return torch.linalg.solve_triangular(self.root_MDD.mT, inner, upper=False).squeeze(-1)
 
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x = |R⁻¹ x|², shape (..., M), float64."""
+        inner = torch.linalg.solve_triangular(self.root_MDD, vector_MD.unsqueeze(-1), upper=True)
+        return inner.squeeze(-1).square().sum(-1, dtype=torch.float64)
+
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z, shape (..., M, D), for noise (..., M, D)."""
         return torch.einsum("mij,...mj->...mi", self.root_MDD, noise_MZ)
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), in nats."""
-        return 2 * self.root_MDD.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        """Return log det Σ, shape (M,), float64, in nats."""
+        return 2 * self.root_MDD.diagonal(dim1=-2, dim2=-1).double().log().sum(-1)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""

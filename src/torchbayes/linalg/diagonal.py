@@ -39,13 +39,17 @@ class Diagonal:
         """Return Σ⁻¹ x, shape (..., M, D)."""
         return vector_MD / self.variance_MD
 
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
+        return (vector_MD.square() / self.variance_MD).sum(-1, dtype=torch.float64)
+
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D)."""
         return self.variance_MD.sqrt() * noise_MZ
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), in nats."""
-        return self.variance_MD.log().sum(-1)
+        """Return log det Σ, shape (M,), float64, in nats."""
+        return self.variance_MD.double().log().sum(-1)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""

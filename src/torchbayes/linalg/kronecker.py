@@ -59,13 +59,17 @@ class Kronecker:
         """Return Σ⁻¹ x, shape (..., M, D)."""
         return self.rotate_back(self.rotate(vector_MD) / self.variance_MGOI)
 
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
+        return (self.rotate(vector_MD).square() / self.variance_MGOI).flatten(-3).sum(-1, dtype=torch.float64)
+
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, R = (U_R ⊗ U_C) diag(√v), shape (..., M, D), for noise (..., M, D)."""
         return self.rotate_back(self.variance_MGOI.sqrt() * noise_MZ.unflatten(-1, self.variance_MGOI.shape[1:]))
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), in nats."""
-        return self.variance_MGOI.log().flatten(1).sum(-1)
+        """Return log det Σ, shape (M,), float64, in nats."""
+        return self.variance_MGOI.double().log().flatten(1).sum(-1)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""

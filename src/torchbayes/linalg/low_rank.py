@@ -45,8 +45,16 @@ class LowRankPlusDiagonal:
         """Return Σ⁻¹ x = V⁻¹x − V⁻¹Fᵀ (I + F V⁻¹ Fᵀ)⁻¹ F V⁻¹ x, shape (..., M, D)."""
         scaled = vector_MD / self.variance_MD
         inner = torch.einsum("mrd,...md->...mr", self.factor_MRD, scaled)
-        inner = torch.cholesky_solve(inner.unsqueeze(-1), self._capacitance()).squeeze(-1)
+        inner = torch.cholesky_solve(inner.unsqueeze(-1), self._capacitance().to(inner)).squeeze(-1)
         return scaled - torch.einsum("mrd,...mr->...md", self.factor_MRD, inner) / self.variance_MD
+
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x = |V^−½ (x − Fᵀ t)|² + |t|² with t = (I + F V⁻¹ Fᵀ)⁻¹ F V⁻¹ x, shape (..., M), float64."""
+        factor_MRD, vector_MD = self.factor_MRD.double(), vector_MD.double()
+        inner = torch.einsum("mrd,...md->...mr", factor_MRD, vector_MD / self.variance_MD)
+        inner = torch.cholesky_solve(inner.unsqueeze(-1), self._capacitance()).squeeze(-1)
+        rest = vector_MD - torch.einsum("mrd,...mr->...md", factor_MRD, inner)
+        return (rest.square() / self.variance_MD).sum(-1) + inner.square().sum(-1)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D + R): √v ∘ z₁ + Fᵀ z₂."""
@@ -55,9 +63,9 @@ class LowRankPlusDiagonal:
         return self.variance_MD.sqrt() * first + torch.einsum("mrd,...mr->...md", self.factor_MRD, second)
 
     def logdet(self) -> Tensor:
-        """Return log det Σ = log det V + log det (I + F V⁻¹ Fᵀ), shape (M,), in nats."""
+        """Return log det Σ = log det V + log det (I + F V⁻¹ Fᵀ), shape (M,), float64, in nats."""
         inner = self._capacitance().diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return self.variance_MD.log().sum(-1) + 2 * inner
+        return self.variance_MD.double().log().sum(-1) + 2 * inner
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""
@@ -72,11 +80,11 @@ class LowRankPlusDiagonal:
         return {"variance_MD": self.variance_MD, "factor_MRD": self.factor_MRD}
 
     def _capacitance(self) -> Tensor:
-        """Return the Cholesky factor of I + F V⁻¹ Fᵀ, (M, R, R)."""
-        scaled = self.factor_MRD / self.variance_MD.unsqueeze(-2)
+        """Return the Cholesky factor of I + F V⁻¹ Fᵀ, (M, R, R), float64."""
+        scaled = self.factor_MRD.double() / self.variance_MD.unsqueeze(-2)
         rank = self.factor_MRD.shape[-2]
         identity = torch.eye(rank, dtype=scaled.dtype, device=scaled.device)
-        return torch.linalg.cholesky(identity + scaled @ self.factor_MRD.mT)
+        return torch.linalg.cholesky(identity + scaled @ self.factor_MRD.mT.double())
 
 
 @dataclass(frozen=True)
@@ -122,22 +130,28 @@ class LowRankPrecision:
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x, shape (..., M, D)."""
-        root = self.precision_MD.rsqrt()
-        return root * self._damped(root * vector_MD, self.taken[0])
+        root, (shares_MR, rows_MRD) = self.precision_MD.rsqrt(), self.taken
+        return root * _damped(root * vector_MD, rows_MRD, shares_MR)
 
     def solve(self, vector_MD: Tensor) -> Tensor:
         """Return Σ⁻¹ x = p ∘ x + Fᵀ F x, shape (..., M, D)."""
         inner = torch.einsum("mrd,...md->...mr", self.factor_MRD, vector_MD)
         return self.precision_MD * vector_MD + torch.einsum("mrd,...mr->...md", self.factor_MRD, inner)
 
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x = |p^½ ∘ x|² + |F x|², shape (..., M), float64."""
+        inner = torch.einsum("mrd,...md->...mr", self.factor_MRD.double(), vector_MD.double())
+        return (self.precision_MD * vector_MD.square()).sum(-1, dtype=torch.float64) + inner.square().sum(-1)
+
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D)."""
-        squares_MR, _ = self._spectrum
-        return self.precision_MD.rsqrt() * self._damped(noise_MZ, 1 - (1 + squares_MR).rsqrt())
+        squares_MR, rows_MRD = self._spectrum
+        return self.precision_MD.rsqrt() * _damped(noise_MZ, rows_MRD, 1 - (1 + squares_MR).rsqrt())
 
     def logdet(self) -> Tensor:
-        """Return log det Σ = −Σ log p − Σ log(1 + s²), shape (M,), in nats."""
-        return -self.precision_MD.log().sum(-1) - self._spectrum[0].log1p().sum(-1)
+        """Return log det Σ = −Σ log p − Σ log(1 + s²), shape (M,), float64, in nats."""
+        own = -self.precision_MD.double().log().sum(-1)
+        return own - self._spectrum[0].double().log1p().sum(-1)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""
@@ -152,8 +166,8 @@ class LowRankPrecision:
         """Return the tensors that define the structure, by field name."""
         return {"precision_MD": self.precision_MD, "factor_MRD": self.factor_MRD}
 
-    def _damped(self, vector_MD: Tensor, shares_MR: Tensor) -> Tensor:
-        """Return x − W diag(shares) Wᵀ x."""
-        rows_MRD = self._spectrum[1]
-        inner = torch.einsum("mrd,...md->...mr", rows_MRD, vector_MD) * shares_MR
-        return vector_MD - torch.einsum("mrd,...mr->...md", rows_MRD, inner)
+
+def _damped(vector_MD: Tensor, rows_MRD: Tensor, shares_MR: Tensor) -> Tensor:
+    """Return x − W diag(shares) Wᵀ x."""
+    inner = torch.einsum("mrd,...md->...mr", rows_MRD, vector_MD) * shares_MR
+    return vector_MD - torch.einsum("mrd,...mr->...md", rows_MRD, inner)

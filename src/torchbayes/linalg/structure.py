@@ -35,12 +35,16 @@ class Structure(Protocol):
         """Return Σ⁻¹ x."""
         ...
 
+    def quadratic(self, vector_MD: Tensor) -> Tensor:
+        """Return xᵀ Σ⁻¹ x as a sum of squares, float64: in x · (Σ⁻¹ x) large terms would cancel."""
+        ...
+
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ."""
         ...
 
     def logdet(self) -> Tensor:
-        """Return log det Σ."""
+        """Return log det Σ, float64."""
         ...
 
     def diagonal(self) -> Tensor:

@@ -29,27 +29,28 @@ class Segment:
         if isinstance(self.prior, Normal | Flat | Joint):
             self.prior.add_gradient_(into, part, scale)
             return
-        with torch.enable_grad():
-            leaf = part.detach().requires_grad_()
-            (own,) = torch.autograd.grad(self.prior.log_prob(leaf).sum(), leaf)
-        into.add_(own, alpha=scale)
+        into.add_(_derivative(self.prior, part, order=1), alpha=scale)
 
 
 class BoundPrior:
     """Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
 
-    def __init__(self, layout: Layout, rules: PriorRules | Joint) -> None:
+    def __init__(
+        self, layout: Layout, rules: PriorRules | Joint, *, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
         """Resolve `rules` for every name of `layout`.
 
         Args:
             layout: the names and shapes of the random weights.
             rules: one prior for all, or glob -> prior, first match wins; or one over all weights together.
+            shapes: of the whole parameters of which only some elements are random; a prior may depend on them.
 
         Raises:
             ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate, or a
                 joint prior is over another number of weights.
             TypeError: if a prior has no log density.
         """
+        self.layout = layout
         self.segments: list[Segment] = []
         if isinstance(rules, Joint):
             if len(rules.loc_D) != layout.size:
@@ -63,7 +64,7 @@ class BoundPrior:
                 f"the prior's glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
                 f"{', '.join(layout.names)}."
             )
-        for name, shape in layout.shapes.items():
+        for name, shape in {**layout.shapes, **(shapes or {})}.items():
             glob = next((g for g in table if matches(name, g)), None)
             if glob is None:
                 raise ValueError(f"no glob of the prior matches `{name}`. Add it, or a last rule `'*'`.")
@@ -112,10 +113,25 @@ class BoundPrior:
         ]
         return torch.cat(parts)
 
+    @property
+    def flat(self) -> Tensor:
+        """Which weights have an improper flat prior, bool (D,)."""
+        sizes = torch.tensor([s.where.stop - s.where.start for s in self.segments])
+        return torch.tensor([isinstance(s.prior, Flat) for s in self.segments]).repeat_interleave(sizes)
+
+    def names(self, chosen_D: Tensor) -> str:
+        """Return in words how many weights of which parameters are chosen by a bool tensor (D,)."""
+        counts = {name: int(chosen_D[where].sum()) for name, where in self.layout.slices.items()}
+        sizes = zip(counts.items(), self.layout.sizes, strict=True)
+        return ", ".join(f"{count} of the {size} weights of `{name}`" for (name, count), size in sizes if count)
+
     def precision(self, weights: Tensor) -> Tensor:
         """Return −∂² log p / ∂w² of every weight, of the shape of `weights` (..., D); 0 for flat priors.
 
         Correlations of a joint prior are left out.
+
+        Raises:
+            ValueError: if a prior that is not declared flat has no positive, finite precision at a weight.
         """
         found = torch.zeros_like(weights)
         for segment in self.segments:
@@ -125,11 +141,8 @@ class BoundPrior:
             elif isinstance(segment.prior, Joint):
                 into.copy_(segment.prior.precision())
             elif not isinstance(segment.prior, Flat):
-                with torch.enable_grad():
-                    leaf = part.detach().requires_grad_()
-                    (first,) = torch.autograd.grad(segment.prior.log_prob(leaf).sum(), leaf, create_graph=True)
-                    if first.requires_grad:  # else it is constant, as that of a Laplace density
-                        into.copy_(-torch.autograd.grad(first.sum(), leaf)[0])
+                into.copy_(-_derivative(segment.prior, part, order=2))
+                _check_bend(self, segment, into)
         return found
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
@@ -193,6 +206,44 @@ def _total(prior: Prior, weights: Tensor) -> Tensor:
     if isinstance(prior, Normal | Flat | Joint):
         return prior.total(weights)
     return prior.log_prob(weights).sum(-1, dtype=torch.float64)
+
+
+def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
+    """Return the derivative of log p elementwise; 0 from the order on at which it does not depend on w."""
+    with torch.enable_grad():
+        leaf = weights.detach().requires_grad_()
+        found = prior.log_prob(leaf)
+        for remaining in reversed(range(order)):
+            if not found.requires_grad:
+                return torch.zeros_like(weights)
+            (found,) = torch.autograd.grad(found.sum(), leaf, create_graph=remaining > 0, materialize_grads=True)
+    return found.detach()
+
+
+def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
+    """Check the precision (..., n) of a segment whose prior is of any form.
+
+    Raises:
+        ValueError: if it is not positive and finite everywhere.
+    """
+    wrong = ~((precision > 0) & torch.isfinite(precision))
+    if not wrong.any():
+        return
+    chosen_D = torch.zeros(bound.layout.size, dtype=torch.bool)
+    chosen_D[segment.where] = wrong.flatten(0, -2).any(0).cpu() if wrong.ndim > 1 else wrong.cpu()
+    first, std = float(precision[wrong][0]), getattr(segment.prior, "std", math.inf)
+    way = "is straight" if first == 0 else "curves upwards" if first < 0 else "is not smooth"
+    same = f"Normal({std:.3g}), which has its standard deviation" if math.isfinite(std) else "a Normal"
+    raise ValueError(
+        f"the log density of the prior {_said(segment.prior)} {way} at {bound.names(chosen_D)} (its negative second "
+        f"derivative is {first + 0.0:.3g}), so a Gaussian there has no precision from it and no evidence. Fit with "
+        f"the prior {same}, or sample the posterior with HMC."
+    )
+
+
+def _said(prior: Prior) -> str:
+    """Return the prior in words; a torch Distribution as its user wrote it."""
+    return repr(getattr(prior, "distribution", prior))
 
 
 def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:

@@ -50,8 +50,7 @@ class Joint:
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w) = −½ (w − μ)ᵀ Σ⁻¹ (w − μ) − ½ log det 2πΣ, (...) float64, for weights (..., D)."""
         centred = (weights - self.loc_D).unsqueeze(-2)
-        square = (centred * self.covariance.solve(centred)).sum(-1, dtype=torch.float64).squeeze(-1)
-        return -0.5 * square - self._log_constant
+        return -0.5 * self.covariance.quadratic(centred).squeeze(-1) - self._log_constant
 
     def total(self, weights: Tensor) -> Tensor:
         """Return log p(w), float64, without the last axis."""
@@ -82,7 +81,7 @@ class Joint:
 
     @cached_property
     def _log_constant(self) -> Tensor:
-        return 0.5 * (self.covariance.logdet()[0].double() + len(self.loc_D) * math.log(2 * math.pi))
+        return 0.5 * (self.covariance.logdet()[0] + len(self.loc_D) * math.log(2 * math.pi))
 
 
 def precision_diagonal(covariance: Structure) -> Tensor:

@@ -102,7 +102,8 @@ class Model:
         self.likelihood = as_likelihood(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
-        self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned))
+        whole = {name: tuple(base.shape) for name, base in self.network.picked.bases.items()}
+        self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
         self.temperature = temperature
         self.tempering = tempering
         self.shared = (shared,) if isinstance(shared, str | int) else tuple(shared)

@@ -312,6 +312,15 @@ class Univariate:
         except NotImplementedError:
             return math.inf
 
+    @property
+    def loc(self) -> float:
+        """The distribution's mean; 0 where it has none or does not know it."""
+        try:
+            mean = float(self.distribution.mean)
+        except NotImplementedError:
+            return 0.0
+        return mean if math.isfinite(mean) else 0.0
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return the distribution's log density, elementwise."""
         return self.distribution.log_prob(weights)

@@ -59,10 +59,9 @@ class Gaussian(Posterior):
             weights: tensor (..., D).
 
         Returns:
-            Tensor (...), in nats.
+            Float64 tensor (...), in nats.
         """
-        centred = weights.unsqueeze(-2) - self.mean_MD
-        square = (centred * self.covariance.solve(centred)).sum(-1)
+        square = self.covariance.quadratic(weights.unsqueeze(-2) - self.mean_MD)
         log_norm = self.covariance.logdet() + weights.shape[-1] * math.log(2 * math.pi)
         return torch.logsumexp(-0.5 * (square + log_norm), dim=-1) - math.log(self.members)
 

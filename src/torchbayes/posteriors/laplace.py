@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg import Diagonal, Scaled
-from torchbayes.linalg.curvature import Curvature, restore_curvature
+from torchbayes.linalg.added import precision_trace
+from torchbayes.linalg.curvature import Curvature, DenseCurvature, restore_curvature
+from torchbayes.linalg.dropped import Dropped, dropped
+from torchbayes.linalg.units import undetermined
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.likelihoods.weighted import fixed_noise, rescaled
 from torchbayes.model.model import having
@@ -38,6 +42,8 @@ class LaplacePosterior(Posterior):
         num_data: N, rows.
         num_targets: values in all targets, each as often as its row counts: N times those of a row without weights.
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
+        exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
+            the weights are many.
     """
 
     mean_MD: Tensor
@@ -48,6 +54,7 @@ class LaplacePosterior(Posterior):
     num_data: int
     num_targets: float
     noise_scale: float = 1.0
+    exact: DenseCurvature | None = None
 
     kind = "laplace"
 
@@ -56,8 +63,17 @@ class LaplacePosterior(Posterior):
         """The same distribution as a mixture of Gaussians with explicit covariances.
 
         Raises:
-            ValueError: if a precision is not positive definite.
+            ValueError: if a precision is not positive definite, or the data do not determine weights with a flat prior.
         """
+        flat_D, prior = self.model.prior.flat, self.model.prior
+        if flat_D.any():
+            lost_D = undetermined(self.curvature, self.strength_D).any(0).cpu() & flat_D
+            if lost_D.any():
+                raise ValueError(
+                    f"the data do not determine {prior.names(lost_D)}, whose prior is flat, so that their variance is "
+                    f"infinite. Give them a proper prior such as Normal(1.0), or leave out inputs that are constant "
+                    f"or combinations of others."
+                )
         covariance = Scaled(self.reference_MD.rsqrt(), self.curvature.covariance(self.strength_D))
         least = float(covariance.diagonal().min())
         if not least > 0:
@@ -105,22 +121,32 @@ class LaplacePosterior(Posterior):
         """
         if self.model.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; the model has temperature {self.model.temperature}.")
-        if torch.isinf(self.model.prior.stds()).any():
-            raise ValueError("the prior is flat for some weights, so there is no evidence. Use a proper prior.")
+        prior = self.model.prior
+        if prior.flat.any():
+            raise ValueError(
+                f"the prior is flat for {prior.names(prior.flat)}, so there is no evidence. Use a proper prior."
+            )
         size = self.mean_MD.shape[1]
         log_prior_M = self.model.log_prior(self.mean_MD).double()
         covariance = self.gaussian.covariance
         assert isinstance(covariance, Scaled)  # whose units are summed in double precision
-        logdet_M = covariance.structure.logdet().double() - self.reference_MD.double().log().sum(-1)
+        left = dropped(self.curvature, self.strength_D)
+        _warn_of(left)
+        logdet_M = covariance.structure.logdet() - self.reference_MD.double().log().sum(-1) - left.logdet_M
         return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
     def effective_parameters(self) -> Tensor:
-        """Return how many weights the data determine at each mode, γ = tr H (H + diag(d))⁻¹, float64 (M,).
+        """Return how many weights the data determine at each mode, γ = D − tr P₀ P⁻¹, P₀ the prior's part of P; (M,).
 
-        Between 0 and D; weights whose prior is flat count fully. MacKay (1992).
+        Between 0 and D, float64; weights whose prior is flat count fully. MacKay (1992).
         """
-        left_MD = self.gaussian.covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
-        return self.strength_D.numel() - left_MD.sum(-1)
+        joint, covariance = self.model.prior.joint, self.gaussian.covariance
+        if joint is not None and not joint.is_independent:
+            share = self.model.scales(1, 1).prior
+            return self.strength_D.numel() - share * precision_trace(joint.covariance, covariance)
+        dropped_M = dropped(self.curvature, self.strength_D).shares_MD.sum(-1)
+        left_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
+        return self.strength_D.numel() - left_MD.sum(-1) + dropped_M
 
     def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
         """Return the posterior under another prior precision, r ∘ d, at the same modes.
@@ -164,13 +190,15 @@ class LaplacePosterior(Posterior):
         errors_M = self.log_likelihood_M + constant
         log_likelihood_M = errors_M / factor**2 - constant - self.num_targets * math.log(factor)
         curvature, total = self.curvature.scaled(factor**-2), self.noise_scale * factor
-        changed = {"curvature": curvature, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
+        exact = self.exact and self.exact.scaled(factor**-2)
+        changed = {"curvature": curvature, "exact": exact, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
         return dataclasses.replace(self, model=model, **changed)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that defines the posterior, for saving."""
         own = {"mean_MD": self.mean_MD, "reference_MD": self.reference_MD, "strength_D": self.strength_D}
         own["log_likelihood_M"] = self.log_likelihood_M
+        own |= {"exact": self.exact.matrix_MDD} if self.exact else {}
         return own | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
 
     def settings(self) -> dict[str, Any]:
@@ -188,7 +216,8 @@ class LaplacePosterior(Posterior):
         model = having_noise(model, settings["noise_scale"])
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
-        return cls(model, *own, tensors["log_likelihood_M"], *numbers)
+        exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
+        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact)
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
@@ -204,6 +233,18 @@ def having_noise(model: Any, factor: float) -> Any:
         TypeError: if the likelihood has no fixed noise scale.
     """
     return model if factor == 1.0 else having(model, likelihood=rescaled(model.likelihood, factor))
+
+
+def _warn_of(left: Dropped) -> None:
+    """Warn where a low rank leaves the evidence in doubt by more than a nat."""
+    m = int(left.doubt_M.argmax())
+    doubt, share = float(left.doubt_M[m]) / 2, float(left.logdet_M[m]) / 2
+    if doubt > 1:
+        warnings.warn(
+            f"the directions that the low rank leaves out lower this log evidence by about {share:.3g} nats, give or "
+            f"take {doubt:.2g}. Raise `rank`, or use another structure.",
+            stacklevel=3,
+        )
 
 
 def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:

@@ -1,0 +1,73 @@
+"""The exact curvature beside a structured one: its eigenvalues tell how many directions the data determine.
+
+A structure that leaves correlations out has the diagonal of H in some basis for eigenvalues, and so as many of them as
+there are weights. Those of H are at most as many as there are values of the targets, and more uneven: by Schur and Horn
+Σ log(1 + λ) and γ = Σ λ/(1 + λ) are never less for the structure. Where γ comes near the number of targets n the noise
+n/(n − γ) that the evidence would choose has no bound, so it is chosen by the eigenvalues of H itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from torchbayes.curvature.anatomy import Anatomy, Held
+from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
+from torchbayes.linalg.curvature import Curvature, DenseCurvature
+
+_MARK = "beside."
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Sums of a structure, and of the dense matrix in the first pass.
+
+    Attributes:
+        sums: of the structure.
+        dense: of the matrix.
+    """
+
+    sums: Sums
+    dense: DenseSums
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """What is held of a row."""
+        return (*self.sums.held, *self.dense.held)
+
+    @property
+    def passes(self) -> int:
+        """Those of the structure."""
+        return self.sums.passes
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        matrix = {_MARK + name: tensor for name, tensor in self.dense.empty(anatomy, like).items()}
+        return {**self.sums.empty(anatomy, like, seed), **matrix}
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add rows in place."""
+        self.sums.add_(_own(total), piece, number)
+        if number == 0:
+            self.dense.add_(_matrix(total), replace(piece))  # of its own forward pass: the columns of one go once
+
+    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+        """Do what the structure does."""
+        self.sums.turn_(_own(total), anatomy, scale_D, number=number)
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> Curvature:
+        """Return the structure's."""
+        return self.sums.curvature(anatomy, _own(totals_M), scale_MD)
+
+    def exact(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
+        """Return diag(s) H diag(s)."""
+        return self.dense.curvature(anatomy, _matrix(totals_M), scale_MD)
+
+
+def _own(total: Sum) -> Sum:
+    return {name: tensor for name, tensor in total.items() if not name.startswith(_MARK)}
+
+
+def _matrix(total: Sum) -> Sum:
+    return {name.removeprefix(_MARK): tensor for name, tensor in total.items() if name.startswith(_MARK)}

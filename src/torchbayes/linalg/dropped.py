@@ -1,0 +1,77 @@
+"""What a low rank leaves out of a log determinant: bounds from its trace and square, and the middle as the estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg.curvature import BlockCurvature, Curvature, LowRankCurvature
+
+
+class Dropped(NamedTuple):
+    """log det (H + diag(d)) less that of the kept directions.
+
+    Attributes:
+        logdet_M: estimate, float64.
+        doubt_M: how far the truth may be from it, either way, float64.
+        shares_MD: −∂logdet/∂log d, what each weight has of it as a number of parameters, float64.
+    """
+
+    logdet_M: Tensor
+    doubt_M: Tensor
+    shares_MD: Tensor
+
+
+def dropped(curvature: Curvature, precision_D: Tensor) -> Dropped:
+    """Return what a curvature leaves out of log det (H + diag(d)); 0 for all but low ranks.
+
+    Of the eigenvalues λ that are left out, n at most are above 0 and none above the smallest kept one, b; t = Σ λ and
+    q = Σ λ² are known. The Gauss-Radau rules of these moments with a node at 0 and at b bound the sum of logarithms
+    (Bai and Golub 1996):
+
+        (t²/q) log(1 + q/t) ≤ Σ log(1 + λ) ≤ w log(1 + b) + (n − w) log(1 + a)
+
+    with a = (b t − q)/(b n − t) and w = (t − a n)/(b − a). All λ are taken to change as their sum where d changes.
+
+    Args:
+        curvature: H.
+        precision_D: d, positive, (D,).
+    """
+    if isinstance(curvature, BlockCurvature):
+        each = zip(curvature.blocks, precision_D[curvature.order_D].split(curvature.sizes), strict=True)
+        parts = [dropped(block, own_D) for block, own_D in each]
+        logdet_M, doubt_M = (torch.stack([part[field] for part in parts]).sum(0) for field in (0, 1))
+        shares_MD = torch.cat([part.shares_MD for part in parts], dim=-1)
+        return Dropped(logdet_M, doubt_M, shares_MD[:, torch.argsort(curvature.order_D)])
+    if isinstance(curvature, LowRankCurvature):
+        return _dropped(curvature, precision_D.double())
+    none_MD = torch.zeros_like(curvature.diagonal(), dtype=torch.float64)
+    return Dropped(none_MD[:, 0], none_MD[:, 0], none_MD)
+
+
+def _dropped(curvature: LowRankCurvature, precision_D: Tensor) -> Dropped:
+    tiny, kept_MR = torch.finfo(torch.float64).tiny ** 0.5, curvature.kept().double()
+    present_MR = kept_MR > torch.finfo(curvature.factor_MRD.dtype).eps * kept_MR.amax(-1, keepdim=True)
+    room_M = (curvature.room_M.double() - present_MR.sum(-1)).clamp_min(1.0)
+    rest_MD = curvature.rest_MD.double()
+    shares_MD, sum_M = rest_MD / precision_D, rest_MD.sum(-1).clamp_min(tiny)
+    scale_M = shares_MD.sum(-1) / sum_M
+    # q/t, the mean of λ weighted by itself, between those of one λ and of equal ones
+    mean_M = torch.minimum(torch.maximum(curvature.squares_M.double() / sum_M, sum_M / room_M), sum_M)
+    least_M = torch.where(present_MR, kept_MR, kept_MR.amax(-1, keepdim=True)).amin(-1)
+    bound_M = torch.maximum(least_M, mean_M)
+    other_M = (bound_M - mean_M) / (bound_M * room_M / sum_M - 1).clamp_min(tiny)
+    many_M = (sum_M - other_M * room_M) / (bound_M - other_M).clamp_min(tiny)
+    low = ((sum_M / mean_M, mean_M),)
+    high = ((many_M, bound_M), (room_M - many_M, other_M))
+    low_M, high_M = (_over(rule, lambda x: (x * scale_M).log1p()) for rule in (low, high))
+    slope_M = _over((*low, *high), lambda x: x / (1 + x * scale_M)) / 2
+    return Dropped((low_M + high_M) / 2, (high_M - low_M) / 2, shares_MD * (slope_M / sum_M).unsqueeze(-1))
+
+
+def _over(rule: Sequence[tuple[Tensor, Tensor]], function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return Σ weight · function(node)."""
+    return torch.stack([weight * function(node) for weight, node in rule]).sum(0)
