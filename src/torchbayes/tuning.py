@@ -179,8 +179,8 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
         return tuned
     return tuned.with_problems([
         f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
-        f"{gamma:.0f} parameters as determined by {count} targets, so that it is probably too large (use structure='dense', or "
-        f"tune on held-out data)"
+        f"{gamma:.0f} parameters as determined by {count} targets, so that it is probably too large (use "
+        f"structure='dense', or tune on held-out data)"
     ])
 
 
