@@ -179,7 +179,7 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
         return tuned
     return tuned.with_problems([
         f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
-        f"{gamma:.0f} parameters as determined by {count} targets, so that it is probably too large (use "
+        f"{gamma:.0f} parameters as determined by {count:g} targets, so that it is probably too large (use "
         f"structure='dense', or tune on held-out data)"
     ])
 
