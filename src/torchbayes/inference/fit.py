@@ -59,7 +59,9 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), for every member alike; (M, D) or a point
-            posterior, one per member. Fresh initialisations if None; Laplace needs it, and has as many members.
+            posterior, one per member. None initialises members afresh, by the network's own initialisers or factory:
+            of a module that was trained or loaded, only the frozen weights are then used. Laplace needs a start, and
+            has as many members.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.

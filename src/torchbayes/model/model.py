@@ -37,6 +37,7 @@ from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.picked import Random
 from torchbayes.model.priors import Normal, PriorRules
+from torchbayes.model.sequences import Labels
 from torchbayes.native.build import UnavailableError
 
 PREFIX = "likelihood."
@@ -78,7 +79,8 @@ class Model:
         """Put network, likelihood and prior together.
 
         Args:
-            network: any nn.Module (copied, never written to), or a function that makes a fresh one.
+            network: any nn.Module (copied, never written to), or a function that makes a fresh one: needed by members
+                where the constructor draws weights in a way that the modules' initialisers do not know.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
             prior: one prior for all weights, or a mapping glob -> prior, or a joint one over all of them; standard
                 normal by default.
@@ -86,7 +88,9 @@ class Model:
                 parameter -> bool mask of its random elements, as `subnetwork` gives.
             temperature: T of the tempered posterior; 1 is Bayes.
             tempering: what T divides.
-            batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings.
+            batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings. It moves
+                labels (B, T) of tokens (B, T) one place forward where the network's own loss does so, as those of
+                causal language models do; the likelihood needs an `ignore_index` for the last place.
             shared: inputs without rows, which belong to all of them (a table of context, the edges of a graph): keys of
                 a mapping, or places in a tuple. All other inputs must have as many rows as each other.
 
@@ -107,7 +111,8 @@ class Model:
         self.temperature = temperature
         self.tempering = tempering
         self.shared = (shared,) if isinstance(shared, str | int) else tuple(shared)
-        self._hook = batch or default_batch
+        self._hook = batch
+        self._labels = Labels(self.network.module)
 
     @cached_property
     def kernel(self) -> DenseModel | UnavailableError:
@@ -127,12 +132,14 @@ class Model:
             The batch.
 
         Raises:
-            ValueError: if tensors differ in their number of rows.
+            ValueError: if tensors differ in their number of rows, or labels of tokens are not at their places.
         """
-        inputs, targets = self._hook(batch)
+        inputs, targets = (self._hook or default_batch)(batch)
         found = Batch(self.place(inputs), self.place(targets, "targets"))
         check_equally_many(found)
-        return found
+        if self._hook is not None:
+            return found
+        return self._labels.placed(found, getattr(self.likelihood, "ignore_index", None))
 
     def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
         """Return inputs or targets as tensors on the network's device, floating ones in its dtype.

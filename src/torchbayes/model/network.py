@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
 
 from torchbayes.model.batch import batch_size, on_rows, unshared
+from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.picked import Picked, Random, is_random, names_of
 from torchbayes.model.seeds import Purpose, seeded
@@ -72,6 +73,7 @@ class Network:
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
+        self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
         self.buffers = {n: b.clone() for n, b in self.module.named_buffers() if n.rpartition(".")[0] in live}
@@ -156,8 +158,8 @@ class Network:
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
 
-        A factory is called; otherwise `reset_parameters` of every submodule that owns a random parameter. PyTorch's
-        initialisers draw from the global generator, so each call runs under its seed and restores the generator.
+        A factory is called; otherwise the module's own initialisers (`torchbayes.model.initialisation`), and what it
+        holds is not used. They draw from the global generator, so each call runs under its seed and restores it.
 
         Args:
             seeds: M seeds.
@@ -166,20 +168,19 @@ class Network:
             weights (M, D), and buffers each with a leading axis M.
 
         Raises:
-            ValueError: if a submodule owns random parameters but cannot initialise them, or the factory's networks
-                do not have the same parameters.
+            ValueError: if the module cannot be initialised as its constructor does it, or the factory's networks do not
+                have the same parameters.
         """
+        warn_of_loaded(self._loaded)
         weights, buffers = [], []
         for seed in seeds:
             with seeded(Purpose.INITIALISATION, seed, device=self.device):
-                module = self._factory() if self._factory else _reinitialised(self.module, self.layout)
-            named = dict(module.named_parameters())
-            if any(n not in named for n in self.layout.names):
+                module = self._factory() if self._factory else reinitialised(self.module, self.layout)
+            named = {n: p.detach() for n, p in module.named_parameters()}
+            if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
-            own = {n: p.detach() for n, p in only(self.layout.names, named).items()}
-            weights.append(self.layout.join(self.picked.take(own)))
-            own = dict(module.named_buffers())
-            buffers.append({n: own[n].clone() for n in self.buffers})
+            weights.append(self.layout.join(self.picked.take(only(self.layout.names, named))))
+            buffers.append({n: b.clone() for n, b in module.named_buffers() if n in self.buffers})
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return torch.stack(weights).to(self.device), stacked
 
@@ -294,47 +295,12 @@ def _places(module: nn.Module, own: Mapping[str, Tensor]) -> Places:
     return places
 
 
-def _random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
-    """Return the identities of the random parameters: tied ones have one name and several owners."""
-    return frozenset(id(p) for n, p in module.named_parameters() if n in layout.shapes)
-
-
-def _reinitialised(module: nn.Module, layout: Layout) -> nn.Module:
-    """Return a copy of the module with fresh random parameters.
-
-    Parts come before the whole, as in a constructor: nn.MultiheadAttention sets the bias of its own output layer.
-
-    Raises:
-        ValueError: if a submodule owns random parameters but has no method that initialises them.
-    """
-    module = copy.deepcopy(module)
-    random = _random_ids(module, layout)
-    for name, part in _bottom_up(module):
-        own = [n for n, p in part.named_parameters(recurse=False) if id(p) in random]
-        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-        if own and reset is None:
-            raise ValueError(
-                f"members cannot be initialised: `{name or 'the network'}` ({type(part).__name__}) owns "
-                f"{', '.join(own)} but has no `reset_parameters`. Give Model a function that makes the network, "
-                f"add the method, or pass `start=` to fit."
-            )
-        if reset is not None and any(id(p) in random for p in part.parameters()):
-            reset()
-    return module
-
-
-def _bottom_up(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for child, part in module.named_children():
-        yield from _bottom_up(part, f"{name}.{child}".lstrip("."))
-    yield name, module
-
-
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     """Return the names of the modules that follow training mode.
 
     Live is a module with a random parameter somewhere below it, or one without any parameter whose parent is live.
     """
-    random, live = _random_ids(module, layout), set[str]()
+    random, live = random_ids(module, layout), set[str]()
 
     def visit(name: str, part: nn.Module, parent_live: bool) -> None:
         below = [id(p) for p in part.parameters()]

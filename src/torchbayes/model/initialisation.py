@@ -1,0 +1,236 @@
+"""Fresh weights of a network that is given as a module, by the initialisers that its parts have.
+
+They are called from the parts to the whole, as constructors do, and those of adapters last:
+
+- `reset_parameters` or `_reset_parameters` of a part, as in PyTorch;
+- `init_weights`, `_init_weights`, `initialize_weights` or `_initialize_weights` of a whole: without arguments (Hugging
+  Face, timm), or with one, a module, for every module below (`self.apply(self._init_weights)`);
+- `reset_…_parameters(adapter)` of PEFT, with the initialisation that the adapter's configuration asks for.
+
+What a constructor does besides cannot be seen, but it leaves two marks. Where all elements of a parameter are equal,
+they stay as they are: heads and biases at zero, B of LoRA, scales at one. And where the module holds numbers of quite
+another size than `reset_parameters` gives, it was initialised in its own way or trained, and is refused: root mean
+squares of matrices four times smaller or eight times larger. Training seldom goes so far.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.model.layout import Layout
+
+_OF_PARTS = ("reset_parameters", "_reset_parameters")
+_OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
+_OF_ADAPTERS = re.compile(r"reset_\w+_parameters")
+_HF_MARK = "_is_hf_initialized"  # of a module: initialised, so pass over it; of a parameter: loaded
+_UNSET = 0.1234567  # what random parameters hold until an initialiser writes them
+_SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # ratios of root mean squares, of matrices of so many elements
+_ADVICE = "Give Model a function that makes the network, or pass `start=` to fit."
+
+
+class _Adapter(NamedTuple):
+    """A layer of PEFT around one of the network.
+
+    Attributes:
+        name: of the layer.
+        part: the layer.
+        own: identities of the parameters of its adapters.
+        resets: what initialises them.
+    """
+
+    name: str
+    part: nn.Module
+    own: frozenset[int]
+    resets: tuple[Callable[[], Any], ...]
+
+
+def reinitialised(module: nn.Module, layout: Layout) -> nn.Module:
+    """Return a copy of a module with fresh random parameters, drawn from the global generators.
+
+    Args:
+        module: the network as it was given.
+        layout: its random parameters.
+
+    Returns:
+        The copy; its other parameters may have been drawn afresh too.
+
+    Raises:
+        ValueError: if nothing initialises a random parameter, an initialiser fails, or the module holds numbers of
+            quite another size than `reset_parameters` gives.
+    """
+    made = copy.deepcopy(module)
+    for part in made.modules():
+        part.__dict__.pop(_HF_MARK, None)
+    random = random_ids(made, layout)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if id(parameter) in random:
+                parameter.fill_(_UNSET)
+        adapters = [adapter for adapter in _adapters(made) if adapter.own & random]
+        adapted = frozenset[int]().union(*(adapter.own for adapter in adapters))
+        trusted = adapted | _initialise(made, random, random - adapted)
+        for adapter in adapters:
+            with _explained(adapter.name, adapter.part):
+                for reset in adapter.resets:
+                    reset()
+        given, fresh = dict(module.named_parameters()), dict(made.named_parameters())
+        for name in layout.names:
+            if _is_constant(given[name]):
+                fresh[name].copy_(given[name])
+            elif (fresh[name] == fresh[name].new_tensor(_UNSET)).all():
+                raise ValueError(_unwritten(made, name))
+            elif id(fresh[name]) not in trusted:
+                _check_size(name, given[name], fresh[name])
+    return made
+
+
+def random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
+    """Return the identities of the random parameters: tied ones have one name and several owners."""
+    return frozenset(id(p) for n, p in module.named_parameters() if n in layout.shapes)
+
+
+def loaded(module: nn.Module, layout: Layout) -> tuple[str, ...]:
+    """Return the random parameters that come from a checkpoint, as Hugging Face marks them."""
+    return tuple(n for n, p in module.named_parameters() if n in layout.shapes and getattr(p, _HF_MARK, False))
+
+
+def warn_of_loaded(names: Sequence[str]) -> None:
+    """Warn where members start at fresh values of parameters that were loaded; names are those of the parameters."""
+    if names:
+        warnings.warn(
+            f"{len(names)} of the random parameters were loaded from a checkpoint, such as `{names[0]}`, and members "
+            f"start at fresh ones all the same. Pass `start=` the network to start at what it holds.",
+            stacklevel=2,
+        )
+
+
+def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) -> frozenset[int]:
+    """Call the initialisers of parts and wholes.
+
+    Args:
+        made: the network.
+        random: identities of the random parameters.
+        plain: of those that no adapter owns.
+
+    Returns:
+        Identities of the parameters below a whole that has its own initialiser.
+    """
+    trusted = frozenset[int]()
+    for name, part in _bottom_up(made):
+        below = frozenset(id(p) for p in part.parameters())
+        reset, initialise = _method(part, _OF_PARTS, most=0), _method(part, _OF_WHOLES, most=1)
+        with _explained(name, part):
+            if reset is not None and below & random:
+                reset()
+            if initialise is not None and below & plain:
+                trusted |= below
+                part.apply(initialise) if _required(initialise) else initialise()
+    return trusted
+
+
+def _adapters(made: nn.Module) -> Iterator[_Adapter]:
+    """Yield the layers of PEFT whose adapters have initialisers."""
+    found = (getattr(part, "peft_config", None) for part in made.modules())
+    settings: Mapping[str, Any] = next((each for each in found if isinstance(each, Mapping)), {})
+    for name, part in made.named_modules():
+        if hasattr(type(part), "adapter_layer_names"):
+            base = getattr(part, "base_layer", None)
+            under = {id(p) for p in base.parameters()} if isinstance(base, nn.Module) else set[int]()
+            own = frozenset(id(p) for p in part.parameters() if id(p) not in under)
+            if resets := tuple(_resets(part, settings)):
+                yield _Adapter(name, part, own, resets)
+
+
+def _resets(part: Any, settings: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
+    """Yield what initialises each adapter of a layer, as its configuration asks."""
+    holders = (getattr(part, name, None) for name in part.adapter_layer_names)
+    keys = {
+        key: None for holder in holders if isinstance(holder, nn.ModuleDict | nn.ParameterDict) for key in [*holder]
+    }
+    for name in filter(_OF_ADAPTERS.fullmatch, dir(type(part))):
+        method = getattr(part, name)
+        first, *rest = inspect.signature(method).parameters
+        for key in keys:
+            config = settings.get(key)
+            given = {other: getattr(config, other) for other in rest if hasattr(config, other)}
+            if first == "adapter_name" and set(_required(method)) <= {first, *given}:
+                yield partial(method, key, **given)
+
+
+def _method(part: nn.Module, names: Sequence[str], *, most: int) -> Callable[..., Any] | None:
+    """Return the first method of these names that needs `most` arguments or fewer.
+
+    It is looked up on the class: wrappers such as PEFT's pass on what they lack to the module inside.
+    """
+    for name in names:
+        if callable(getattr(type(part), name, None)) and len(_required(getattr(part, name))) <= most:
+            return getattr(part, name)
+    return None
+
+
+def _required(method: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a method cannot do without."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = inspect.signature(method).parameters.items()
+    return [name for name, each in own if each.default is inspect.Parameter.empty and each.kind not in kinds]
+
+
+@contextmanager
+def _explained(name: str, part: nn.Module) -> Iterator[None]:
+    """Say whose initialiser failed.
+
+    Raises:
+        ValueError: if one does.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"members cannot be initialised: the initialiser of `{name or 'the network'}` ({type(part).__name__}) "
+            f"failed: {error}. {_ADVICE}"
+        ) from error
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Return whether all elements are equal; a single one tells nothing unless it is 0."""
+    return bool((tensor == tensor.flatten()[:1]).all()) if tensor.numel() != 1 else tensor.item() == 0
+
+
+def _unwritten(made: nn.Module, name: str) -> str:
+    """Return what is wrong with a parameter that no initialiser has written."""
+    owner, _, own = name.rpartition(".")
+    return (
+        f"members cannot be initialised: `{owner or 'the network'}` ({type(made.get_submodule(owner)).__name__}) owns "
+        f"{own}, and no `reset_parameters` or `init_weights` writes it. {_ADVICE}"
+    )
+
+
+def _check_size(name: str, given: Tensor, fresh: Tensor) -> None:
+    """Check that fresh numbers are about as large as those in the module.
+
+    Raises:
+        ValueError: if they are much larger or much smaller.
+    """
+    held, drawn = (float(t.double().square().mean().sqrt()) for t in (given, fresh))
+    if given.ndim < 2 or given.numel() < _FEWEST or drawn == 0 or _SMALLER <= held / drawn <= _LARGER:
+        return
+    raise ValueError(
+        f"members cannot be initialised: `{name}` has a root mean square of {held:.2g} in the network and {drawn:.2g} "
+        f"after `reset_parameters`, so its constructor initialises it in another way, or it was trained. {_ADVICE}"
+    )
+
+
+def _bottom_up(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for child, part in module.named_children():
+        yield from _bottom_up(part, f"{name}.{child}".lstrip("."))
+    yield name, module

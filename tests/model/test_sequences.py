@@ -1,0 +1,158 @@
+"""Labels of tokens are compared with the outputs that the network's own loss compares them with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchbayes as tb
+from torchbayes.model import Batch
+
+WORDS, LENGTH, ROWS = 7, 5, 12
+TOKENS = torch.randint(WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+SKIPPED = TOKENS.masked_fill(torch.arange(LENGTH) < 2, -100)
+CATEGORICAL = tb.likelihoods.Categorical(ignore_index=-100)
+
+
+class Words(nn.Module):
+    """Outputs at a place depend on the tokens up to it; the loss may move labels one place, as Hugging Face does."""
+
+    def __init__(self, moves: int, *, zero: bool = False) -> None:
+        super().__init__()
+        self.moves, self.embed, self.head = moves, nn.Embedding(WORDS, 6), nn.Linear(6, WORDS)
+        if zero:
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> SimpleNamespace:
+        logits = self.head(self.embed(input_ids).cumsum(1))
+        loss = None
+        if labels is not None:
+            kept = logits[:, : LENGTH - self.moves].flatten(0, 1)
+            loss = F.cross_entropy(kept, labels[:, self.moves :].flatten(), ignore_index=-100)
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+class Silent(Words):
+    """Takes no labels."""
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
+def unpacked(network: nn.Module, batch: Any, likelihood: Any = CATEGORICAL) -> Batch:
+    return tb.Model(network, likelihood).unpack(batch)
+
+
+@pytest.mark.parametrize("labels", [TOKENS, SKIPPED], ids=["all", "some"])
+@pytest.mark.parametrize("moves", [0, 1])
+def test_the_log_likelihood_is_the_networks_own_loss(moves: int, labels: Tensor):
+    network, mask = Words(moves), torch.ones_like(TOKENS)
+    model = tb.Model(network, CATEGORICAL)
+    batch = model.unpack({"input_ids": TOKENS, "attention_mask": mask, "labels": labels})
+    loss = network(TOKENS, mask, labels).loss
+    count = int((labels[:, moves:] != -100).sum())
+    torch.testing.assert_close(-model.log_likelihood(model.given_weights(), batch).sum() / count, loss)
+    assert batch.targets.shape == labels.shape
+    assert (batch.targets[:, -1] == -100).all() == bool(moves)
+    model.check(batch)
+
+
+def test_a_causal_model_learns_the_next_token_and_not_the_same():
+    """Token t + 1 is token t plus one."""
+    tokens = (torch.arange(ROWS).unsqueeze(1) + torch.arange(LENGTH)) % WORDS
+    data = [{"input_ids": tokens, "labels": tokens.clone()}]
+    model = tb.Model(lambda: Words(1), CATEGORICAL)
+    posterior = tb.fit(model, data, tb.MAP(epochs=400, optimizer=tb.Adam(lr=0.05)), callbacks=())
+    guessed = tb.predict(posterior, {"input_ids": tokens}).probs.argmax(-1)
+    assert guessed.shape == tokens.shape
+    assert (guessed[:, :-1] == tokens[:, 1:]).double().mean() > 0.9
+    assert tb.evaluate(posterior, data).metrics["accuracy"] > 0.9
+
+
+def test_tuples_are_read_like_mappings():
+    assert torch.equal(unpacked(Words(1), (TOKENS, TOKENS)).targets[:, :-1], TOKENS[:, 1:])
+    assert torch.equal(unpacked(Words(0), (TOKENS, TOKENS)).targets, TOKENS)
+
+
+def test_the_question_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    network = Words(1)
+    model, asked = tb.Model(network, CATEGORICAL), []
+    model.network.module.register_forward_hook(lambda *_: asked.append(1))
+    for _ in range(3):
+        model.unpack({"input_ids": TOKENS, "labels": TOKENS})
+    assert len(asked) == 3  # the labels, another first one, another last one
+
+
+def test_the_last_place_needs_a_label_that_is_left_out():
+    with pytest.raises(ValueError, match=r"causal language model: .* Use likelihoods.Categorical\(ignore_index=-100\)"):
+        unpacked(Words(1), {"input_ids": TOKENS, "labels": TOKENS}, tb.likelihoods.Categorical())
+    own = unpacked(Words(1), {"input_ids": TOKENS, "labels": TOKENS}, tb.likelihoods.Categorical(ignore_index=3))
+    assert (own.targets[:, -1] == 3).all()
+
+
+@pytest.mark.parametrize("labels", [TOKENS, SKIPPED], ids=["all", "some"])
+@pytest.mark.parametrize("network", [Silent(0), Words(1, zero=True)], ids=["no labels", "no dependence"])
+def test_tokens_as_labels_are_refused_where_the_network_does_not_say(network: nn.Module, labels: Tensor):
+    with pytest.raises(ValueError, match=r"would learn to copy them. Give Model `batch=`.*tokens\[:, :-1\]"):
+        unpacked(network, {"input_ids": TOKENS, "labels": labels})
+    other = (TOKENS + 1) % WORDS
+    assert torch.equal(unpacked(network, {"input_ids": TOKENS, "labels": other}).targets, other)
+
+
+def test_a_hook_of_ones_own_is_left_alone():
+    model = tb.Model(Words(1), CATEGORICAL, batch=lambda ids: (ids, ids))
+    assert torch.equal(model.unpack(TOKENS).targets, TOKENS)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"input_ids": TOKENS, "labels": TOKENS[:, 0]},
+        {"input_ids": TOKENS[:, :1], "labels": TOKENS[:, :1]},
+        (TOKENS.double(), TOKENS.double()),
+        (TOKENS.double(), TOKENS),
+    ],
+    ids=["classes", "one token", "numbers", "numbers and labels"],
+)
+def test_other_targets_are_left_alone(batch: Any):
+    found = unpacked(Words(1), batch)
+    given = batch["labels"] if isinstance(batch, dict) else batch[1]
+    torch.testing.assert_close(found.targets, given, check_dtype=False)
+
+
+def test_outputs_with_more_places_than_labels_are_refused():
+    class Prompted(Words):
+        def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:  # type: ignore[override]
+            return super().forward(F.pad(input_ids, (2, 0)))
+
+    model = tb.Model(Prompted(0), CATEGORICAL)
+    with pytest.raises(ValueError, match=r"class labels must have shape \(12, 7\).*got .*\(12, 5\)"):
+        model.check(model.unpack({"input_ids": TOKENS, "labels": (TOKENS + 1) % WORDS}))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "BertForTokenClassification"]
+)
+def test_hugging_face(name: str):
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    own = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "num_labels": WORDS, "intermediate_size": 32}
+    kind = getattr(transformers, name)
+    network = kind(kind.config_class(**sizes, **own)).eval()
+    model = tb.Model(network, CATEGORICAL)
+    batch = model.unpack({"input_ids": TOKENS, "labels": SKIPPED})
+    moved = not name.startswith("Bert")
+    assert torch.equal(batch.targets, F.pad(SKIPPED[:, 1:], (0, 1), value=-100) if moved else SKIPPED)
+    with torch.no_grad():
+        loss = network(input_ids=TOKENS, labels=SKIPPED).loss
+    total = -model.log_likelihood(model.given_weights(), batch).sum()
+    torch.testing.assert_close(total / (batch.targets != -100).sum(), loss)
