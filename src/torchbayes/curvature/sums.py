@@ -125,12 +125,13 @@ def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] |
 
 
 class Sums(Protocol):
-    """One structure's way of adding up, for one member; the last method takes all members together."""
+    """One structure's way of adding up, for one member; the last method takes all members together.
 
-    @property
-    def held(self) -> tuple[Held, ...]:
-        """What is held of a row while it is added, in each pass or in one of them."""
-        ...
+    Attributes:
+        held: what is held of a row while it is added, in each pass or in one of them.
+    """
+
+    held: ClassVar[tuple[Held, ...]]
 
     @property
     def passes(self) -> int:

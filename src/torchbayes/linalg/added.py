@@ -72,11 +72,12 @@ def _trace(prior: Structure, covariance: Structure, scale_MD: Tensor) -> Tensor:
     if isinstance(covariance, Diagonal) and isinstance(prior, Diagonal):
         return (scale_MD**2 * covariance.variance_MD / prior.variance_MD).sum(-1, dtype=torch.float64)
     if isinstance(covariance, Kronecker) and isinstance(prior, Kronecker):
+        # none of the bases is None: such factors and a correlated prior do not add up
+        bases = (covariance.rows_MGOO, covariance.columns_MGII, prior.rows_MGOO, prior.columns_MGII)
+        rows, columns, own_rows, own_columns = map(torch.as_tensor, bases)
         scale_MGI = scale_MD.unflatten(1, covariance.variance_MGOI.shape[1:])[:, :, 0]
-        columns_MGII = scale_MGI.unsqueeze(-1) * prior.columns_MGII
-        side = _Side(1 / prior.variance_MGOI, prior.rows_MGOO, columns_MGII)  # type: ignore[arg-type]
-        own = side.diagonal(covariance.rows_MGOO, covariance.columns_MGII)  # type: ignore[arg-type]
-        return (own * covariance.variance_MGOI).flatten(1).sum(-1, dtype=torch.float64)
+        side = _Side(1 / prior.variance_MGOI, own_rows, scale_MGI.unsqueeze(-1) * own_columns)
+        return (side.diagonal(rows, columns) * covariance.variance_MGOI).flatten(1).sum(-1, dtype=torch.float64)
     if isinstance(covariance, Blocks) and isinstance(prior, Blocks):
         scales = scale_MD[:, covariance.order_D].split(covariance.sizes, dim=1)
         each = zip(prior.blocks, covariance.blocks, scales, strict=True)

@@ -217,7 +217,7 @@ class LaplacePosterior(Posterior):
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
-        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact)
+        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact=exact)
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
