@@ -113,7 +113,7 @@ def test_the_chains_that_fail_are_found_by_halves(failing: list[int]):
     assert failing or len(calls) == 1
 
 
-@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("size", [16, 21])
 def test_trajectories_that_failed_are_over(size: int):
     """They ask for nothing behind the wall any more, and are rejected wherever they end."""
     places: list[Tensor] = []
@@ -131,7 +131,8 @@ def test_trajectories_that_failed_are_over(size: int):
     assert 0 < failed.sum() < size
     assert (chains.weights_MSD[failed, 0, 0] == 0).all()
     assert (chains.numbers["acceptance"][failed] == 0).all()
-    assert (chains.weights_MSD[~failed, 0, 0] < 1).all()
+    ends = chains.weights_MSD[~failed, 0, 0]
+    assert ((ends < 1) | (ends > 2)).all()
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_the_energy_is_that_of_the_start_with_its_new_momentum(make: Callable[..
     scales, settings = torch.tensor([0.5, 1.0, 2.0]).double(), {"trajectory": 1.0} if make is tb.HMC else {}
     method: Any = make(200, 31, 30, mass=mass, **settings)
     state, _, _ = trace(gaussian(scales), method, scales * normal(200, 3), 31)
-    momentum_MD = hamiltonian.momenta(state)
+    momentum_MD = hamiltonian.momenta(state, state.inverse_mass_MD)
     _, info = method.step(gaussian(scales), state)
     expected_M = 0.5 * (state.weights_MD / scales).square().sum(1)
     expected_M += 0.5 * (momentum_MD.square() * state.inverse_mass_MD).sum(1)

@@ -26,6 +26,7 @@ def columns(iterations: int = ITERATIONS, **other: Tensor) -> dict[str, Tensor]:
     return {
         "acceptance": torch.full((CHAINS, iterations), 0.8).double(),
         "divergent": torch.zeros(CHAINS, iterations).double(),
+        "outside": torch.zeros(CHAINS, iterations).double(),
         "failed": torch.zeros(CHAINS, iterations).double(),
         "energy": 0.5 * squares.sum(-1),
         "log_density": -0.5 * squares[..., :10].sum(-1),
@@ -141,6 +142,12 @@ def test_energies_without_momentum_say_nothing():
     assert momentum_ebfmi(seen) is None
     assert problems(draws(), {**seen, **marked(1, 0.9, "divergent")}) == ()  # a walk steps over cliffs and is right
     assert momentum_ebfmi(columns()) is not None
+
+
+def test_walls_are_no_divergences():
+    walled = marked(0, 0.9, "divergent") | marked(0, 0.9, "outside")
+    assert problems(draws(), columns(**walled)) == ()
+    assert len(problems(draws(), columns(**walled | marked(0, 0.6, "outside")))) == 1
 
 
 def test_records_of_burn_in_and_of_minibatches_do_not_count():

@@ -76,7 +76,7 @@ def recursive(
     method: tb.NUTS, log_density: Callable[[Tensor], Tensor], state: Any, chain: int
 ) -> tuple[Tensor, Tree, bool]:
     """The next weights of a chain, the points its trajectory saw, and whether it was still to grow."""
-    weights_D, momentum_D = state.weights_MD[chain], momenta(state)[chain]
+    weights_D, momentum_D = state.weights_MD[chain], momenta(state, state.inverse_mass_MD)[chain]
     mass_D, step_size = state.inverse_mass_MD[chain], float(state.step_size.step_size_M[chain])
     energy = 0.5 * float(momentum_D @ (mass_D * momentum_D)) - float(log_density(weights_D[None]))
     tree = Tree(log_density, step_size, mass_D, energy, ends=[(weights_D, momentum_D)] * 2)

@@ -56,6 +56,7 @@ class State:
         step_size: step sizes.
         spread: variances of the present window of burn-in.
         inverse_mass_MD: diagonal of M⁻¹.
+        length: τ before it is jittered; 0 where trajectories find their own.
         seeds: one seed per chain.
         step: iterations taken.
     """
@@ -67,6 +68,7 @@ class State:
     step_size: StepSize
     spread: Spread
     inverse_mass_MD: Tensor
+    length: float
     seeds: tuple[int, ...]
     step: int
 
@@ -88,7 +90,7 @@ def check(method: Hamiltonian) -> None:
 
 
 def start(
-    method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], longest: float = math.inf
+    method: Hamiltonian, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], length: float = 0.0
 ) -> State:
     """Return the state before the first iteration; a step size that is not given is found by halving and doubling.
 
@@ -97,7 +99,7 @@ def start(
         density: the target.
         weights_MD: where the chains start.
         seeds: one seed per chain.
-        longest: bound on step sizes that are adapted.
+        length: τ; 0 where trajectories find their own.
 
     Returns:
         The state.
@@ -114,17 +116,18 @@ def start(
         inverse_mass_MD *= known_prior(density, "`mass='prior'`").square().to(weights_MD)
     if method.step_size is None:
         first_M = first_step_size(density, weights_MD, value, inverse_mass_MD=inverse_mass_MD, seeds=seeds)
-        first_M = first_M.clamp(max=longest)
+        first_M = first_M.clamp(max=length or math.inf)
     else:
         first_M = torch.full((len(weights_MD),), float(method.step_size), dtype=torch.float64)
     spread = Spread.empty(weights_MD)
     values = (value.gradient, value.log_density, value.log_likelihood)
-    return State(weights_MD, *values, StepSize.at(first_M), spread, inverse_mass_MD, tuple(seeds), 0)
+    return State(weights_MD, *values, StepSize.at(first_M), spread, inverse_mass_MD, length, tuple(seeds), 0)
 
 
-def momenta(state: State) -> Tensor:
-    """Return fresh momenta v ~ N(0, M) of an iteration."""
-    return normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD) * state.inverse_mass_MD.rsqrt()
+def momenta(state: State, inverse_mass_MD: Tensor | None) -> Tensor:
+    """Return fresh momenta v ~ N(0, M) of an iteration; M is the identity if None."""
+    standard_MD = normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD)
+    return standard_MD if inverse_mass_MD is None else standard_MD.mul_(inverse_mass_MD.rsqrt())
 
 
 def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Tensor]:
@@ -144,9 +147,7 @@ def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Ten
     return torch.minimum(length_M / steps_M, largest_M), steps_M.long()
 
 
-def learned(
-    method: Hamiltonian, density: Density, state: State, *, acceptance_M: Tensor, longest: float = math.inf
-) -> State:
+def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M: Tensor) -> State:
     """Return the state after what an iteration of burn-in teaches: a step size, and at the end of a window a mass.
 
     Args:
@@ -154,7 +155,6 @@ def learned(
         density: the target; its layout says what a layer is.
         state: the state after the iteration.
         acceptance_M: the iteration's probability of acceptance.
-        longest: bound on step sizes that are adapted.
 
     Returns:
         The state; the same after burn-in.
@@ -163,6 +163,8 @@ def learned(
         return state
     step_size, spread, mass_MD = state.step_size, state.spread, state.inverse_mass_MD
     if method.step_size is None:
+        # a step longer than the trajectory would do what one of its length does; the average must be able to get there
+        longest = 2 * state.length or math.inf
         step_size = step_size.adapted(acceptance_M, method.target_acceptance, longest=longest)
     if method.mass in {"diagonal", "layer"} and state.step > method.burn_in // 10:
         spread = spread.collect(state.weights_MD)
@@ -177,8 +179,10 @@ def learned(
     return replace(state, step_size=step_size, spread=spread, inverse_mass_MD=mass_MD)
 
 
-def kinetic(momentum_MD: Tensor, inverse_mass_MD: Tensor) -> Tensor:
-    """Return ½ vᵀ M⁻¹ v of each chain, float64 (M,)."""
+def kinetic(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
+    """Return ½ vᵀ M⁻¹ v of each chain, float64 (M,); M is the identity if None."""
+    if inverse_mass_MD is None:
+        return 0.5 * torch.linalg.vector_norm(momentum_MD, dim=-1, dtype=torch.float64).square()
     return 0.5 * (momentum_MD.double().square() * inverse_mass_MD).sum(-1)
 
 

@@ -97,7 +97,7 @@ class HMC(Sampler):
                 length of a trajectory is not known.
         """
         del buffers, steps_per_epoch
-        return start(self, density, weights_MD, seeds=seeds, longest=self._length(density))
+        return start(self, density, weights_MD, seeds=seeds, length=self._length(density))
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Take one iteration of every chain.
@@ -112,8 +112,8 @@ class HMC(Sampler):
             The new state, and what was seen.
         """
         del batch, donate
-        momentum_MD, length = momenta(state), self._length(density)
-        step_size_M, leapfrogs_M = self._steps(state, length)
+        mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
+        momentum_MD, (step_size_M, leapfrogs_M) = momenta(state, mass_MD), self._steps(state)
         end, faults = travelled(
             density,
             state.weights_MD,
@@ -121,13 +121,11 @@ class HMC(Sampler):
             gradient_MD=state.gradient_MD,
             step_size_M=step_size_M,
             steps_M=leapfrogs_M,
-            inverse_mass_MD=None if self.mass == "unit" else state.inverse_mass_MD,
+            inverse_mass_MD=mass_MD,
         )
-        kinetic_M = kinetic(momentum_MD, state.inverse_mass_MD)
+        kinetic_M = kinetic(momentum_MD, mass_MD)
         # potential and kinetic differences are formed apart: both are small beside the energies
-        error_M = (state.log_density_M - end.value.log_density) + (
-            kinetic(end.momentum_MD, state.inverse_mass_MD) - kinetic_M
-        )
+        error_M = (state.log_density_M - end.value.log_density) + (kinetic(end.momentum_MD, mass_MD) - kinetic_M)
         accepted_M, probability_M = metropolis(-error_M, state.seeds, state.step)
         if self.accept_in_burn_in and state.step < self.burn_in:
             accepted_M = torch.isfinite(error_M)
@@ -139,18 +137,22 @@ class HMC(Sampler):
             probability_M,
             step_size_M,
             leapfrogs_M.double(),
-            diverged(error_M),
+            *diverged(error_M),
             faults,
         )
-        # longer ones would do what this does, one step: what is averaged must be able to settle there
-        return learned(self, density, new, acceptance_M=probability_M, longest=2 * length), info
+        return learned(self, density, new, acceptance_M=probability_M), info
 
-    def _steps(self, state: State, length: float) -> tuple[Tensor, Tensor]:
+    def _steps(self, state: State) -> tuple[Tensor, Tensor]:
         """Return size and number of the steps of each chain's trajectory, on the CPU."""
-        stretch_M = 1 + self.jitter * (2 * uniforms(state.seeds, Purpose.JITTER, state.step) - 1)
+        largest_M = state.step_size.step_size_M
+        if self.jitter:
+            jitter_M = self.jitter * (2 * uniforms(state.seeds, Purpose.JITTER, state.step) - 1)
+            length_M = state.length * (1 + jitter_M)
+        else:
+            length_M = torch.full_like(largest_M, state.length)
         adapts = self.step_size is None and state.step < self.burn_in
         bound = min(self.max_leapfrogs, self.leapfrogs_in_burn_in) if adapts else self.max_leapfrogs
-        return filled(length * stretch_M, state.step_size.step_size_M, bound)
+        return filled(length_M, largest_M, bound)
 
     def _length(self, density: Density) -> float:
         """Return τ before it is jittered."""

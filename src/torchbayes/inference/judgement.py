@@ -4,8 +4,8 @@ Only what makes chains worthless counts, not what makes them short; `diagnose` s
 
 - A chain whose weights are not finite, that never moved, or that accepted fewer than 1 % of its proposals: a sampler
   that is any use accepts far more, the slowest of them 23 % (Roberts and Rosenthal 2001).
-- Divergences in more than one iteration in five. Stan complains of any; a wall in the target makes some that harm
-  nothing.
+- Divergences in more than one iteration in five, where Stan complains of any. Trajectories that meet a wall, behind
+  which there is no density, are not among them: they are rejected, and the chain is right.
 - E-BFMI below 0.2, the bound of Betancourt (2016, "Diagnosing suboptimal cotangent disintegrations"): momenta hardly
   change the energy, and tails are not reached.
 - R-hat above 1.5 of the log density or the log likelihood: chains that agree have 1, those that have not converged 1.1
@@ -29,7 +29,7 @@ from torchbayes.diagnostics import ebfmi, rhat
 
 ACCEPTED, DIVERGED, INFORMED, AGREED = 0.01, 0.2, 0.2, 1.5
 _FEW, _SOME, _MANY = 10, 20, 100  # iterations by which acceptance, divergences and mixing are judged
-_COLUMNS = ("acceptance", "divergent", "failed", "energy", "log_density", "log_likelihood")
+_COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _BLOCK = 1 << 22  # weights that are looked at at once
 
 
@@ -133,7 +133,7 @@ def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
     found, iterations = [], columns["acceptance"].shape[1]
     missing_M = momentum_ebfmi(columns)
     if missing_M is not None and iterations >= _SOME:
-        share_M = columns["divergent"].mean(1)
+        share_M = (columns["divergent"] - columns["outside"]).mean(1)
         bad_M = sound_M & (share_M > DIVERGED)
         if bad_M.any():
             found.append(f"up to {float(share_M[bad_M].max()):.0%} of the iterations of {named(bad_M)} diverged")

@@ -200,7 +200,7 @@ def _decide(
         probability_M,
         state.step_size.step_size_M,
         ones_M,
-        diverged(-log_ratio_M),
+        *diverged(-log_ratio_M),
         faults,
     )
     return new, info

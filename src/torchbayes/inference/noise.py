@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.model.seeds import Purpose, generator, mix
+from torchbayes.model.seeds import Purpose, mix
 from torchbayes.native.noise import fill_normal_rows
 
 
@@ -18,6 +18,8 @@ def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) 
 
 
 def uniforms(seeds: Sequence[int], purpose: Purpose, step: int) -> Tensor:
-    """Return one float64 number per chain, uniform on [0, 1), (M,), on the CPU."""
-    draws = [torch.rand((), generator=generator(purpose, seed, step), dtype=torch.float64) for seed in seeds]
-    return torch.stack(draws)
+    """Return one float64 number per chain, uniform on [0, 1), (M,), on the CPU.
+
+    They are the hash itself: to seed a generator for a single number takes longer than a small leapfrog step.
+    """
+    return torch.tensor([(mix(purpose, seed, step) >> 10) * 2.0**-53 for seed in seeds], dtype=torch.float64)

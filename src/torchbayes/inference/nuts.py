@@ -110,7 +110,7 @@ class NUTS(Sampler):
             The new state, and what was seen.
         """
         del batch, donate
-        momentum_MD = momenta(state)
+        momentum_MD = momenta(state, state.inverse_mass_MD)
         energy_M = kinetic(momentum_MD, state.inverse_mass_MD) - state.log_density_M
         tree = _Trees(state, momentum_MD, energy_M, self.max_doublings)
         for doubling in range(self.max_doublings):
@@ -128,6 +128,7 @@ class NUTS(Sampler):
             state.step_size.step_size_M,
             tree.leapfrogs_M,
             tree.divergent_M.double(),
+            tree.outside_M.double(),
             tree.faults,
         )
         info = TreeInfo(info, tree.growing_M.double())  # neither turned nor diverged
@@ -152,6 +153,7 @@ class _Trees:
         self.value = Value(state.log_density_M, gradient_MD, state.log_likelihood_M)
         self.growing_M = torch.ones(members, dtype=torch.bool, device=momentum_MD.device)
         self.divergent_M = torch.zeros_like(self.growing_M)
+        self.outside_M = torch.zeros_like(self.growing_M)
         self.faults = Faults.none(momentum_MD)
         self.leapfrogs_M = torch.zeros_like(energy_M)
         self.acceptance_M = torch.zeros_like(energy_M)
@@ -214,10 +216,12 @@ class _Trees:
         gain_M = self._energy_M[rows] + phase.value.log_density - kinetic(phase.momentum_MD, mass_MD)
         subtree.end_MD[rows], subtree.momentum_MD[rows] = phase.weights_MD, phase.momentum_MD
         subtree.gradient_MD[rows] = phase.value.gradient
-        gain_M = torch.where(torch.isfinite(gain_M), gain_M, -torch.inf)
+        finite_M = torch.isfinite(gain_M)
+        gain_M = torch.where(finite_M, gain_M, -torch.inf)
         self.leapfrogs_M[rows] += 1
         self.acceptance_M[rows] += gain_M.clamp(max=0.0).exp()
         self.divergent_M[rows] |= gain_M < -DIVERGENCE
+        self.outside_M[rows] |= ~finite_M
         self.faults.raised_M[rows] |= faults.raised_M
         self.faults = self.faults._replace(first=self.faults.first or faults.first)
         return phase.value, gain_M

@@ -114,6 +114,7 @@ class Info:
         step_size_M: step size.
         gradients_M: gradients taken.
         divergent_M: 1.0 where the energy error was above 1000 or not finite.
+        outside_M: 1.0 where it was not finite: a proposal had no density, as behind a wall.
         faults: whose proposals were rejected because the density raised an exception.
     """
 
@@ -124,6 +125,7 @@ class Info:
     step_size_M: Tensor
     gradients_M: Tensor
     divergent_M: Tensor
+    outside_M: Tensor
     faults: Faults
 
     def means(self) -> dict[str, Tensor]:
@@ -136,6 +138,7 @@ class Info:
             "step_size": self.step_size_M,
             "gradients": self.gradients_M,
             "divergent": self.divergent_M,
+            "outside": self.outside_M,
             "failed": self.faults.raised_M.double(),
         }
 
@@ -212,13 +215,14 @@ def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tens
         Bool (M,) and float64 (M,).
     """
     # not even where the density is infinite: a chain would stay there for ever
-    probability_M = torch.where(torch.isfinite(log_ratio_M), log_ratio_M, -torch.inf).clamp(max=0.0).exp()
+    probability_M = log_ratio_M.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0.0).exp()
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
 
 
-def diverged(error_M: Tensor) -> Tensor:
-    """Return 1.0 where the energy error is above 1000 or not finite, else 0.0."""
-    return (~torch.isfinite(error_M) | (error_M > DIVERGENCE)).double()
+def diverged(error_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1.0 where the energy error is above 1000 or not finite, else 0.0; and 1.0 where it is not finite."""
+    outside_M = ~torch.isfinite(error_M)
+    return (outside_M | (error_M > DIVERGENCE)).double(), outside_M.double()
 
 
 def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
@@ -234,15 +238,15 @@ def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, *
     Returns:
         The new state.
     """
-    return replace(
-        state,
-        weights_MD=choose(accepted_M, weights_MD, state.weights_MD),
-        gradient_MD=choose(accepted_M, value.gradient, state.gradient_MD),
-        log_density_M=choose(accepted_M, value.log_density, state.log_density_M),
-        log_likelihood_M=choose(accepted_M, value.log_likelihood, state.log_likelihood_M),
-        step=state.step + 1,
-        **more,
-    )
+    there = weights_MD, value.gradient, value.log_density, value.log_likelihood
+    here = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
+    accepted = int(accepted_M.sum())
+    if 0 < accepted < len(accepted_M):
+        new = [choose(accepted_M, one, other) for one, other in zip(there, here, strict=True)]
+    else:  # most often all, and of a single chain always all or none: nothing is copied
+        new = there if accepted else here
+    names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")
+    return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1, **more)
 
 
 def choose(accepted_M: Tensor, new: Tensor, old: Tensor) -> Tensor:
