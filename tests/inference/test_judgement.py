@@ -20,7 +20,7 @@ from torchbayes.inference.judgement import Seen, momentum_ebfmi, problems
 CHAINS, ITERATIONS = 4, 200
 
 
-def columns(iterations: int = ITERATIONS, **other: Tensor) -> dict[str, Tensor]:
+def columns(iterations: int = ITERATIONS, /, **other: Tensor) -> dict[str, Tensor]:
     """What chains see that are fine: energies of ten weights, independent from one iteration to the next."""
     squares = normal(CHAINS, iterations, 20).square()
     return {
