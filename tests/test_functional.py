@@ -46,6 +46,21 @@ def test_regression_is_exact_for_a_linear_model() -> None:
     assert_close(prediction.variance[:, 0], exact.predictive(test)[1], rtol=1e-8)
 
 
+@pytest.mark.parametrize("noise", [0.3, 0.03, 0.003])
+def test_single_precision_keeps_variances_that_the_data_leave(noise: float) -> None:
+    """Of a prior variance of thousands they leave a millionth, which is a difference of the two."""
+    module = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    inputs, found = normal(60, 3), {}
+    start = 0.4 * normal(151, seed=2).float()
+    for dtype in (torch.float32, torch.float64):
+        model = tb.Model(module.to(dtype), tb.likelihoods.Gaussian(noise), tb.priors.Normal(3.0))
+        data = inputs.float().to(dtype), normal(60, 1, seed=1).to(dtype)
+        functional = tb.functional_laplace(model, data, start.to(dtype))
+        found[dtype] = functional.functions(data[0][:20], diagonal=True).covariance_MBKK
+        assert found[dtype].dtype == dtype
+    assert_close(found[torch.float32], found[torch.float64], rtol=1e-3)
+
+
 def test_more_weights_than_memory_for_their_matrix() -> None:
     """A hundred thousand weights: a dense matrix would take 80 GB."""
     torch.manual_seed(0)

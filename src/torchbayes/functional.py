@@ -6,7 +6,7 @@ kernel k(x, x') = J(x) S J(x')ᵀ. With Λ = L Lᵀ the curvature of the likelih
     Cov f(x) = k(x, x) − k(x, X) L A⁻¹ Lᵀ k(X, x),    log det P − log det S⁻¹ = log det A,
 
 the same predictive and evidence as Laplace with a dense matrix, by one of size N K instead of D (Khan et al. 2019;
-Immer et al. 2021). No matrix of D numbers is kept.
+Immer et al. 2021). No matrix of D numbers is kept. Kernels are in double precision, whatever the network's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import check_curved, root
-from torchbayes.curvature.tangent import Tangent
+from torchbayes.curvature.tangent import Linear, Tangent
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.fit import start_of
 from torchbayes.linalg import Diagonal
@@ -61,7 +61,7 @@ class FunctionalLaplace:
 
     def log_evidence(self) -> Tensor:
         """Return log p(D|w*) + log p(w*) + (D/2) log 2π + ½ log det S − ½ log det A, float64, in nats."""
-        prior = self.prior.variance_MD[0].double()
+        prior = self.prior.variance_MD[0]
         logdet = 2 * self.cholesky.diagonal().double().log().sum() - prior.log().sum()
         log_prior = self.model.log_prior(self.tangent.weights_D)
         return self.log_likelihood + log_prior + len(prior) / 2 * math.log(2 * math.pi) - 0.5 * logdet
@@ -76,7 +76,7 @@ class FunctionalLaplace:
         Returns:
             The Gaussians.
         """
-        outputs_BK, parts = self.tangent.linear(inputs)
+        outputs_BK, parts = _doubled(self.tangent.linear(inputs))
         over = self.tangent.leaves(self.prior)
         own = covariance(over, parts, diagonal=diagonal)
         cross = cross_covariance(over, (self.train, parts), limit=self.tangent.chunk)
@@ -85,7 +85,7 @@ class FunctionalLaplace:
         taken = torch.linalg.solve_triangular(self.cholesky, seen, upper=False).T.view(rows, outputs, -1)
         known = taken.square().sum(-1) if diagonal else taken @ taken.mT
         spread = (own - known).clamp_min(0) if diagonal else own - known
-        return Functions(outputs_BK.unsqueeze(0), spread.unsqueeze(0))
+        return Functions(outputs_BK.unsqueeze(0), spread.to(outputs_BK).unsqueeze(0))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 256) -> Predictive:
         """Return the predictive at inputs.
@@ -104,6 +104,11 @@ class FunctionalLaplace:
         found = in_pieces(self.functions, checked(self.model, inputs), link=link, chunk_size=min(chunk_size, 256))
         weights_MD = self.tangent.weights_D.unsqueeze(0)
         return linked(link, self.model, weights_MD, functions=found, samples=self.samples, seed=self.seed)
+
+
+def _doubled(linear: Linear) -> Linear:
+    """Return a linear form with its Jacobian in double precision: what the data leave of a variance is a difference."""
+    return Linear(linear.outputs_BK, [part.double() for part in linear.parts])
 
 
 def functional_laplace(
@@ -149,10 +154,10 @@ def functional_laplace(
             "the functional form needs a prior with a precision for every weight on its own, and a likelihood without "
             "learned parameters. Use priors.Normal and a fixed noise scale, or Laplace(structure='dense')."
         )
-    prior = Diagonal(1 / precision_D.unsqueeze(0))
+    prior = Diagonal(1 / precision_D.unsqueeze(0).double())
     tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=chunk)
-    outputs_NK, train = tangent.linear(rows.inputs)
-    root_NRK = root("ggn", model.likelihood, outputs_NK, targets=rows.targets, parameters={}).transpose(0, 1)
+    outputs_NK, train = _doubled(tangent.linear(rows.inputs))
+    root_NRK = root("ggn", model.likelihood, outputs_NK, targets=rows.targets, parameters={}).transpose(0, 1).double()
     check_curved(model.likelihood, float(root_NRK.abs().max()))
     count = root_NRK.shape[:2].numel()
     if count > largest:

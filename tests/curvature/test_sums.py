@@ -194,3 +194,22 @@ def test_no_jacobian_of_all_rows_and_outputs_is_formed(structure: str):
     bound = max(2 * chunk, 14 * size)  # a low rank keeps four directions and ten more
     assert rows * outputs * size > 50 * bound
     assert largest.numbers < bound
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "ekfac", "low_rank"])
+def test_the_exact_curvature_beside_a_structure_is_the_dense_one(structure: Any) -> None:
+    """Of a regression with fixed noise, under any prior, in batches, for all members; of nothing else."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data, modes = (normal(20, 3), normal(20, 2, seed=1)), 0.4 * normal(2, 26, seed=2)
+    found = {}
+    for name, likelihood in (
+        ("fixed", tb.likelihoods.Gaussian((0.3, 0.5))),
+        ("learned", tb.likelihoods.Gaussian("learned")),
+    ):
+        model = tb.Model(module, likelihood, tb.priors.Normal(0.6))
+        start = modes if name == "fixed" else torch.cat([modes, torch.zeros(2, 1).double()], dim=1)
+        for kind in (structure, "dense"):
+            method = tb.Laplace(kind, batch_size=6, check_mode=False)
+            found[name, kind] = tb.fit(model, data, method, start=start, callbacks=())
+    assert_close(found["fixed", structure].exact.dense(), found["fixed", "dense"].curvature.dense())
+    assert [found[key].exact for key in found if key != ("fixed", structure)] == [None] * 3

@@ -35,6 +35,12 @@ class Part:
     columns: Sequence[Sequence[Tensor]] | None
     rows: Tensor | None = None
 
+    def double(self) -> Part:
+        """Return the Jacobian in double precision."""
+        columns = None if self.columns is None else [[each.double() for each in column] for column in self.columns]
+        rows = None if self.rows is None else self.rows.double()
+        return Part(self.layer, self.where, [each.double() for each in self.inputs], columns, rows)
+
     @property
     def is_plain(self) -> bool:
         """Whether J is g aᵀ, of one call at one place."""

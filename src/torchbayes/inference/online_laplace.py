@@ -121,7 +121,8 @@ class OnlineLaplace:
         curvature: "ggn", "fisher" or "empirical".
         prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (diagonal alone), or
             none, "model".
-        noise: whether the noise scale of a regression with a fixed one is free.
+        noise: whether the noise scale of a regression with a fixed one is free. The model's is the start: take about
+            the standard deviation of the targets, as from a far smaller one the descent may end at a poorer evidence.
         epochs_of_descent: passes over the data that train.
         every: epochs of descent between passes that choose prior and noise.
         burn_in: share of the descent before the first of those.
