@@ -23,7 +23,8 @@ from torchbayes.inference.sampler import Sampler
 from torchbayes.model import Model, Ranks, likelihoods, priors
 from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import write_whole
-from torchbayes.posteriors.store import DrawFile
+from torchbayes.posteriors.load import read_draws
+from torchbayes.posteriors.locks import Locked
 
 if TYPE_CHECKING:
     from torchbayes.data import Data
@@ -278,7 +279,8 @@ def fit_run(
         )
     if ranks is None or ranks.first:
         about = {"method": describe(method), "start": str(start) if isinstance(start, Path) else None, "seed": seed}
-        _describe_run(directory, {**entries(setup.problem), **about}, resume=resume)
+        with Locked(directory):
+            _describe_run(directory, {**entries(setup.problem), **about}, resume=resume)
     with setup.problem.threading():
         data = tuple(setup.data.train)
         options = {"directory": directory, "resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
@@ -337,6 +339,6 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
         )
     setup = problem_in(config).setup()
     if streamed:
-        return setup, Draws(setup.model, DrawFile.open(directory).read().to(setup.model.network.device))
+        return setup, Draws(setup.model, read_draws(directory, setup.model, verify=True))
     source = as_source(setup.model, tuple(setup.data.train), config["method"]["init_args"].get("batch_size") or 1024)
     return setup, load(path, setup.model, calibration=source.inputs)

@@ -8,7 +8,6 @@ why both are needed: chains that differ in their weights may agree in their func
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from torchbayes.inference.log import read_log
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.files import CONFIG, read_described
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
 
@@ -359,8 +359,8 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
 
 
 def _about(directory: Path) -> dict[str, Any]:
-    path = directory / "config.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    path = directory / CONFIG
+    return read_described(path) if path.is_file() else {}
 
 
 def _column(records: Sequence[Mapping[str, Any]], name: str) -> Tensor:

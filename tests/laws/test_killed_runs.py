@@ -35,7 +35,7 @@ def run(directory: str | Path, callbacks: Sequence[Callable[[tb.Event], object]]
 @pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     expected = run(tmp_path / "whole")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     inputs, _ = rows_of()
     chance, kills = random.Random(0), 0
     for trial in range(TRIALS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torchbayes.cli.options import new_parser, parse, peek
 from torchbayes.cli.terminal import callbacks, print_table, say
 from torchbayes.config import Problem
 from torchbayes.inference import MAP
+from torchbayes.posteriors.locks import Locked
 
 
 def evidence(argv: list[str]) -> None:
@@ -38,8 +40,9 @@ def evidence(argv: list[str]) -> None:
     directory = None if chosen["directory"] is None else Path(chosen["directory"])
     if directory is not None:
         room.check_directory(directory, overwrite=chosen["overwrite"])
-    found = room.compare_networks(settings, callbacks=callbacks(), say=say)
-    print_table(room.table(settings, found), narrow=room.tables(settings, found))
-    print("\n".join(room.remarks(found)))
-    if directory is not None:
-        print(f"Results: {room.write(directory, settings, found)}")
+    with nullcontext() if directory is None else Locked(directory):
+        found = room.compare_networks(settings, callbacks=callbacks(), say=say)
+        print_table(room.table(settings, found), narrow=room.tables(settings, found))
+        print("\n".join(room.remarks(found)))
+        if directory is not None:
+            print(f"Results: {room.write(directory, settings, found)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.locks import Locked
 from torchbayes.report.diagnosis import numbers as diagnosis_numbers
 
 
@@ -70,45 +72,55 @@ def compare(
         The outcomes and the report.
 
     Raises:
+        BlockingIOError: if another process is writing to `directory`.
         FileNotFoundError: if the directory of the reference holds no finished fit.
         ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is said, or if the reference
             is of another posterior, or would be overwritten.
     """
     home = Path(directory)
     given = load_reference(comparison) if comparison.reference is not None else None
-    if (home / CONFIG).exists() and not resume:
-        if not overwrite:
-            raise ValueError(
-                f"{home} already holds a run. Add --resume to go on with it, --overwrite to replace it, or choose "
-                f"another --directory."
-            )
-        _clear(home / "fits", comparison)
     setup = comparison.problem.setup()
-    text = write_config(home, configuration(comparison))
-    posteriors = _fit(setup, comparison, home / "fits", resume=resume, callbacks=callbacks, say=say)
-    where = home / "fits" / "hmc"
-    if given is not None:
-        posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.reference or "")
-    with setup.problem.threading():
-        outcomes = score(setup, posteriors, comparison, track=track)
-        name = comparison.compared_with
-        diagnosis = None if name is None else quality(setup, posteriors[name], where)
-    write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
-    page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
+    with Locked(home):
+        if not resume:
+            _make_room(home, comparison, overwrite=overwrite)
+        text = write_config(home, configuration(comparison))
+        posteriors = _fit(setup, comparison, home / "fits", resume=resume, callbacks=callbacks, say=say)
+        where = home / "fits" / "hmc"
+        if given is not None:
+            posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.reference or "")
+        with setup.problem.threading():
+            outcomes = score(setup, posteriors, comparison, track=track)
+            name = comparison.compared_with
+            diagnosis = None if name is None else quality(setup, posteriors[name], where)
+        write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
+        page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
     return Compared(setup, outcomes, page, diagnosis)
 
 
-def _clear(fits: Path, comparison: Comparison) -> None:
-    """Remove the fits of an earlier comparison.
+def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
+    """Remove the fits of an earlier comparison, if that is what is wanted.
 
     Raises:
-        ValueError: if the reference is one of them.
+        BlockingIOError: if another process is writing to one of them.
+        ValueError: if it is not, or the reference is one of them.
     """
+    if not (home / CONFIG).exists():
+        return
+    if not overwrite:
+        raise ValueError(
+            f"{home} already holds a run. Add --resume to go on with it, --overwrite to replace it, or choose "
+            f"another --directory."
+        )
+    fits = home / "fits"
     if comparison.reference is not None and fits.resolve() in Path(comparison.reference).resolve().parents:
         raise ValueError(
             f"--overwrite would remove {comparison.reference}, which is the reference. Choose another --directory."
         )
-    shutil.rmtree(fits, ignore_errors=True)
+    with ExitStack() as stack:
+        for one in sorted(fits.glob("*/")):
+            stack.enter_context(Locked(one))
+        if fits.exists():
+            shutil.rmtree(fits)
 
 
 def _numbers(setup: Setup, outcomes: dict[str, Outcome], diagnosis: Diagnosis | None) -> dict[str, Any]:

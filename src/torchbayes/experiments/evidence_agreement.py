@@ -8,7 +8,6 @@ and the estimate at one mode is exact. Annealing and integration need no such th
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from torchbayes.model.likelihoods import Categorical, Gaussian
 from torchbayes.model.priors import Normal
 from torchbayes.model.seeds import Purpose, generator, mix
 from torchbayes.posteriors import Draws
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 
 # (weights before the unit, its bias, weight after it) of the two units that made the data of each task
 TEACHERS: dict[str, tuple[tuple[tuple[float, ...], float, float], ...]] = {
@@ -158,7 +157,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
                 found = estimates(recipe, problem, (inputs[:rows], targets[:rows]), seed=case)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, as_json(found))
-            cases.append(json.loads(path.read_text("utf-8")))
+            cases.append(read_json(path))
         about = {"hidden": problem.hidden, "regular": problem.regular, "rows": list(problem.rows)}
         results[problem.label] = about | {"cases": cases}
     return results

@@ -11,7 +11,6 @@ shown beside it. What is said of the prior does not depend on it, what is said o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.priors import Normal
 from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors import LaplacePosterior
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.tuning import tune
 
 _SMALLEST = 0.05  # step of the log noise scale that is no longer taken
@@ -108,7 +107,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
             start = mix(Purpose.GRID, seed, width)
             fits = [best_noise(recipe, train, width=width, scale=scale, seed=start) for scale in recipe.scales]
             write_whole(path, as_json({"scores": [scores(fitted, test) for fitted in fits]}))
-        rows.append(json.loads(path.read_text("utf-8"))["scores"])
+        rows.append(read_json(path)["scores"])
     numbers = {key: [[one[key] for one in row] for row in rows] for key in rows[0][0]}
     return {"widths": list(recipe.widths), "scales": list(recipe.scales), **numbers}
 

@@ -9,7 +9,6 @@ one that the evidence then chooses, the next is x + (y − x)/(1 − ρ), ρ the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from torchbayes.inference.progress import Callback
 from torchbayes.model import Model
 from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.tuning import Groups, tune
 
 _STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) as long as there is no slope, and at most
@@ -148,4 +147,4 @@ def kept(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """
     if not path.exists():
         write_whole(path, as_json(compute()))
-    return json.loads(path.read_text("utf-8"))
+    return read_json(path)

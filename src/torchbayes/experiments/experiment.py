@@ -11,7 +11,7 @@ from typing import Any
 
 from torchbayes.experiments.verdicts import Verdict
 from torchbayes.inference.run import describe
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.report import Picture, Table
 
 
@@ -92,7 +92,7 @@ def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[
     settings = {"experiment": experiment.name, "scale": scale, "recipe": describe(experiment.recipe(scale))}
     about: dict[str, Any] = json.loads(json.dumps(settings))
     if path.exists():
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
         if found != about:
             old, new = ({**a, **a["recipe"]} for a in (found, about))
             said = [f"{k} {old.get(k)!r}, now {new.get(k)!r}" for k in new if k != "recipe" and old.get(k) != new[k]]
@@ -120,7 +120,7 @@ def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Pa
     home = directory / f"seed_{seed}"
     path = home / "results.json"
     if path.exists():
-        return json.loads(path.read_text("utf-8"))
+        return read_json(path)
     home.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     results = experiment.run(experiment.recipe(scale), seed, home)

@@ -6,7 +6,6 @@ units of a layer can change places without changing the function, so chains may 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from torchbayes.experiments.hmc_problem import Problem, judged, known, mixing, n
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.inference import HMC
 from torchbayes.model.seeds import Purpose, generator
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.report import Picture, Table, figures
 
 SPACES = {"weights": "weights", "functions": "test probabilities"}
@@ -79,7 +78,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
             numbers = {"counts": {space: counts(found, space) for space in SPACES}, "traces": _traces(found)}
             floor = independent(found.chains, found.draws, seed)
             write_whole(path, as_json(mixing(found) | numbers | {"floor": floor}))
-        results[name] = json.loads(path.read_text("utf-8"))
+        results[name] = read_json(path)
     return results
 
 

@@ -17,7 +17,6 @@ is not sure enough there. One setting serves all problems. Temperatures are fitt
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from torchbayes.inference import HMC, MAP, SGD, SGHMC, SGLD, Adam, Cycles, fit
 from torchbayes.inference.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Draws, Functions, Posterior
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.predictive import predict
 
 
@@ -89,7 +88,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
         if not path.exists():
             home.mkdir(parents=True, exist_ok=True)
             write_whole(path, as_json(_on_problem(recipe, problem, seed, home=home)))
-        results[name] = json.loads(path.read_text("utf-8"))
+        results[name] = read_json(path)
     return results
 
 

@@ -20,6 +20,7 @@ from torchbayes.experiments import (
 )
 from torchbayes.experiments.experiment import Experiment, open_directory, seed_results
 from torchbayes.experiments.page import write_page
+from torchbayes.posteriors.locks import Locked
 
 _MODULES = (
     multiswag_corruption,
@@ -73,13 +74,16 @@ def reproduce(
         Path of `report.html`; beside it lie `page.md`, `figure_1.png`, ..., `results.json` and the seeds' directories.
 
     Raises:
+        BlockingIOError: if another process is writing to the directory.
         ValueError: if `seeds` is not positive, or name, scale or directory do not fit.
     """
     chosen = get(experiment) if isinstance(experiment, str) else experiment
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1; got {seeds}.")
     home = Path("experiments", f"{chosen.name}-{scale}") if directory is None else Path(directory)
-    about = open_directory(chosen, scale, home)
-    records = [seed_results(chosen, scale, seed, directory=home) for seed in range(seeds)]
-    findings = chosen.summarise([record["results"] for record in records])
-    return write_page(home, chosen, findings, about=about, records=records)
+    chosen.recipe(scale)  # there is one
+    with Locked(home):
+        about = open_directory(chosen, scale, home)
+        records = [seed_results(chosen, scale, seed, directory=home) for seed in range(seeds)]
+        findings = chosen.summarise([record["results"] for record in records])
+        return write_page(home, chosen, findings, about=about, records=records)

@@ -8,7 +8,6 @@ every script that starts processes does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import torch
 
 from torchbayes.data import num_splits
 from torchbayes.experiments.experiment import as_json
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import read_json, write_whole
 
 Scores = Mapping[str, Mapping[str, Any]]
 
@@ -78,7 +77,7 @@ def over_splits(
         pass
     found: dict[str, Any] = {name: {} for name in sets}
     for job in jobs:
-        for method, scores in json.loads(job.path.read_text("utf-8")).items():
+        for method, scores in read_json(job.path).items():
             for metric, value in scores.items():
                 found[job.name].setdefault(method, {}).setdefault(metric, []).append(value)
     return found

@@ -63,13 +63,14 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
         The state.
 
     Raises:
-        ValueError: if a part is missing or a tensor has another shape.
+        ValueError: if a part is missing or a tensor has another shape or dtype; the message is a clause.
     """
     if isinstance(like, Tensor):
-        if prefix not in tensors or tensors[prefix].shape != like.shape:
-            seen = tuple(tensors[prefix].shape) if prefix in tensors else "nothing"
-            raise ValueError(f"`{prefix}` must have shape {tuple(like.shape)} in the checkpoint; got {seen}.")
-        return tensors[prefix].to(like.device)
+        found = tensors.get(prefix)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            seen = "nothing" if found is None else f"{tuple(found.shape)} and {found.dtype}"
+            raise ValueError(f"`{prefix}` must have shape {tuple(like.shape)} and {like.dtype}; got {seen}")
+        return found.to(like.device)
     if dataclasses.is_dataclass(like):
         parts = {
             f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{f.name}") for f in _kept(like)
@@ -81,7 +82,7 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
             return {n: t.clone() for n, t in own.items()}  # where a library's rounding depends on alignment, as a run's
         return {name: restore(entry, tensors, numbers, prefix=f"{prefix}/{name}") for name, entry in like.items()}
     if prefix not in numbers:
-        raise ValueError(f"`{prefix}` is missing in the checkpoint.")
+        raise ValueError(f"`{prefix}` is missing")
     return tuple(numbers[prefix]) if isinstance(like, tuple) else numbers[prefix]
 
 
@@ -124,7 +125,7 @@ def load_checkpoint(
         (state, the file's whole description).
 
     Raises:
-        ValueError: if the file is damaged, no checkpoint, or of another run; the message names the difference.
+        ValueError: if the file is damaged, no checkpoint, or of another run or version; the message says in what.
     """
     tensors, header = read_tensors(path)
     if header.get("kind") != "checkpoint":
@@ -132,7 +133,16 @@ def load_checkpoint(
     check_same_run(path, header["about"], about)
     own = {name: tensor[members] if tensor.ndim else tensor for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
-    return restore(like, own, numbers), header["about"]
+    try:
+        state = restore(like, own, numbers)
+        if more := sorted((own.keys() | numbers) - {name for part in flatten(state) for name in part}):
+            raise ValueError(f"`{more[0]}` has no place")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} does not hold a state of this run: {error}. Resume with the network and the version of torchbayes "
+            f"that wrote it, or start the run anew."
+        ) from error
+    return state, header["about"]
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from torchbayes.model.ranks import Ranks
 from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import Posterior, packed
 from torchbayes.posteriors.problems import warn_of
 
 
@@ -82,6 +81,7 @@ def fit(
         DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint, or where
             ranks share the members the last one that was written.
         LostRankError: if another rank died or stopped.
+        OSError: if another process writes to the directory (it says which), or it cannot be written to.
     """
     method = _at_modes(_of_length(method, steps), start)
     share = Share(method.members, ranks or Ranks())
@@ -104,23 +104,23 @@ def fit(
     }
     if isinstance(method, Sampler):
         about["method"].pop("steps")  # a chain is the same chain however long it gets
-    run = Run(directory, about, resume=resume, share=share)
-    density = _density(model, source, method, ranks=share.ranks)
-    seeds = member_seeds(seed, method.members)[share.mine]
-    fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    state, found = run.restore(fresh)
-    if found.get("plan"):
-        # another plan rounds differently, so a resumed run keeps the one it began with
-        density.plan = Plan(found["plan"], "taken over from the checkpoint")
-    if isinstance(method, Sampler):
-        run.kept = Kept(model, method, state, directory=run.directory, share=share)
-    state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
-    if run.kept is not None:
-        posterior: Posterior = run.kept.posterior()
-        run.save(partial(run.kept.save, problems=posterior.problems))
-    else:
-        posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)  # type: ignore[union-attr]
-        run.save(posterior.save)
+    with Run(directory, about, resume=resume, share=share) as run:
+        density = _density(model, source, method, ranks=share.ranks)
+        seeds = member_seeds(seed, method.members)[share.mine]
+        fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
+        state, found = run.restore(fresh)
+        if found.get("plan"):
+            # another plan rounds differently, so a resumed run keeps the one it began with
+            density.plan = Plan(found["plan"], "taken over from the checkpoint")
+        if isinstance(method, Sampler):
+            run.kept = Kept(model, method, state, directory=run.directory, share=share, run=run.name)
+        state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
+        if run.kept is not None:
+            posterior: Posterior = run.kept.posterior()
+            run.save(*run.kept.packed(posterior.problems))
+        else:
+            posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)  # type: ignore[union-attr]
+            run.save(*packed(posterior))
     warn_of(posterior.problems)
     return posterior
 
@@ -219,9 +219,7 @@ def _loop(
                         # at once after the first step, so that no kill loses the plan
                         run.checkpoint(state, density, means, force=state.step == 1)
             except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
-                if run.stands_alone and (kept is None or kept.holds(state)):  # else the last checkpoint stays
-                    run.checkpoint(state, density, means, force=True)
-                    error.add_note(f"The state after step {state.step}, the last finite one, is in {run.directory}.")
+                run.rescue(error, state, density, means=means)
                 raise
             if not all_finite(state):
                 raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")

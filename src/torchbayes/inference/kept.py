@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.judgement import Seen
-from torchbayes.inference.log import read_log
+from torchbayes.inference.log import records
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.share import Share
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
-from torchbayes.posteriors.files import write_tensors
+from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.store import DrawFile
 
 
@@ -25,16 +25,18 @@ class Kept:
     Where several processes share the chains, all of them keep all draws in memory, or the first writes all to disk.
     """
 
-    def __init__(self, model: Model, method: Sampler, state: Any, *, directory: Path | None, share: Share) -> None:
+    def __init__(
+        self, model: Model, method: Sampler, state: Any, *, directory: Path | None, share: Share, run: str = ""
+    ) -> None:
         """Take up the draws of the steps before `state`; those after it, of a run that was killed, are forgotten."""
         self._model, self._method, self._directory, self._share = model, method, directory, share
         self._like_MD: Tensor = share.gather(state.weights_MD)
         self._memory: list[Tensor] = []
         self._file: DrawFile | None = None
-        before = [] if directory is None else [r for r in read_log(directory) if r["step"] <= state.step]
+        before = [] if directory is None else [r for r in records(directory) if r["step"] <= state.step]
         self.seen = Seen(method.burn_in, before)
         if directory is not None and share.ranks.first:
-            self._file = DrawFile.create(directory, self._like_MD, model.layout.shapes)
+            self._file = DrawFile.create(directory, self._like_MD, model.layout.shapes, run=run)
             self._file.truncate(method.kept(state.step))
 
     def add(self, state: Any) -> None:
@@ -49,7 +51,12 @@ class Kept:
 
     def holds(self, state: Any) -> bool:
         """Return whether the weights of a state, if it is kept, and all before them could be written."""
-        return self._file is None or len(self._file) >= self._method.kept(state.step)
+        return self._file is None or self.count >= self._method.kept(state.step)
+
+    @property
+    def count(self) -> int:
+        """Number of weights of each chain that are on disk."""
+        return 0 if self._file is None else len(self._file)
 
     def sync(self) -> None:
         """Wait until all draws are on the disk itself."""
@@ -64,7 +71,7 @@ class Kept:
         """
         self._share.ranks.wait()
         if self._directory is not None:
-            weights_MSD = DrawFile.open(self._directory).read()
+            weights_MSD = read_draws(self._directory, self._model)
         else:
             weights_MSD = torch.stack(self._memory, 1) if self._memory else self._like_MD.unsqueeze(1)[:, :0]
         if not weights_MSD.shape[1]:
@@ -72,11 +79,9 @@ class Kept:
         weights_MSD = weights_MSD.to(self._model.network.device)
         return Draws(self._model, weights_MSD, problems=self.seen.problems(weights_MSD))
 
-    def save(self, path: Path, *, problems: Sequence[str] = ()) -> None:
-        """Write a posterior file that refers to the draws beside it."""
+    def packed(self, problems: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and header of a posterior file that refers to the draws beside it."""
         layout = {name: list(shape) for name, shape in self._model.layout.shapes.items()}
-        count = 0 if self._file is None else len(self._file)
-        settings = {"draws": count, "beside": True}
+        settings = {"draws": self.count, "beside": True}
         header = {"kind": Draws.kind, "layout": layout, "settings": settings, "statistics_known": True}
-        header["problems"] = list(problems)
-        write_tensors(path, {}, header)
+        return {}, {**header, "problems": list(problems)}

@@ -1,27 +1,142 @@
-"""The log of a run: `log.jsonl`, one JSON object per epoch."""
+"""The log of a run: `log.jsonl`, one JSON object per epoch, each line with the run's name and a checksum of its own.
+
+A line that is damaged costs itself alone: the others are read, and a warning says what is missing.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torchbayes.posteriors.files import CHECKPOINT, advice, read_header, run_of, sealed, unsealed, write_whole
+from torchbayes.posteriors.locks import FileWarning
+
+NAME = "log.jsonl"
+
+
+def append(path: Path, record: Mapping[str, Any], run: str) -> None:
+    """Write one record behind the others.
+
+    Args:
+        path: the log.
+        record: JSON-serialisable; it has `epoch` and `step`.
+        run: name of the run.
+
+    Raises:
+        OSError: if it cannot be written, as on a full disk; what was there before is whole.
+    """
+    whole = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as file:
+            file.write(_line(record, run))
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            os.truncate(path, whole)
+        raise OSError(
+            error.errno,
+            f"the line of epoch {record['epoch']} could not be written to {path} ({error.strerror}); those before it "
+            f"are whole.{advice(error.errno, 'resume the run')}",
+        ) from error
+
+
+def cut(path: Path, step: int, run: str, *, epochs: int = 0) -> None:
+    """Forget the records after a step, and lines that are damaged, of which a warning tells.
+
+    Args:
+        path: the log.
+        step: of the state that the run goes on from.
+        run: name of the run.
+        epochs: how many epochs must have left a line.
+    """
+    found = _read(path, run)
+    kept = [record for record in found.records if record["step"] <= step]
+    _warn(path, found.bad, set(range(1, epochs + 1)) - {record["epoch"] for record in kept})
+    content = b"".join(_line(record, run) for record in kept)
+    if path.exists() and content != path.read_bytes():
+        write_whole(path, content)
 
 
 def read_log(directory: str | Path) -> list[dict[str, Any]]:
     """Read the log of a run, which may be going on.
 
+    A warning says if lines of it are damaged, of another run, or missing.
+
     Args:
         directory: of the run.
 
     Returns:
-        Its records, less a last line that is cut short; none without a log.
+        Its sound records, less a last line that is cut short; none without a log.
     """
-    path = Path(directory) / "log.jsonl"
-    records: list[dict[str, Any]] = []
-    if path.is_file():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:  # being written, or cut short by a kill
-                break
-    return records
+    path = Path(directory, NAME)
+    epochs = _epochs(path.with_name(CHECKPOINT))  # before the log, which is written first
+    found = _read(path, run_of(directory))
+    there = {record["epoch"] for record in found.records}
+    _warn(path, found.bad, set(range(1, max([epochs, *there]) + 1)) - there)
+    return found.records
+
+
+def records(directory: str | Path) -> list[dict[str, Any]]:
+    """Return the sound records of a log, as `read_log` does, without a word of what is wrong with it."""
+    return _read(Path(directory, NAME), run_of(directory)).records
+
+
+class _Found(NamedTuple):
+    """Sound records, in the order of their epochs, and the number of lines that are not."""
+
+    records: list[dict[str, Any]]
+    bad: int
+
+
+def _line(record: Mapping[str, Any], run: str) -> bytes:
+    return (json.dumps(sealed({**record, "run": run})) + "\n").encode()
+
+
+def _read(path: Path, run: str | None) -> _Found:
+    """Return what a log holds, of one run: the first line's if no name is given; nothing if there is none."""
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    records: dict[int, dict[str, Any]] = {}
+    bad = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            record = unsealed(line)
+        except ValueError:
+            bad += number < len(lines)  # the last is empty, being written, or was cut short by a kill
+            continue
+        run = record["run"] if run is None else run
+        if record.pop("run") == run and record["epoch"] not in records:
+            records[record["epoch"]] = record
+        else:
+            bad += 1
+    return _Found([records[epoch] for epoch in sorted(records)], bad)
+
+
+def _epochs(checkpoint: Path) -> int:
+    """Return how many epochs were over when a checkpoint was written, 0 if it cannot be read."""
+    try:
+        return int(read_header(checkpoint)["about"]["epochs"])
+    except (OSError, ValueError):
+        return 0
+
+
+def _warn(path: Path, bad: int, missing: set[int]) -> None:
+    said = [f"{bad} of its lines cannot be read or are another run's"] if bad else []
+    said += [f"epoch{'s' if len(missing) > 1 else ''} {_ranges(sorted(missing))} left no line"] if missing else []
+    if said:
+        text = f"{path} is damaged: {' and '.join(said)}. The others are kept."
+        warnings.warn(text, FileWarning, stacklevel=3)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return whole numbers in order as text: "3, 5-8"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)

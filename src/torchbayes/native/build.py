@@ -1,24 +1,25 @@
 """Compile a C++ source of this folder once, and load it.
 
 The shared library is kept in the user's cache folder under a name that depends on the source, its headers, the flags,
-the compiler and the processor, so that a stale or foreign one is never loaded. Matrix products come from the BLAS
-inside PyTorch's own library, whose entry points are handed over as pointers: there is nothing to link and no second
-thread pool.
+the compiler and the processor, and on what is in it, so that a stale, foreign or damaged one is never loaded. Matrix
+products come from the BLAS inside PyTorch's own library, whose entry points are handed over as pointers: there is
+nothing to link and no second thread pool.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
 
 import torch
+
+from torchbayes.native import cache
 
 ENVIRONMENT = "TORCHBAYES_NATIVE"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
@@ -30,7 +31,7 @@ class UnavailableError(RuntimeError):
     """Kernels cannot be built or run here; the message says why."""
 
 
-@cache
+@functools.cache
 def load(name: str) -> ctypes.CDLL:
     """Return the compiled library of `NAME.cpp`, with BLAS handed over where the source takes it (`use_blas`).
 
@@ -51,7 +52,7 @@ def load(name: str) -> ctypes.CDLL:
     path = _compiled(source)
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:  # a damaged file; the next process compiles it anew
+    except OSError as error:  # as where machines with other system libraries share the folder
         path.unlink(missing_ok=True)
         raise UnavailableError(f"{path} could not be loaded and was removed: {error}") from error
     if blas is not None:
@@ -97,22 +98,20 @@ def _compiled(source: Path) -> Path:
         raise UnavailableError("there is no C++ compiler; install g++ or clang++")
     flags = [*_FLAGS, *_FLAGS_OF.get(source.stem, ())]
     key = hashlib.sha256("\n".join([*_texts(source), *flags, compiler, _processor()]).encode()).hexdigest()[:16]
-    library = _cache() / f"{source.stem}-{key}.so"
-    if library.exists():
-        return library
+
+    def compile_to(path: Path) -> None:
+        command = [*compiler.split(), *flags, str(source), "-o", str(path)]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise UnavailableError(f"{compiler} could not be started: {error.strerror}") from error
+        if run.returncode:
+            raise UnavailableError(f"{compiler} could not compile {source.name}: {run.stderr.strip()[:500]}")
+
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
-            run = subprocess.run(
-                [*compiler.split(), *flags, str(source), "-o", str(made)], capture_output=True, text=True, check=False
-            )
-            if run.returncode:
-                raise UnavailableError(f"{compiler} could not compile {source.name}: {run.stderr.strip()[:500]}")
-            made.replace(library)  # atomic: another process may be doing the same
+        return cache.library(f"{source.stem}-{key}", compile_to)
     except OSError as error:
-        raise UnavailableError(f"{library.parent} cannot be written to: {error}") from error
-    return library
+        raise UnavailableError(f"kernels cannot be kept: {error}") from error
 
 
 def _texts(source: Path) -> list[str]:
@@ -120,10 +119,6 @@ def _texts(source: Path) -> list[str]:
     text = source.read_text()
     headers = sorted(source.parent.glob("*.hpp")) if '#include "' in text else []
     return [text, *(header.read_text() for header in headers)]
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchbayes" / "native"
 
 
 def _processor() -> str:

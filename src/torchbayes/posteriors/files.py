@@ -1,12 +1,19 @@
-"""Files: safetensors with a JSON header, a format version, and no pickle. Written whole or not at all."""
+"""Files: safetensors and JSON with checksums and a format version, no pickle. Written whole or not at all.
+
+Every tensor carries the CRC-32 of its dtype, shape and bytes, every description that of its JSON (`crc`), so that a
+file which a disk, a copy or a hand has changed is refused and never read as something else.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +22,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT = 1
-_KEY = "torchbayes"
+from torchbayes.posteriors.locks import take
+
+FORMAT = 2
+"""Of all files with a description: 1 had no checksums."""
+CONFIG, CHECKPOINT = "config.json", "checkpoint.safetensors"
+"""Files of a run that say what else there must be in its directory."""
+RESTORE = "Restore it or fit again."
+_KEY, _PART = "torchbayes", ".part"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# --- whole files
 
 
 @contextmanager
@@ -24,7 +41,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """Write a file whole or not at all.
 
     What is written to the temporary name that this yields is flushed to disk and renamed when the `with` ends, so a
-    reader sees the old file or the new one; an error inside leaves nothing behind.
+    reader sees the old file or the new one; an error inside leaves nothing behind. Of a process that was killed the
+    temporary file stays until the same file is written again.
 
     Args:
         path: where the file goes; its folder is made if needed.
@@ -37,10 +55,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    sweep(path.parent, path.name)
+    handle, name = _temporary(path)
     try:
-        yield Path(name)
+        yield name
         with open(name, "rb") as file:
             os.fsync(file.fileno())
         umask = os.umask(0)
@@ -48,13 +66,52 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private; a result is an ordinary file
         os.replace(name, path)
     except (OSError, SafetensorError) as error:
-        Path(name).unlink(missing_ok=True)
-        number, said = getattr(error, "errno", None), getattr(error, "strerror", None) or error
-        text = f"{path} could not be written ({said}); what was there before is whole. Make room, then go on"
+        name.unlink(missing_ok=True)
+        inner = re.search(r"os error (\d+)", str(error))  # as safetensors says it
+        number = getattr(error, "errno", None) or (int(inner[1]) if inner else None)
+        said = getattr(error, "strerror", None) or error
+        text = f"{path} could not be written ({said}); what was there before is whole.{advice(number)}"
         raise (OSError(number, text) if number else OSError(text)) from error
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _temporary(path: Path) -> tuple[int | None, Path]:
+    """Return a new file beside a path, open and locked while it is written."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
+        if os.name == "nt":  # which neither renames nor removes a file that is open
+            os.close(handle)
+            return None, Path(name)
+        with suppress(OSError):  # a file system without locks, where nothing is swept
+            take(handle)
+        if os.path.exists(name):  # else another process took it for one that was left, before it was locked
+            return handle, Path(name)
+        os.close(handle)
+
+
+def sweep(folder: Path, name: str = "") -> None:
+    """Remove the temporary files that killed processes left in a folder; those being written to stay.
+
+    Args:
+        folder: where.
+        name: only those of the file of this name.
+    """
+    for left in folder.glob(f".*{_PART}"):
+        if not left.name.startswith(f".{name}"):
+            continue
+        with suppress(OSError), left.open("r+b") as file:
+            if take(file.fileno()):
+                left.unlink(missing_ok=True)
+
+
+def advice(number: int | None, then: str = "go on") -> str:
+    """Return what to do about a full disk, and nothing about another system error, as the end of a message."""
+    return f" Make room, then {then}" if number in _FULL else ""
 
 
 def write_whole(path: str | Path, content: bytes) -> Path:
@@ -72,20 +129,155 @@ def write_whole(path: str | Path, content: bytes) -> Path:
     return Path(path)
 
 
+# --- descriptions
+
+
+def sealed(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON-serialisable entries with a checksum of them under `crc`."""
+    plain = json.loads(json.dumps(entries))
+    return {**plain, "crc": _crc(json.dumps(plain).encode())}
+
+
+def unsealed(text: str | bytes) -> dict[str, Any]:
+    """Return the entries that were `sealed`.
+
+    Args:
+        text: the JSON.
+
+    Returns:
+        The entries, without the checksum.
+
+    Raises:
+        ValueError: if they are not what was sealed; the message is a clause.
+    """
+    try:
+        entries = json.loads(text)
+        if not isinstance(entries, dict):
+            raise ValueError("it is no JSON object")
+        crc = entries.pop("crc", None)
+        if crc is None:
+            raise ValueError("it has no checksum")
+        if crc != _crc(json.dumps(entries).encode()):
+            raise ValueError("its checksum is that of other contents")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return entries
+
+
+def described(text: str | bytes, path: str | Path, *, restore: str = RESTORE) -> dict[str, Any]:
+    """Return the description of a file: entries that were `sealed`, of this format.
+
+    Args:
+        text: the JSON.
+        path: where it was found, for messages.
+        restore: what to do about a damaged one.
+
+    Returns:
+        The entries.
+
+    Raises:
+        ValueError: if it is damaged, or of another format.
+    """
+    number = _format_of(text)
+    if number > FORMAT:
+        raise ValueError(
+            f"{path} has format {number}; this version reads up to {FORMAT}. Upgrade torchbayes to read it."
+        )
+    if number < FORMAT:
+        raise ValueError(
+            f"{path} has format {number}, without checksums; this version reads format {FORMAT}. Fit again, or read it "
+            f"with the version that wrote it."
+        )
+    try:
+        return unsealed(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}). {restore}") from error
+
+
+def _format_of(text: str | bytes) -> int:
+    """Return the format that a description gives, this one's if it cannot be read; the first did not say it always."""
+    try:
+        number = json.loads(text).get("format", 1)
+    except (ValueError, RecursionError, AttributeError):
+        return FORMAT
+    return number if isinstance(number, int) else FORMAT
+
+
+def write_described(path: str | Path, entries: Mapping[str, Any]) -> Path:
+    """Write a description to a JSON file, whole or not at all.
+
+    Args:
+        path: the file.
+        entries: JSON-serialisable; `format` and `crc` are added.
+
+    Returns:
+        The path.
+    """
+    return write_whole(path, (json.dumps(sealed({"format": FORMAT, **entries}), indent=2) + "\n").encode())
+
+
+def read_described(path: str | Path, *, restore: str = RESTORE) -> dict[str, Any]:
+    """Read what `write_described` wrote.
+
+    Args:
+        path: the file.
+        restore: what to do about a damaged one.
+
+    Returns:
+        The entries.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged, or of another format.
+    """
+    return described(_there(path).read_bytes(), path, restore=restore)
+
+
+def run_of(folder: str | Path) -> str | None:
+    """Return the name that a run directory gives its run, None if it gives none or its description is damaged."""
+    try:
+        return read_described(Path(folder, CONFIG)).get("run")
+    except (OSError, ValueError):
+        return None
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a file of results that are computed anew where there is none.
+
+    Args:
+        path: a JSON file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}). Remove it: what it held is computed anew.") from error
+
+
+# --- tensors
+
+
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
     """Write tensors and a JSON header to one file, whole or not at all.
 
     Args:
         path: where to write; folders are made.
         tensors: name -> tensor.
-        header: JSON-serialisable description; `format` is added.
+        header: JSON-serialisable description; `format` and checksums are added.
 
     Returns:
         The path.
     """
-    text = json.dumps({"format": FORMAT, **header})
+    own = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    sums = {name: checksum(tensor) for name, tensor in own.items()}
+    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums}))
     with whole_file(path) as temporary:
-        save_file({n: t.detach().contiguous().cpu() for n, t in tensors.items()}, temporary, metadata={_KEY: text})
+        save_file(own, temporary, metadata={_KEY: text})
     return Path(path)
 
 
@@ -101,26 +293,85 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is damaged, not one of torchbayes, or of a newer format.
+        ValueError: if the file is damaged, not one of torchbayes, or of another format.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
+    with _opened(path) as file:
+        header = _header(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    sums = header.pop("tensors", {})
+    wrong = sorted(n for n in sums.keys() | tensors if n not in tensors or checksum(tensors[n]) != sums.get(n))
+    if wrong:
+        names = ", ".join(f"`{name}`" for name in wrong[:3])
+        raise ValueError(f"{path} is damaged: {names} is not what was written. {RESTORE}")
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, header
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Read the header of a file of tensors alone.
+
+    Args:
+        path: file to read.
+
+    Returns:
+        The header.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the header is damaged, not one of torchbayes, or of another format.
+    """
+    with _opened(path) as file:
+        return _header(file, path)
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return the CRC-32 of a tensor's dtype, shape and bytes in memory, in hexadecimal."""
+    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _crc(content.data if content.size else b"", f"{tensor.dtype} {list(tensor.shape)}".encode())
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    """Open a safetensors file, with its errors in words.
+
+    Yields:
+        The open file.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        with safe_open(_there(path), framework="pt", device="cpu") as file:
+            yield file
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({error}). Restore it or fit again.") from error
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}). {RESTORE}") from error
+
+
+def _header(file: Any, path: str | Path) -> dict[str, Any]:
+    metadata = file.metadata() or {}
     if _KEY not in metadata:
         raise ValueError(f"{path} is a safetensors file without a torchbayes header; it cannot be read as one.")
-    try:
-        header = json.loads(metadata[_KEY])
-        newer = header["format"] > FORMAT
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: its header cannot be read ({error}). Restore it or fit again.") from error
-    if newer:
-        raise ValueError(
-            f"{path} has format {header['format']}; this version reads up to {FORMAT}. Upgrade torchbayes to read it."
-        )
-    return tensors, header
+    return described(metadata[_KEY], path)
+
+
+def _there(path: str | Path) -> Path:
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder where a file should be. Move it away.")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    return path
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which no two share memory, as the library that writes them wants it."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
+
+
+def _crc(content: Any, name: bytes = b"") -> str:
+    return f"{zlib.crc32(content, zlib.crc32(name)):08x}"

@@ -6,10 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
-from torchbayes.posteriors.files import read_tensors
+from torchbayes.posteriors.files import CHECKPOINT, CONFIG, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
@@ -31,22 +33,22 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         The posterior, on the model's device.
 
     Raises:
-        ValueError: if the file is damaged, of an unknown kind, or its layout differs from the model's.
+        ValueError: if the file is damaged, of an unknown kind or another run than what lies beside it, or its layout
+            differs from the model's.
     """
+    path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {', '.join(KINDS)}.")
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
     try:
-        said = model.layout.differences(Layout({n: tuple(shape) for n, shape in header["layout"].items()}))
-        if said:
-            more = f" and {len(said) - 5} more" if len(said) > 5 else ""
-            raise ValueError(
-                f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
-            )
-        if header["settings"].get("beside"):  # a sampler's draws stay in the file they were streamed to
-            tensors["weights_MSD"] = DrawFile.open(Path(path).parent).read().to(model.network.device)
-        posterior = KINDS[header["kind"]].restore(model, tensors, header["settings"])
+        _check_layout(path, header["layout"], model)
+        run, settings = header.get("run"), header["settings"]
+        if run is not None and run_of(path.parent) not in {run, None}:
+            raise ValueError(f"{path} belongs to another run than {path.with_name(CONFIG)}. {RESTORE}")
+        if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
+            tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
+        posterior = KINDS[header["kind"]].restore(model, tensors, settings)
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
@@ -54,3 +56,58 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     if saved != model.network.dtype:
         raise ValueError(f"{path} holds {saved} weights; the model's are {model.network.dtype}. Convert the network.")
     return dataclasses.replace(posterior, buffers_M=buffers or None, calibration=calibration, **about)
+
+
+def read_draws(
+    folder: str | Path, model: Model, *, run: str | None = None, count: int | None = None, verify: bool = False
+) -> Tensor:
+    """Return the draws of a run, mapped into memory where the model is on a CPU.
+
+    Args:
+        folder: the run directory.
+        model: what they are weights of.
+        run: the run they must belong to; any if None.
+        count: how many of each chain there must be, of which no more are returned; those there are if None.
+        verify: compare them with their checksums however many they are.
+
+    Returns:
+        Tensor (M, S, D), on the model's device.
+
+    Raises:
+        FileNotFoundError: if there are none.
+        ValueError: if they are damaged, or of another model or run.
+    """
+    file = DrawFile.open(folder)
+    _check_layout(file.path, file.about["layout"], model)
+    if run is not None and file.about["run"] != run:
+        raise ValueError(f"{file.path} belongs to another run than the posterior beside it. {RESTORE}")
+    least = _drawn(Path(folder) / CHECKPOINT) if count is None else count
+    weights_MSD = file.read(count, verify=verify)
+    if weights_MSD.shape[1] < least:
+        raise ValueError(
+            f"{file.path} is damaged: it holds {weights_MSD.shape[1]} draws, and held {least} when the checkpoint "
+            f"beside it was written. {RESTORE}"
+        )
+    return weights_MSD.to(model.network.device)
+
+
+def _drawn(checkpoint: Path) -> int:
+    """Return how many draws there were when a checkpoint was written, 0 if it cannot be read."""
+    try:
+        return int(read_header(checkpoint)["about"]["draws"])
+    except (OSError, ValueError):
+        return 0
+
+
+def _check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
+    """Check that a file holds weights of a model.
+
+    Raises:
+        ValueError: if its layout is another.
+    """
+    said = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
+    if said:
+        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+        raise ValueError(
+            f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
+        )

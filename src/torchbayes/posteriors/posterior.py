@@ -156,11 +156,20 @@ class Posterior(ABC):
         Returns:
             The path.
         """
-        layout = {name: list(shape) for name, shape in self.model.layout.shapes.items()}
-        header = {"kind": self.kind, "layout": layout, "settings": self.settings()}
-        header |= {"statistics_known": self.statistics_known, "problems": list(self.problems)}
-        buffers = {BUFFERS + n: b for n, b in (self.buffers_M or {}).items()}
-        return write_tensors(path, {**self.tensors(), **buffers}, header)
+        return write_tensors(path, *packed(self))
+
+
+def packed(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the header of the file of a posterior."""
+    header = {
+        "kind": posterior.kind,
+        "layout": {name: list(shape) for name, shape in posterior.model.layout.shapes.items()},
+        "settings": posterior.settings(),
+        "statistics_known": posterior.statistics_known,
+        "problems": list(posterior.problems),
+    }
+    buffers = {BUFFERS + n: b for n, b in (posterior.buffers_M or {}).items()}
+    return {**posterior.tensors(), **buffers}, header
 
 
 def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:

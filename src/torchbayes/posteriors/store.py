@@ -1,33 +1,41 @@
 """Draws on disk: a file that only grows, so that a chain may be longer than memory.
 
-draws.json   format, chains M, weights D, dtype, layout: written once
-draws.bin    draw after draw, each the M rows of D weights, little-endian; the number of draws is the file's length
+draws.json   format, run, chains M, weights D, dtype, layout, checksum: written once
+draws.bin    draw after draw, each the M rows of D weights and 8 bytes of checksum, little-endian; the number of draws
+             is the file's length
 
 A reader maps the file into memory and sees every whole draw; a draw cut short by a kill or a full disk does not count.
+The checksum of draw s is the CRC-32 of its bytes, begun with that of the text "RUN s", so that a draw is known at its
+place in its run alone. Up to 256 MiB are verified whenever they are read, in some tenths of a second; more when
+`torchbayes diagnose` reads them or a run resumes.
 The file grows or is replaced. It is never cut by a whole draw, since the kernel kills who reads from a mapping behind
 the end of its file.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from torchbayes.posteriors.files import whole_file, write_whole
+from torchbayes.posteriors.files import FORMAT, advice, read_described, sweep, whole_file, write_described
 
-FORMAT = 1
+_SUM = 8  # bytes of a checksum: a multiple of every dtype's, so that draws can be viewed as an array
+_AT_ONCE = 1 << 28  # bytes that are verified whenever they are read
+_PIECE = 1 << 24  # bytes read at a time
 # a private mapping would be charged to memory as if all of it were written; Python 3.11 has no name for the flag
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_RESTORE = "Restore it or sample again."
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
 
 
@@ -36,56 +44,63 @@ class DrawFile:
 
     Attributes:
         path: draws.bin.
+        about: what draws.json says: `chains` M, `weights` D, `dtype`, `layout` and the `run` they belong to.
         members: M.
         size: D.
         dtype: dtype of the weights.
     """
 
-    def __init__(self, folder: Path, members: int, size: int, *, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Describe the file; `create` and `open` are how to get one."""
-        self.path, self.members, self.size, self.dtype = folder / "draws.bin", members, size, dtype
+        self.path, self.about = folder / "draws.bin", about
+        self.members, self.size = int(about["chains"]), int(about["weights"])
+        self.dtype = _DTYPES[about["dtype"]]
 
     @classmethod
-    def create(cls, folder: str | Path, like_MD: Tensor, layout: Mapping[str, Any]) -> DrawFile:
+    def create(cls, folder: str | Path, like_MD: Tensor, layout: Mapping[str, Any], *, run: str = "") -> DrawFile:
         """Start an empty file, or take up the one that is there if it is of the same kind.
 
         Args:
             folder: where it goes; made if needed.
             like_MD: weights with the shape and dtype of a draw.
             layout: name -> shape of the weights, for readers.
+            run: name of the run.
 
         Returns:
             The file.
 
         Raises:
             TypeError: if the weights have a dtype that is not stored.
-            ValueError: if the folder holds draws of another shape, dtype or layout, or its description is damaged.
+            ValueError: if the folder holds draws of another shape, dtype, layout or run, or its description is damaged.
         """
         folder = Path(folder)
         members, size = like_MD.shape
         dtype = str(like_MD.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise TypeError(f"draws must be one of {', '.join(_DTYPES)}; got {dtype}. Convert the network.")
+        shapes = {name: list(shape) for name, shape in layout.items()}
         about = {
             "format": FORMAT,
+            "run": run,
             "chains": members,
             "weights": size,
             "dtype": dtype,
-            "layout": {name: list(shape) for name, shape in layout.items()},
+            "layout": shapes,
         }
         header, content = folder / "draws.json", folder / "draws.bin"
-        for left in folder.glob(f".{content.name}.*"):  # of a copy that was killed
-            left.unlink(missing_ok=True)
+        sweep(folder, content.name)
         if header.exists():
-            if _described(header) != about:
-                raise ValueError(f"{folder} holds draws of another shape, dtype or layout. Choose another directory.")
+            if read_described(header, restore=_RESTORE) != about:
+                raise ValueError(
+                    f"{folder} holds draws of another shape, dtype, layout or run. Choose another directory."
+                )
         elif content.exists() and content.stat().st_size:
             raise ValueError(f"{content} has no {header.name} beside it. Restore that, or choose another directory.")
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            content.write_bytes(b"")
-            write_whole(header, (json.dumps(about, indent=2) + "\n").encode())
-        return cls(folder, members, size, dtype=like_MD.dtype)
+            write_described(header, about)
+        content.touch()
+        return cls(folder, about)
 
     @classmethod
     def open(cls, folder: str | Path) -> DrawFile:
@@ -99,23 +114,17 @@ class DrawFile:
 
         Raises:
             FileNotFoundError: if there are no draws.
-            ValueError: if the description is damaged or of a newer format.
+            ValueError: if the description is damaged or of another format.
         """
         folder = Path(folder)
         if not (folder / "draws.json").is_file() or not (folder / "draws.bin").is_file():
             raise FileNotFoundError(f"there are no draws in {folder}.")
-        about = _described(folder / "draws.json")
-        try:
-            if about["format"] > FORMAT:
-                raise ValueError(f"{folder} holds draws of format {about['format']}. Upgrade torchbayes to read them.")
-            return cls(folder, int(about["chains"]), int(about["weights"]), dtype=_DTYPES[about["dtype"]])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{folder / 'draws.json'} is damaged ({error}). Restore it or sample again.") from error
+        return cls(folder, read_described(folder / "draws.json", restore=_RESTORE))
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one draw of all chains."""
-        return self.members * self.size * self.dtype.itemsize
+        """Bytes of one draw of all chains, with its checksum."""
+        return self.members * self.size * self.dtype.itemsize + _SUM
 
     def __len__(self) -> int:
         """Return the number of whole draws."""
@@ -137,18 +146,21 @@ class DrawFile:
                 f"a draw for {self.path} must have shape {(self.members, self.size)} and {self.dtype}; got "
                 f"{tuple(weights_MD.shape)} and {weights_MD.dtype}."
             )
-        whole = len(self) * self.row_bytes
+        count = len(self)
+        whole = count * self.row_bytes
         content = weights_MD.detach().cpu().contiguous().view(torch.uint8).numpy().data
         try:
             with self.path.open("r+b") as file:
                 file.seek(whole)
                 file.write(content)
+                file.write(zlib.crc32(content, _begun(self.about["run"], count)).to_bytes(_SUM, "little"))
         except OSError as error:
-            os.truncate(self.path, whole)
+            with suppress(FileNotFoundError):
+                os.truncate(self.path, whole)
             raise OSError(
                 error.errno,
-                f"draw {len(self) + 1} could not be written to {self.path} ({error.strerror}); the {len(self)} draws "
-                f"before it are whole. Make room, then resume the run",
+                f"draw {count + 1} could not be written to {self.path} ({error.strerror}); the {count} draws "
+                f"before it are whole.{advice(error.errno, 'resume the run')}",
             ) from error
 
     def sync(self) -> None:
@@ -157,7 +169,7 @@ class DrawFile:
             os.fsync(file.fileno())
 
     def truncate(self, count: int) -> None:
-        """Forget all draws but the first `count`, as when a run resumes from a checkpoint.
+        """Forget all draws but the first `count`, which must be sound, as when a run resumes from a checkpoint.
 
         Who has read the file keeps the draws he sees: where whole draws are forgotten, the others go to a new file that
         takes the place of the old one, which takes as much room as they do until nobody reads that any more.
@@ -166,13 +178,15 @@ class DrawFile:
             count: draws to keep.
 
         Raises:
-            ValueError: if there are fewer.
+            ValueError: if there are fewer, or one of them is damaged.
         """
         if len(self) < count:
             raise ValueError(
                 f"{self.path} holds {len(self)} draws, but the checkpoint is {count} draws into the run. "
                 f"The file was cut; start the run anew."
             )
+        with self.path.open("rb") as file:
+            _verify(self, file, count)
         whole = count * self.row_bytes
         if len(self) == count:  # at most a draw that was cut short is behind them
             os.truncate(self.path, whole)
@@ -181,28 +195,54 @@ class DrawFile:
             shutil.copyfile(self.path, temporary)
             os.truncate(temporary, whole)
 
-    def read(self) -> Tensor:
-        """Return all whole draws as one tensor (M, S, D), mapped into memory: only what is used is read.
+    def read(self, count: int | None = None, *, verify: bool = False) -> Tensor:
+        """Return whole draws as one tensor (M, S, D), mapped into memory: of large files only what is used is read.
 
         What is written to the tensor is the reader's own, and never reaches the file.
+
+        Args:
+            count: how many draws there must be, of which no more are returned; those there are if None.
+            verify: compare them with their checksums even if they are more than 256 MiB, which reads all of them.
+
+        Returns:
+            The draws.
+
+        Raises:
+            ValueError: if there are fewer, or one that was verified is damaged.
         """
         with self.path.open("rb") as file:
-            count = os.fstat(file.fileno()).st_size // self.row_bytes  # of this very file: another may take its place
+            there = os.fstat(file.fileno()).st_size // self.row_bytes  # of this very file: another may take its place
+            count = there if count is None else count
+            if there < count:
+                raise ValueError(f"{self.path} is damaged: it holds {there} draws, not {count}. {_RESTORE}")
             if not count:
                 return torch.empty(self.members, 0, self.size, dtype=self.dtype)
+            if verify or count * self.row_bytes <= _AT_ONCE:
+                _verify(self, file, count)
             flags, rights = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             mapped = mmap.mmap(file.fileno(), count * self.row_bytes, flags=flags, prot=rights)
-        flat = torch.frombuffer(mapped, dtype=self.dtype)
-        return flat.view(count, self.members, self.size).transpose(0, 1)
+        draws = torch.frombuffer(mapped, dtype=self.dtype).view(count, -1)[:, : self.members * self.size]
+        return draws.unflatten(1, (self.members, self.size)).transpose(0, 1)
 
 
-def _described(header: Path) -> Any:
-    """Return what draws.json holds.
+def _begun(run: str, number: int) -> int:
+    """Return what the checksum of a draw begins with: its place."""
+    return zlib.crc32(f"{run} {number}".encode())
+
+
+def _verify(draws: DrawFile, file: BinaryIO, count: int) -> None:
+    """Compare the first draws of an open file with their checksums.
 
     Raises:
-        ValueError: if it is damaged.
+        ValueError: if one is damaged.
     """
-    try:
-        return json.loads(header.read_text())
-    except ValueError as error:  # no JSON, or no text
-        raise ValueError(f"{header} is damaged ({error}). Restore it or sample again.") from error
+    file.seek(0)
+    for number in range(count):
+        total, left = _begun(draws.about["run"], number), draws.row_bytes - _SUM
+        while left and (piece := file.read(min(left, _PIECE))):
+            total, left = zlib.crc32(piece, total), left - len(piece)
+        if file.read(_SUM) != total.to_bytes(_SUM, "little"):
+            raise ValueError(
+                f"{draws.path} is damaged: draw {number + 1} is not what was written there. The {number} before it are "
+                f"whole. {_RESTORE}"
+            )

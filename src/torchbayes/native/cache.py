@@ -1,0 +1,106 @@
+"""Compiled libraries in a folder of the user's own, each under a name that ends in the checksum of what is in it.
+
+What is loaded runs with the user's rights, and a library that was cut kills the process that loads it (SIGBUS). So the
+folder is private (0700), and a file is loaded only if it is the user's, nobody else may write to it, and it holds what
+its name says. Else the library is compiled anew, and takes its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_STALE = 3600.0  # seconds after which a compilation is taken for one that was killed
+
+
+def library(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a compiled library, making it if there is none that is sound.
+
+    Args:
+        name: of what it is made of.
+        make: writes it to a path.
+
+    Returns:
+        Its path.
+
+    Raises:
+        OSError: if there is nowhere to write, or the folder is not the user's alone; the message says so.
+    """
+    folder = _private(_home())
+    for path in folder.glob(f"{name}-*.so"):
+        with suppress(FileNotFoundError):
+            if _is_own(path.lstat()) and path.name == _named(name, path):
+                return path
+    _sweep(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as build:
+        made = Path(build, "library")
+        make(made)
+        made.chmod(0o600)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # else a power cut may leave the name without the bytes
+        return made.replace(folder / _named(name, made))  # whole or not at all: another process may be doing the same
+
+
+def _home() -> Path:
+    if not hasattr(os, "geteuid"):
+        raise OSError("there are no owners of files here")
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise OSError("there is no home folder; set XDG_CACHE_HOME to a folder of your own") from error
+
+
+def _named(name: str, path: Path) -> str:
+    return f"{name}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.so"
+
+
+def _private(home: Path) -> Path:
+    """Return the folder of the libraries, made if needed, that nobody but the user can write to or replace.
+
+    Raises:
+        OSError: if somebody else can.
+    """
+    folder = home / "torchbayes" / "native"
+    home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o755, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode):
+        raise OSError(f"{folder} is a link, not a folder; remove it")
+    for place, found, owners in (
+        (folder, about, {os.geteuid()}),
+        (folder.parent, folder.parent.stat(), {os.geteuid(), 0}),
+        (home, home.stat(), {os.geteuid(), 0}),
+    ):
+        if found.st_uid not in owners:
+            raise OSError(f"{place} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
+    for place in folder.resolve().parents:
+        mode = place.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise OSError(
+                f"everyone can write to {place}, and so replace {folder}; set XDG_CACHE_HOME to another folder"
+            )
+    if stat.S_IMODE(about.st_mode) != stat.S_IRWXU:
+        folder.chmod(stat.S_IRWXU)
+    return folder
+
+
+def _is_own(about: os.stat_result) -> bool:
+    """Return whether a file is a plain one of this user, which nobody else can write to."""
+    shared = stat.S_IWGRP | stat.S_IWOTH
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & shared
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what compilations that were killed left."""
+    for left in folder.glob("build-*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _STALE:
+                shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,205 @@
+"""Locks that die with their process: one writer for a directory, and temporary files that are still being written.
+
+The lock proper is the operating system's, on an open file (`flock`, which Linux turns into a lock of the server on
+NFS). It ends with the process that took it, however that ends, so that a lock file that is left behind blocks nobody.
+Children that are forked do not hold it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import warnings
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+NAME = "run.lock"
+_BYTE = 1 << 30  # what is locked on Windows, where a locked byte cannot be read: behind the holder's name
+
+
+class FileWarning(UserWarning):
+    """A file is damaged, or not protected, in a way that does not keep it from being used."""
+
+
+def take(handle: int) -> bool:
+    """Lock an open file for this process alone, without waiting.
+
+    Args:
+        handle: the open file; the lock ends when it is closed.
+
+    Returns:
+        Whether it is locked now; if not, another process has it.
+
+    Raises:
+        OSError: if its file system knows no locks.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+    import msvcrt
+
+    windows: Any = msvcrt
+    os.lseek(handle, _BYTE, os.SEEK_SET)
+    try:
+        windows.locking(handle, windows.LK_NBLCK, 1)
+    except PermissionError:
+        return False
+    return True
+
+
+class Locked:
+    """The right to write to a directory, which one process has at a time; used with `with`.
+
+    `run.lock` in the directory says who has it. It is removed at the end; one that a killed process left is taken over.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        """Take the lock; the directory is made if needed.
+
+        Args:
+            directory: what is written to.
+
+        Raises:
+            BlockingIOError: if another process, or another fit of this one, is writing there; it says who.
+            OSError: if the directory cannot be written to.
+        """
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # kept open, so that no directory made later is taken for this one
+        self._folder = os.open(self.directory, os.O_RDONLY) if os.name != "nt" else None
+        self._handle: int | None = None
+        try:
+            self._handle = self._taken()
+        finally:
+            if self._handle is None and self._folder is not None:
+                os.close(self._folder)
+        _HELD.add(self)
+
+    def __enter__(self) -> Self:
+        """Return the lock."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the directory back."""
+        handle, self._handle = self._handle, None
+        if handle is None:  # a child that was forked
+            return
+        if _is_at(handle, self.path):
+            with suppress(OSError):  # Windows keeps files that are open
+                self.path.unlink()
+        self._close(handle)
+
+    @property
+    def path(self) -> Path:
+        """The lock file."""
+        return self.directory / NAME
+
+    def check(self) -> None:
+        """Check, before something is written, that this process still has the directory.
+
+        Raises:
+            BlockingIOError: if another process has taken it over.
+            FileNotFoundError: if the directory was removed.
+            OSError: if this process was forked from the one that has the lock.
+        """
+        if self._handle is None:
+            raise OSError(f"{self.directory} is written to by the process that this one was forked from, not by this.")
+        if _is_at(self._handle, self.path):
+            return
+        if self._folder is not None and not _is_at(self._folder, self.directory):
+            raise FileNotFoundError(
+                f"{self.directory} was removed or replaced while it was written to. What it held is gone; start anew."
+            )
+        lost, self._handle = self._handle, self._taken()  # the lock file alone was removed
+        os.close(lost)
+
+    def forget(self) -> None:
+        """Let go of the open file without giving the lock back, as a child that was forked must."""
+        if self._handle is not None:
+            self._close(self._handle)
+            self._handle = None
+
+    def _close(self, handle: int) -> None:
+        os.close(handle)
+        if self._folder is not None:
+            os.close(self._folder)
+
+    def _taken(self) -> int:
+        while True:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if not self._free(handle):
+                    raise BlockingIOError(
+                        f"{self.directory} is being written to by {_holder(self.path)}. Wait until that ends, or "
+                        f"choose another directory."
+                    )
+                if _is_at(handle, self.path):  # else its holder ended, and removed it, after it was opened here
+                    _sign(handle)
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+    def _free(self, handle: int) -> bool:
+        try:
+            return take(handle)
+        except OSError as error:
+            warnings.warn(
+                f"{self.directory} is on a file system without locks ({error.strerror}), so nothing keeps another "
+                f"process from writing to it. See to it that none does.",
+                FileWarning,
+                stacklevel=5,
+            )
+            return True
+
+
+_HELD: weakref.WeakSet[Locked] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for lock in list(_HELD):
+        lock.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sign(handle: int) -> None:
+    about = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with suppress(OSError):  # a full disk; the lock is there without the name of its holder
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, (json.dumps(about) + "\n").encode())
+
+
+def _holder(path: Path) -> str:
+    """Return in words who has a lock."""
+    try:
+        about = json.loads(path.read_text("utf-8"))
+        return f"process {about['process']} on {about['host']}, since {about['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has just come or gone
+        return "another process"

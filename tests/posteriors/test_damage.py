@@ -1,0 +1,270 @@
+"""Damaged files: each is read as it was, or refused in words that name it; none silently, none with a raw error."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import torchbayes as tb
+from tests.damage import DAMAGES, WEIGHTS, unreadable
+from tests.laws.cases import POSTERIORS, everything, model_of, normal, rows_of
+from torchbayes.diagnose import read_log
+from torchbayes.linalg.curvature import DenseCurvature, DiagonalCurvature, LowRankCurvature
+from torchbayes.posteriors.files import read_tensors, write_tensors
+from torchbayes.posteriors.load import read_draws
+from torchbayes.posteriors.store import DrawFile
+
+MODEL = model_of()
+SAMPLER = tb.SGHMC(2, 24, 8, 2, step_size=1e-3, batch_size=6, plan="loop")
+Found = dict[str, Any]
+
+
+def _laplace(curvature: Any, seed: int) -> tb.LaplacePosterior:
+    mean_MD = normal(2, MODEL.layout.size, seed=seed)
+    ones_MD, nothing_M = torch.ones_like(mean_MD), torch.zeros(2, dtype=torch.float64)
+    return tb.LaplacePosterior(MODEL, mean_MD, curvature, ones_MD, ones_MD[0], nothing_M, 24, 24)
+
+
+def _posteriors(seed: int) -> dict[str, Any]:
+    size = MODEL.layout.size
+    root = normal(2, size, size, seed=seed)
+    made = {name: make(MODEL, 2) for name, make in POSTERIORS.items()}
+    if seed:  # the same kinds with other weights
+        shift = {"mean_MD": normal(2, size, seed=seed)}
+        fields = {"point": {"weights_MD": shift["mean_MD"]}, "draws": {"weights_MSD": normal(2, 12, size, seed=seed)}}
+        made = {n: _with(p, fields.get(n, shift)) for n, p in made.items()}
+    made["laplace_dense"] = _laplace(DenseCurvature(root @ root.mT), seed)
+    made["laplace_diagonal"] = _laplace(DiagonalCurvature(root[:, 0] ** 2), seed)
+    made["laplace_low_rank"] = _laplace(
+        LowRankCurvature(root[:, :3], root[:, 0] ** 2, root[:, 0, 0] ** 2, root[:, 0, 1] ** 2), seed
+    )
+    return made
+
+
+def _with(posterior: Any, fields: dict[str, Tensor]) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(posterior, **fields)
+
+
+class Case(NamedTuple):
+    """A file, how it is read, and where the same file of another fit lies."""
+
+    path: Path
+    read: Callable[[Path], Found]
+    other: Path
+
+
+def _load(path: Path) -> Found:
+    found = tb.load(path, MODEL)
+    return {**everything(found), "type": type(found), "settings": found.settings(), "known": found.statistics_known}
+
+
+def _draws(path: Path) -> Found:
+    return {"draws": read_draws(path.parent, MODEL)}
+
+
+def _tensor_bytes(path: Path) -> int:
+    return sum(tensor.nbytes for tensor in read_tensors(path)[0].values())
+
+
+def _log(path: Path) -> Found:
+    return {"log": [{k: v for k, v in r.items() if k != "seconds"} for r in read_log(path.parent)]}
+
+
+def _resume(path: Path) -> Found:
+    """Go on with the run, and return all that is then in its directory."""
+    method = SAMPLER if "sghmc" in path.parent.name else tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop")
+    found = tb.fit(MODEL, rows_of(), method, directory=path.parent, resume=True, callbacks=())
+    return {**everything(found), **_log(path)}
+
+
+def _run(directory: Path, method: Any, seed: int) -> None:
+    inputs, targets = rows_of()
+    tb.fit(MODEL, (inputs + 0.1 * seed, targets), method, directory=directory, callbacks=())
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    """Every file that this library writes, beside one of another fit of the same settings to other data."""
+    home, away = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("away")
+    found = []
+    for place, seed in ((home, 0), (away, 1)):
+        for name, posterior in _posteriors(seed).items():
+            posterior.save(place / name / "q.safetensors")
+        _run(place / "sghmc", SAMPLER, seed)
+        _run(place / "swag", tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop"), seed)
+    for name in _posteriors(0):  # alone, a sound file is what it says; one's header with the other's tensors is not
+        path, other = (place / name / "q.safetensors" for place in (home, away))
+        own, start = path.read_bytes(), len(path.read_bytes()) - _tensor_bytes(path)
+        other.write_bytes(own[:start] + other.read_bytes()[-_tensor_bytes(path) :])
+        found.append(Case(path, _load, other))
+    for name, read in (
+        ("sghmc/posterior.safetensors", _load),
+        ("swag/posterior.safetensors", _load),
+        ("sghmc/draws.bin", _load_beside),
+        ("sghmc/draws.bin", _draws),
+        ("sghmc/draws.json", _draws),
+        ("sghmc/log.jsonl", _log),
+        ("sghmc/log.jsonl", _resume),
+        ("sghmc/checkpoint.safetensors", _resume),
+        ("sghmc/draws.bin", _resume),
+        ("sghmc/draws.json", _resume),
+        ("sghmc/config.json", _resume),
+        ("swag/checkpoint.safetensors", _resume),
+        ("swag/config.json", _resume),
+        ("swag/log.jsonl", _resume),
+    ):
+        found.append(Case(home / name, read, away / name))
+    return found
+
+
+def _load_beside(path: Path) -> Found:
+    return _load(path.with_name("posterior.safetensors"))
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same(first[k], second[k]) for k in first)
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return (
+            first.dtype == second.dtype
+            and first.shape == second.shape
+            and first.numpy().tobytes() == second.numpy().tobytes()
+        )
+    return bool(first == second)
+
+
+def _outcome(read: Callable[[Path], Found], path: Path, expected: Found) -> tuple[str, str]:
+    """Read a damaged file; say how that ended, and in what words."""
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = read(path)
+    except (ValueError, OSError) as error:
+        text = str(error)
+        return ("said" if str(path.parent) in text and len(text) < 1000 else "raw"), f"{type(error).__name__}: {text}"
+    except Exception as error:
+        return "raw", f"{type(error).__name__}: {error}"
+    if not any(str(path.parent) in str(one.message) for one in told):
+        return ("same" if _same(found, expected) else "silent"), ""
+    whole, kept = expected.pop("log"), found.pop("log")  # the log alone is read in part, with a warning
+    sound = _same(found, expected) and all(record in whole for record in kept)
+    return ("said" if sound else "silent"), f"{told[0].category.__name__}: {told[0].message}"
+
+
+def tally(cases: list[Case], each: int, folder: Path) -> tuple[Counter[str], list[str]]:
+    """Damage every file some times; return the outcomes, and what went wrong."""
+    outcomes: Counter[str] = Counter()
+    wrong = []
+    for number, case in enumerate(cases):
+        expected = case.read(case.path)
+        for trial in range(each):
+            chance = random.Random(f"{number} {trial}")
+            how = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            place = folder / case.path.parent.name
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(case.path.parent, place)
+            path = place / case.path.name
+            whole = path.read_bytes()
+            damaged = DAMAGES[how](whole, chance, case.other.read_bytes())
+            path.write_bytes(damaged)
+            outcome, text = _outcome(case.read, path, {**expected})
+            outcomes[outcome] += 1
+            if outcome in {"silent", "raw"}:
+                what = f"{case.path.parent.name}/{path.name} by {case.read.__name__}, trial {trial} ({how})"
+                wrong.append(f"{outcome}: {what}: {text[:300]}")
+    return outcomes, wrong
+
+
+def test_600_damaged_files_are_told_or_harmless(cases: list[Case], tmp_path: Path) -> None:
+    outcomes, wrong = tally(cases, -(-600 // len(cases)), tmp_path)
+    print(outcomes)
+    assert not wrong, "\n".join(wrong)
+    assert outcomes.total() >= 600
+
+
+def test_a_folder_in_the_place_of_a_file_is_told(cases: list[Case], tmp_path: Path) -> None:
+    for number, case in enumerate(cases):
+        expected, place = case.read(case.path), tmp_path / str(number) / case.path.parent.name
+        shutil.copytree(case.path.parent, place)
+        (place / case.path.name).unlink()
+        (place / case.path.name).mkdir()
+        outcome, text = _outcome(case.read, place / case.path.name, expected)
+        assert outcome == "said", f"{case}: {text}"
+
+
+def test_files_that_may_not_be_read_are_told(cases: list[Case], tmp_path: Path) -> None:
+    for number, case in enumerate(cases):
+        expected, place = case.read(case.path), tmp_path / str(number) / case.path.parent.name
+        shutil.copytree(case.path.parent, place)
+        with unreadable(place / case.path.name):
+            outcome, text = _outcome(case.read, place / case.path.name, expected)
+        assert outcome == "said", f"{case}: {text}"
+
+
+def test_files_that_are_missing_are_told_or_not_needed(cases: list[Case], tmp_path: Path) -> None:
+    for number, case in enumerate(cases):
+        expected, place = case.read(case.path), tmp_path / str(number) / case.path.parent.name
+        shutil.copytree(case.path.parent, place)
+        (place / case.path.name).unlink()
+        outcome, text = _outcome(case.read, place / case.path.name, expected)
+        assert outcome in {"said", "same"}, f"{case}: {text}"
+
+
+def test_a_file_of_before_checksums_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "q.safetensors"
+    layout = {name: list(shape) for name, shape in MODEL.layout.shapes.items()}
+    header = {"format": 1, "kind": "point", "layout": layout, "settings": {}, "statistics_known": True}
+    save_file({"weights_MD": normal(2, MODEL.layout.size)}, path, metadata={"torchbayes": json.dumps(header)})
+    message = r"has format 1, without checksums; this version reads format 2\. Fit again, or read it with the version"
+    with pytest.raises(ValueError, match=message) as caught:
+        tb.load(path, MODEL)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+def test_every_bit_of_a_tensor_counts(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensor = (normal(3, 2) > 0).to(dtype)
+    whole = write_tensors(tmp_path / "x", {"a": tensor, "scalar": tensor[0, 0], "none": tensor[:0]}, {}).read_bytes()
+    assert torch.equal(read_tensors(tmp_path / "x")[0]["a"], tensor)
+    for place in range(len(whole) - 7 * tensor.element_size(), len(whole)):
+        for bit in range(8):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << bit
+            (tmp_path / "x").write_bytes(changed)
+            with pytest.raises(ValueError, match=r"x is damaged: `(a|scalar)` is not what was written"):
+                read_tensors(tmp_path / "x")
+
+
+def test_long_files_of_draws_are_verified_on_request_and_by_who_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchbayes.posteriors.store._AT_ONCE", 1000)
+    monkeypatch.setattr("torchbayes.posteriors.store._PIECE", 100)
+    file = DrawFile.create(tmp_path, normal(2, 30), {"w": (30,)})
+    for number in range(4):
+        file.append(normal(2, 30, seed=number))
+    file.read(verify=True)
+    whole = bytearray(file.path.read_bytes())
+    whole[2 * file.row_bytes + 123] ^= 4
+    file.path.write_bytes(whole)
+    assert file.read().shape == (2, 4, 30)  # so that of a file larger than memory only what is used is read
+    message = r"draws\.bin is damaged: draw 3 is not what was written there\. The 2 before it are whole\. Restore it or"
+    for read in (lambda: file.read(verify=True), lambda: file.truncate(3), lambda: file.truncate(4)):
+        with pytest.raises(ValueError, match=message):
+            read()
+    assert file.path.read_bytes() == whole
+    file.truncate(2)
+    assert torch.equal(file.read(verify=True), torch.stack([normal(2, 30, seed=s) for s in range(2)], 1))
