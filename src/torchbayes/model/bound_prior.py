@@ -250,11 +250,6 @@ def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
     if isinstance(prior, type):
         raise TypeError(f"a prior must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
     if isinstance(prior, Distribution):
-        if prior.event_shape or prior.batch_shape.numel() != 1:
-            raise ValueError(
-                f"a prior must be univariate; got batch shape {tuple(prior.batch_shape)} and event shape "
-                f"{tuple(prior.event_shape)}. Give one Distribution per glob."
-            )
         return Univariate(prior)
     if isinstance(prior, ShapedPrior):
         return prior.resolve(shape)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_each, check_kind, check_numbers, check_positive, plain
 from torchbayes.model.seeds import Purpose, seeded
 
 
@@ -51,11 +52,6 @@ PriorLike = Prior | ShapedPrior | Distribution
 PriorRules = PriorLike | Mapping[str, PriorLike]
 
 
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"`{name}` must be positive and finite; got {value}.")
-
-
 def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -78,7 +74,9 @@ class Normal:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("scale", self.scale)
+        plain(self)
+        check_positive(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -122,7 +120,9 @@ class Laplace:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("scale", self.scale)
+        plain(self)
+        check_positive(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -153,8 +153,9 @@ class StudentT:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("df", self.df)
-        _positive("scale", self.scale)
+        plain(self)
+        check_positive(df=self.df, scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -186,7 +187,9 @@ class Logistic:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("scale", self.scale)
+        plain(self)
+        check_positive(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -218,14 +221,12 @@ class NormalMixture:
     proportions: tuple[float, ...] = (0.5, 0.5)
 
     def __post_init__(self) -> None:
-        if len(self.scales) != len(self.proportions) or not self.scales:
+        plain(self)
+        check_each(check_positive, scales=self.scales, proportions=self.proportions)
+        if len(self.scales) != len(self.proportions):
             raise ValueError(
-                f"`scales` and `proportions` must have the same positive length; "
-                f"got {len(self.scales)} and {len(self.proportions)}."
+                f"`scales` and `proportions` must have the same length; got {self.scales} and {self.proportions}."
             )
-        for scale, proportion in zip(self.scales, self.proportions, strict=True):
-            _positive("scales", scale)
-            _positive("proportions", proportion)
 
     @property
     def std(self) -> float:
@@ -285,8 +286,8 @@ class FanInNormal:
     bias_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("gain", self.gain)
-        _positive("bias_scale", self.bias_scale)
+        plain(self)
+        check_positive(gain=self.gain, bias_scale=self.bias_scale)
 
     def resolve(self, shape: tuple[int, ...]) -> Prior:
         """Return the normal prior of a parameter of this shape; fan_in is the product of all axes but the first."""
@@ -303,6 +304,15 @@ class Univariate:
     """
 
     distribution: Distribution
+
+    def __post_init__(self) -> None:
+        check_kind(Distribution, "a torch Distribution", distribution=self.distribution)
+        own = self.distribution
+        if own.event_shape or own.batch_shape.numel() != 1:
+            raise ValueError(
+                f"a prior must be univariate; `distribution` has batch shape {tuple(own.batch_shape)} and event shape "
+                f"{tuple(own.event_shape)}. Give one Distribution per glob."
+            )
 
     @property
     def std(self) -> float:
