@@ -12,9 +12,11 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 _LONGEST = 80  # letters of a value in a message
@@ -238,6 +240,57 @@ def check_tensor(*axes: str, **values: Any) -> None:
         if axes and value.ndim != len(axes):
             wanted = ", ".join(axes) + ("," if len(axes) == 1 else "")
             raise ValueError(f"`{name}` must have shape ({wanted}); got {tuple(value.shape)}.")
+
+
+def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", **counts: int) -> None:
+    """Check that what is asked for can be held, before it is asked for.
+
+    Args:
+        needed: bytes it takes at least.
+        holding: what takes them, in words.
+        device: where it is held.
+        counts: the argument that decides, by name.
+
+    Raises:
+        ValueError: if less memory is free; the message says how much, and how many would fit.
+    """
+    free = free_memory(device)
+    if needed <= free:
+        return
+    ((name, count),) = counts.items()
+    raise ValueError(
+        f"`{name}` must be smaller; got {count:,}: {holding} would take {_size(needed)}, and {_size(free)} are free. "
+        f"Ask for {int(count * free / needed):,} at most."
+    )
+
+
+def free_memory(device: torch.device | str = "cpu") -> float:
+    """Return the bytes that can still be had on a device; infinite where the system does not say."""
+    if torch.device(device).type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        free = 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        free = math.inf
+    return min(free, _free_in_container())
+
+
+def _free_in_container() -> float:
+    """Return what the control group of a container leaves: its limit, less what cannot be reclaimed."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+        lines = (group / "memory.stat").read_text("utf-8").splitlines()
+        cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, StopIteration, ValueError, IndexError):  # no such group, or no limit ("max")
+        return math.inf
+    return float(max(limit - used + cached, 0))
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:,.1f} MiB"
 
 
 def seen(value: Any) -> str:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.diagnostics import Summary, summary
+from torchbayes.checks import check_counts, given
+from torchbayes.diagnostics import Summary, ebfmi, summary
 from torchbayes.inference.judgement import momentum_ebfmi
 from torchbayes.inference.log import read_log
 from torchbayes.model.batch import batch_size, rows_of
@@ -158,8 +159,11 @@ def diagnose(
     """
     if not isinstance(posterior, Draws):
         raise TypeError(
-            f"only the draws of a sampler, such as HMC, can be diagnosed; got a {type(posterior).__name__} posterior."
+            f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got a "
+            f"{type(posterior).__name__} posterior."
         )
+    check_counts(**given(chunk_size=chunk_size))
+    check_counts(least=0, **given(burn_in=burn_in))
     chains, draws = posterior.weights_MSD.shape[:2]
     if draws < LEAST:
         raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")

@@ -62,3 +62,4 @@ class Case:
     wrong: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     free: Mapping[str, str] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
+CHOICE_OF_DRAWS = (*but(COUNT, None), 3)  # of a posterior with two members

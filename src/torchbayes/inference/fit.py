@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchbayes.checks import as_seed
+from torchbayes.inference.asked import check_finite_start, check_fit
 from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
 from torchbayes.inference.descent import DivergedError
@@ -82,8 +84,11 @@ def fit(
         DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint, or where
             ranks share the members the last one that was written.
         LostRankError: if another rank died or stopped.
+        TypeError: if an argument is of another kind than is meant, such as a class in the place of an object.
     """
-    method = _at_modes(_of_length(method, steps), start)
+    options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
+    check_fit(model, method, start, **options)
+    method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
     share = Share(method.members, ranks or Ranks())
     rows = method.rows if isinstance(method, Sampler) else method.batch_size
     source = as_source(model, data, rows or 1024)
@@ -267,11 +272,12 @@ def start_of(
     weights = start.weights_MD if isinstance(start, Point) else start
     if isinstance(weights, Posterior):
         raise ValueError(f"`start` must be a point posterior, a module or weights; got a {type(weights).__name__}.")
-    if weights.shape[-1] != model.layout.size or (weights.ndim == 2 and len(weights) not in {1, members}):
+    if weights.ndim not in {1, 2} or weights.shape[-1] != model.layout.size or (weights.ndim == 2 and len(weights) not in {1, members}):
         raise ValueError(
             f"`start` must hold {model.layout.size} weights for 1 or {members} members; got shape "
             f"{tuple(weights.shape)}."
         )
+    check_finite_start(start=weights)
     weights_MD = weights.detach().to(model.network.device, model.network.dtype).expand(members, -1).clone()
     if isinstance(start, Point) and start.buffers_M:
         return weights_MD, {n: b.expand(members, *b.shape[1:]).clone() for n, b in start.buffers_M.items()}
@@ -292,5 +298,6 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
         raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
     network = Network(module, own.random if own.picked.places else own.layout.names)
     weights_D = model.given_weights()
+    check_finite_start(start=network.weights())
     weights_D[: network.layout.size] = network.layout.join(network.picked.take(held)).detach()
     return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)

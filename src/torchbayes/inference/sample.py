@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.inference.asked import check_sample
 from torchbayes.inference.judgement import problems
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.dynamics import Density
@@ -53,7 +54,9 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
         ValueError: if the rows of `start_MD` are not as many as the chains, or the density cannot be computed there, is
             not finite, or has the wrong shape.
         DivergedError: if a sampler on minibatches comes to where it is not finite, or cannot be computed.
+        TypeError: if density, method or start are of another kind.
     """
+    check_sample(density, method, start_MD)
     found = run_chains(density, method, start_MD, seed=seed)
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.checks import seen
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout, matches
 from torchbayes.model.priors import Flat, Normal, Prior, PriorLike, PriorRules, SampledPrior, ShapedPrior, Univariate
@@ -58,10 +59,12 @@ class BoundPrior:
             self.segments.append(Segment(rules, slice(0, layout.size)))
             return
         table = rules if isinstance(rules, Mapping) else {"*": rules}
+        if not table:
+            raise ValueError("the `prior` is an empty mapping; got {}. Give a rule for all weights: {'*': Normal()}.")
         unused = [glob for glob in table if not layout.select(glob)]
         if unused:
             raise ValueError(
-                f"the prior's glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
+                f"the `prior`'s glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
                 f"{', '.join(layout.names)}."
             )
         for name, shape in {**layout.shapes, **(shapes or {})}.items():
@@ -248,13 +251,14 @@ def _said(prior: Prior) -> str:
 
 def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
     if isinstance(prior, type):
-        raise TypeError(f"a prior must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
+        raise TypeError(f"a `prior` must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
     if isinstance(prior, Distribution):
         return Univariate(prior)
     if isinstance(prior, ShapedPrior):
         return prior.resolve(shape)
-    if not isinstance(prior, Prior):
+    if not isinstance(prior, Prior) or hasattr(prior, "parameters"):  # likelihoods have a `log_prob` too
         raise TypeError(
-            f"a prior must be one of torchbayes.priors, a torch Distribution, or have a `log_prob`; got {prior!r}."
+            f"a `prior` must be one of torchbayes.priors, a torch Distribution, or have a `log_prob`; got "
+            f"{seen(prior)}."
         )
     return prior

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_choice, check_function, check_positive, given, seen
 from torchbayes.model.batch import (
     Batch,
     check_equally_many,
@@ -34,7 +35,7 @@ from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.custom import as_likelihood
-from torchbayes.model.network import Buffers, Network
+from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.picked import Random
 from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.model.sequences import Labels
@@ -96,19 +97,18 @@ class Model:
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
-            TypeError: if the likelihood is a class where an object is needed, or neither object nor function.
+            TypeError: if network, likelihood or prior are something else, such as a class where an object is needed.
         """
-        if not temperature > 0:
-            raise ValueError(f"`temperature` must be positive; got {temperature}.")
-        if tempering not in {"joint", "likelihood"}:
-            raise ValueError(f"`tempering` must be 'joint' or 'likelihood'; got {tempering!r}.")
+        check_positive(temperature=temperature)
+        check_choice(("joint", "likelihood"), tempering=tempering)
+        check_function("a function that returns (inputs, targets)", **given(batch=batch))
         self.network = Network(network, random)
         self.likelihood = as_likelihood(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         whole = {name: tuple(base.shape) for name, base in self.network.picked.bases.items()}
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
-        self.temperature = temperature
+        self.temperature = float(temperature)
         self.tempering = tempering
         self.shared = (shared,) if isinstance(shared, str | int) else tuple(shared)
         self._hook = batch
@@ -233,11 +233,8 @@ class Model:
         check_equally_many(batch)
         check_finite(batch.inputs)
         with torch.no_grad():
-            try:
+            with taking(batch.inputs):
                 outputs = self.network(self.network.weights(), batch.inputs)
-            except (RuntimeError, TypeError, IndexError) as error:
-                shapes = on_rows(lambda t: tuple(t.shape), unshared(batch.inputs))
-                raise ValueError(f"the network cannot take inputs of shape {shapes}: {error}") from error
         if outputs.shape[0] != batch.size:
             raise ValueError(
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."

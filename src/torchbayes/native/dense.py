@@ -165,6 +165,8 @@ class DenseKernel:
         """
         weights_SD, inputs = weights_SD.contiguous(), inputs.contiguous()
         rows = self._rows(inputs, inputs, 1, chunk_size)
+        needed = len(weights_SD) * rows.count * self._outputs * weights_SD.itemsize
+        check_memory(needed, "outputs of the drawn functions", draws=len(weights_SD))
         outputs_SBK = weights_SD.new_empty(len(weights_SD), rows.count, self._outputs)
         self._functions["predict", weights_SD.dtype](
             ctypes.byref(self._network),
