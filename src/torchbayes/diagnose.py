@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.checks import check_counts, given
+from torchbayes.checks import check_counts, check_tensor, given, seen
 from torchbayes.diagnostics import Summary, ebfmi, summary
 from torchbayes.inference.judgement import momentum_ebfmi
 from torchbayes.inference.log import read_log
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
 
@@ -159,10 +160,11 @@ def diagnose(
     """
     if not isinstance(posterior, Draws):
         raise TypeError(
-            f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got a "
-            f"{type(posterior).__name__} posterior."
+            f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got "
+            f"{f'a {type(posterior).__name__} posterior' if isinstance(posterior, Posterior) else seen(posterior)}."
         )
     check_counts(**given(chunk_size=chunk_size))
+    check_tensor(**given(targets=targets))
     check_counts(least=0, **given(burn_in=burn_in))
     chains, draws = posterior.weights_MSD.shape[:2]
     if draws < LEAST:
@@ -326,8 +328,12 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
     Raises:
         ValueError: if the log is not that of these chains.
     """
+    if isinstance(log, str | Path) and not Path(log).is_dir():
+        raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
     about = _about(Path(log)) if isinstance(log, str | Path) else {}
     records = read_log(log) if isinstance(log, str | Path) else log
+    if not isinstance(records, Sequence) or not all(isinstance(found, Mapping) for found in records):
+        raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:
         burn_in = int(about.get("method", {}).get("burn_in", 0))
     for found in records:

@@ -138,8 +138,7 @@ def functional_laplace(
     check_kind(Model, "a Model", model=model)
     check_counts(largest=largest, chunk=chunk)
     link_of(link, model.likelihood)
-    if start is None:
-        raise ValueError("`start` must be the mode: a trained module, a point posterior or flat weights; got None.")
+    check_kind((nn.Module, Point, Tensor), "the mode: a trained module, a point posterior or weights", start=start)
     if model.temperature != 1:
         raise ValueError(f"the functional form is that of T = 1; the model has temperature {model.temperature}.")
     source = as_source(model, data, 1024)

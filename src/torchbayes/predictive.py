@@ -183,13 +183,17 @@ class Predictive:
             Tensor (Q, B, K'), or (B, K') for one number; exact to rounding.
 
         Raises:
-            ValueError: if a level is not in (0, 1).
+            ValueError: if there is no level, or one is not in (0, 1).
+            TypeError: if levels are not numbers.
             NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
         """
-        given = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device)
-        single, levels_Q = given.ndim == 0, given.reshape(-1)
-        if not ((levels_Q > 0) & (levels_Q < 1)).all():
-            raise ValueError(f"`levels` must lie in (0, 1); got {levels_Q.min():g} to {levels_Q.max():g}.")
+        try:
+            asked = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"`levels` must be numbers in (0, 1); got {seen(levels)}.") from error
+        single, levels_Q = asked.ndim == 0, asked.reshape(-1)
+        if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
+            raise ValueError(f"`levels` must lie in (0, 1), and there must be one; got {seen(levels)}.")
         distribution = self.distribution
         # the average's quantile lies between the smallest and the largest of the draws' quantiles
         shape = (-1, *[1] * distribution.mean.ndim)

@@ -54,12 +54,24 @@ class Case:
         good: keyword arguments of a call that works.
         wrong: argument -> values that must be refused.
         free: arguments that take anything of their type, with the reason.
-        named: argument -> what messages call it, where that is not its own name.
+        named: argument -> words of which a message must have one, where that is not the argument in backticks.
     """
 
     call: Callable[..., Any]
     good: Callable[[], Mapping[str, Any]] = dict
     wrong: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     free: Mapping[str, str] = field(default_factory=dict)
-    named: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+# data, and what is inside data, go by plain words
+WORDS = {
+    "data": ("data", "inputs", "targets", "class labels"),
+    "on": ("data", "inputs", "targets", "class labels", "`on`"),
+    "batches": ("batch", "inputs", "targets"),
+    "inputs": ("inputs",),
+    "targets": ("targets", "class labels"),
+    "log": ("log",),
+    "parts": ("part",),
+}
 CHOICE_OF_DRAWS = (*but(COUNT, None), 3)  # of a posterior with two members

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -58,11 +59,12 @@ def _prediction(**wrong: Any) -> dict[str, Any]:
     return {"posterior": _POSTERIOR, "draws": CHOICE_OF_DRAWS, "seed": SEED, "chunk_size": COUNT, **wrong}
 
 
+@wraps(tb.stream)
 def _stream(**options: Any) -> None:
     list(tb.stream(**options))
 
 
-_POSTERIORS = {"buffers_M": "what the network holds", "statistics_known": "set by fit", "calibration": "set by fit"}
+_POSTERIORS = dict.fromkeys(("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`")
 
 VERBS = {
     "Model": Case(
@@ -88,12 +90,11 @@ VERBS = {
             "start": _START,
             "seed": SEED,
             "directory": but(PATH, None),
-            "resume": (*FLAG, True),
+            "resume": FLAG,
             "steps": (*but(COUNT, None), 5),
             "callbacks": ("text", 3, NAN, [3], [None]),
             "ranks": (*but(OBJECT, None), tb.Ranks),
         },
-        named={},
     ),
     "sample": Case(
         tb.sample,
@@ -156,7 +157,7 @@ VERBS = {
         {
             "posterior": (*_POSTERIOR, things.point()),
             "prior": WORD,
-            "noise": (*FLAG, True),
+            "noise": FLAG,
             "on": but(_DATA, None),
         },
     ),
@@ -222,7 +223,7 @@ VERBS = {
         {
             "model": _MODEL,
             "mean_MD": tensors((27,), (1, 3), (0, 27)),
-            "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3)), Diagonal(torch.ones(2, 27))),
+            "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3))),
         },
         _POSTERIORS,
     ),

@@ -140,8 +140,8 @@ def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
         return method
     if not isinstance(method, Sampler):
         raise ValueError(
-            f"`steps` is for samplers, whose chains can go on; the schedule of {type(method).__name__} belongs to its "
-            f"epochs. Set those, or start a new run at its weights with `start=`."
+            f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
+            f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
     return dataclasses.replace(method, steps=steps)
 

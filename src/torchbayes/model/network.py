@@ -345,4 +345,4 @@ def taking(inputs: Any) -> Iterator[None]:
         raise
     except (RuntimeError, TypeError, IndexError) as error:
         shapes = on_rows(lambda t: tuple(t.shape), unshared(inputs))
-        raise ValueError(f"the network cannot take inputs of shape {shapes}: {error}") from error
+        raise ValueError(f"the network cannot take inputs of shape {shapes}: {str(error).rstrip('.')}.") from error

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_memory
 from torchbayes.native.build import load
 from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Stage, network, prior
 
