@@ -66,12 +66,11 @@ class Case:
 
 # data, and what is inside data, go by plain words
 WORDS = {
-    "data": ("data", "inputs", "targets", "class labels"),
-    "on": ("data", "inputs", "targets", "class labels", "`on`"),
+    "data": ("data", "inputs", "targets", "class labels", "batch"),
+    "on": ("data", "inputs", "targets", "class labels", "batch"),
     "batches": ("batch", "inputs", "targets"),
-    "inputs": ("inputs",),
+    "inputs": ("inputs", "batch"),
     "targets": ("targets", "class labels"),
     "log": ("log",),
-    "parts": ("part",),
 }
 CHOICE_OF_DRAWS = (*but(COUNT, None), 3)  # of a posterior with two members

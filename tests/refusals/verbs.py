@@ -78,6 +78,7 @@ VERBS = {
             "temperature": POSITIVE,
             "tempering": WORD,
             "batch": but(FUNCTION, None),
+            "shared": (None, NAN, [None], [1.5], dict),
         },
     ),
     "fit": Case(
@@ -105,7 +106,7 @@ VERBS = {
         {
             "density": (*OBJECT, tb.FunctionDensity, things.density),
             "method": (*_METHOD, tb.MAP()),
-            "start_MD": (None, "text", 3, NAN, torch.zeros(3), torch.zeros(3, 3), torch.zeros(2, 0), torch.full((2, 3), NAN), torch.zeros(2, 3, dtype=torch.int64)),
+            "start_MD": (None, "text", 3, NAN, torch.zeros(3), torch.zeros(2, 0), torch.full((2, 3), NAN), torch.zeros(2, 3, dtype=torch.int64)),
             "seed": SEED,
         },
     ),
@@ -144,9 +145,9 @@ VERBS = {
         lambda: {"posterior": things.chains(), "inputs": things.INPUTS},
         {
             "posterior": (*_POSTERIOR, things.point()),
-            "inputs": _INPUTS,
+            "inputs": (*_INPUTS[:6], *_INPUTS[7:]),
             "targets": but(_LABELS, None),
-            "log": ("no/such/run", 3, NAN, dict, [], [3], [{}], [{"step": 1}]),
+            "log": ("no/such/run", 3, NAN, dict, [3], [{}], [{"step": 1}]),
             "burn_in": but(WHOLE, None),
             "chunk_size": maybe(COUNT),
         },
@@ -276,6 +277,6 @@ VERBS = {
     "Functions.call": Case(
         lambda inputs, chunk_size=2: things.functions()(inputs, chunk_size=chunk_size),
         lambda: {"inputs": things.INPUTS},
-        {"inputs": but(_INPUTS), "chunk_size": COUNT},
+        {"inputs": (None, "text", 3, NAN, torch.zeros(0, 2), torch.zeros(12, 3)), "chunk_size": COUNT},
     ),
 }

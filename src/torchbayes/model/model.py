@@ -110,7 +110,7 @@ class Model:
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
         self.temperature = float(temperature)
         self.tempering = tempering
-        self.shared = (shared,) if isinstance(shared, str | int) else tuple(shared)
+        self.shared = _names_of_shared(shared)
         self._hook = batch
         self._labels = Labels(self.network.module)
 
@@ -266,6 +266,18 @@ def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood |
     if prior is not None:
         other.prior = BoundPrior(model.layout, prior)
     return other
+
+
+def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
+    """Return keys and places of inputs that all rows share.
+
+    Raises:
+        TypeError: if they are neither texts nor numbers.
+    """
+    names = (shared,) if isinstance(shared, str | int) else shared
+    if not isinstance(names, Sequence) or not all(isinstance(name, str | int) for name in names):
+        raise TypeError(f"`shared` must be keys of a mapping of inputs, or places in a tuple; got {seen(shared)}.")
+    return tuple(names)
 
 
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
