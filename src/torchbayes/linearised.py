@@ -90,7 +90,7 @@ class Linearised:
     def __post_init__(self) -> None:
         if not isinstance(self.posterior, LaplacePosterior | Gaussian):
             raise TypeError(
-                f"`posterior` must be a Gaussian one, to be linearised; got {seen(self.posterior)}. "
+                f"a linearised predictive needs a Gaussian `posterior`; got {seen(self.posterior)}. "
                 f"Use predict(posterior, inputs)."
             )
         plain(self)

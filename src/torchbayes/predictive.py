@@ -80,14 +80,14 @@ class Predictive:
         check_tensor(probs=probs)
         if probs.ndim not in {2, 3} or not probs.numel() or not probs.is_floating_point():
             raise ValueError(
-                f"`probs` must be floating point of shape (B, K) or (S, B, K); got {probs.dtype} of shape "
-                f"{tuple(probs.shape)}."
+                f"`probs` must have shape (B, K) or (S, B, K) and be floating point; got {tuple(probs.shape)} of "
+                f"{probs.dtype}."
             )
         sums = probs.sum(-1)
         if not (probs.min() >= 0 and (sums - 1).abs().max() <= 1e-3):  # nor NaN
             raise ValueError(
-                f"`probs` must be at least 0 and sum to 1; got values from {probs.min():g} and sums up to "
-                f"{sums.max():g}. Apply softmax."
+                f"`probs` must be at least 0 and sum to 1; got sums up to {sums.max():g} and values from "
+                f"{probs.min():g}. Apply softmax."
             )
         return cls((probs if probs.ndim == 3 else probs.unsqueeze(0)).log(), Categorical())
 
@@ -193,7 +193,7 @@ class Predictive:
             raise TypeError(f"`levels` must be numbers in (0, 1); got {seen(levels)}.") from error
         single, levels_Q = asked.ndim == 0, asked.reshape(-1)
         if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
-            raise ValueError(f"`levels` must lie in (0, 1), and there must be one; got {seen(levels)}.")
+            raise ValueError(f"`levels` must lie in (0, 1); got {seen(levels)}.")
         distribution = self.distribution
         # the average's quantile lies between the smallest and the largest of the draws' quantiles
         shape = (-1, *[1] * distribution.mean.ndim)

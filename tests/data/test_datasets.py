@@ -108,7 +108,7 @@ def test_names_have_one_line_each():
         ("digit", {}, "Did you mean digits"),
         ("notmnist", {}, r"no training part.*out_of_distribution\(data, 'notmnist'\)"),
         ("digits", {"split": 20}, "`split` of `digits` must be between 0 and 19; got 20"),
-        ("digits", {"train_size": 0}, "`train_size` of `digits` must be between 1 and its 1437 rows; got 0"),
+        ("digits", {"train_size": 0}, "`train_size` must be a whole number of at least 1; got 0"),
         ("digits", {"train_size": 1438}, "got 1438"),
     ],
 )

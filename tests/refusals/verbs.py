@@ -213,7 +213,7 @@ VERBS = {
     "Draws": Case(
         tb.Draws,
         lambda: {"model": things.model(), "weights_MSD": things.weights(2, 6)},
-        {"model": _MODEL, "weights_MSD": tensors((27,), (2, 27), (0, 2, 27), (2, 0, 27), (2, 6, 5))},
+        {"model": _MODEL, "weights_MSD": tensors((27,), (2, 27), (0, 2, 27), (2, 6, 5))},
         _POSTERIORS,
     ),
     "Gaussian": Case(

@@ -310,7 +310,7 @@ class Univariate:
         own = self.distribution
         if own.event_shape or own.batch_shape.numel() != 1:
             raise ValueError(
-                f"a prior must be univariate; `distribution` has batch shape {tuple(own.batch_shape)} and event shape "
+                f"`distribution`: a prior must be univariate; got batch shape {tuple(own.batch_shape)} and event shape "
                 f"{tuple(own.event_shape)}. Give one Distribution per glob."
             )
 

@@ -55,7 +55,7 @@ def image_shape(input_shape: InputShape, *, smallest: int, network: str) -> tupl
     if min(height, width) < smallest:
         smaller = "`small_cnn` (from 8x8) or `mlp`" if smallest > 8 else "`mlp`"
         raise ValueError(
-            f"`{network}` needs images of at least {smallest}x{smallest} pixels; got `input_shape` {height}x{width}. "
+            f"`{network}` needs an `input_shape` of at least {smallest}x{smallest} pixels; got {height}x{width}. "
             f"Use {smaller}."
         )
     return channels, height, width

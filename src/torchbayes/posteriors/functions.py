@@ -92,7 +92,7 @@ def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
 
     Args:
         model: the model.
-        axes: letters of the axes before D, none of which may be empty.
+        axes: letters of the axes before D, the first of which must not be empty.
         weights: the tensors by name.
 
     Raises:
@@ -102,7 +102,7 @@ def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
     check_kind(Model, "a Model", model=model)
     check_tensor(*axes, "D", **weights)
     for name, tensor in weights.items():
-        if tensor.shape[-1] != model.layout.size or not tensor.numel():
+        if tensor.shape[-1] != model.layout.size or not len(tensor):
             raise ValueError(
                 f"`{name}` must hold the {model.layout.size} weights of the model in each row, at least one; got shape "
                 f"{tuple(tensor.shape)}."
