@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def check_sample(density: Any, method: Any, start_MD: Any) -> None:
         TypeError: if one is of another kind than is meant.
         ValueError: if the start is not finite weights (M, D).
     """
-    if isinstance(density, type) or not callable(density) or not hasattr(density, "leapfrog"):
+    if isinstance(density, type) or inspect.isroutine(density) or not callable(density):  # a function gives no gradient
         raise TypeError(
             f"`density` must be a LogDensity with data or a FunctionDensity; got {seen(density)}. Wrap a function of "
             f"the weights in FunctionDensity."
@@ -110,5 +111,5 @@ def check_finite_start(**starts: Tensor) -> None:
         bad = int((~torch.isfinite(weights)).sum())
         if bad:
             raise ValueError(
-                f"`{name}` must be finite; {bad} of {weights.numel()} weights are NaN or infinite. Start elsewhere."
+                f"`{name}` is not finite: {bad} of {weights.numel()} weights are NaN or infinite. Start elsewhere."
             )

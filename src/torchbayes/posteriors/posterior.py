@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_memory, whole
+from torchbayes.checks import as_seed, check_memory, is_whole, seen
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, generator
@@ -100,9 +100,12 @@ class Posterior(ABC):
         Raises:
             ValueError: if S is not a positive multiple of M, or so many weights cannot be held.
         """
-        members, draws = self.members, whole("draws", draws)
-        if draws % members:
-            low = draws // members * members
+        members = self.members
+        if not is_whole(draws):
+            raise ValueError(f"`draws` must be a whole number, a multiple of the {members} members; got {seen(draws)}.")
+        draws = int(draws)
+        if draws < 1 or draws % members:
+            low = max(draws, 0) // members * members
             high = low + members
             advice = f"Try {low} or {high}." if low > 0 else f"Try {high}."
             raise ValueError(f"`draws` must be a multiple of the {members} members; got {draws}. {advice}")
