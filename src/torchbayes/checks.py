@@ -102,6 +102,18 @@ def check_positive(**values: Any) -> None:
             raise ValueError(f"`{name}` must be {_finite(value)}above 0; got {seen(value)}.")
 
 
+def check_scale(**values: Any) -> None:
+    """Check settings whose square and its inverse must be numbers too, such as standard deviations.
+
+    Raises:
+        ValueError: if one does not lie in [1e-150, 1e150].
+    """
+    check_positive(**values)
+    for name, value in values.items():
+        if not 1e-150 <= value <= 1e150:
+            raise ValueError(f"`{name}` must lie in [1e-150, 1e150], lest its square be 0 or infinite; got {value!r}.")
+
+
 def check_not_negative(**values: Any) -> None:
     """Check settings that must not be negative.
 
@@ -303,6 +315,8 @@ def seen(value: Any) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001  (a value that cannot show itself is shown by its class)
         text = ""
+    if isinstance(value, str) and len(text) > _LONGEST:
+        return f"{text[:_LONGEST]}…{text[0]}"
     return text if 0 < len(text) <= _LONGEST else f"an object of type {type(value).__name__}"
 
 

@@ -7,6 +7,7 @@ line takes with `--config`. Settings that are usual for a data set are in `torch
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from torchbayes.yaml_text import read_yaml
 from torchbayes.inference import fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
@@ -217,17 +219,9 @@ def read_config(path: Path) -> dict[str, Any]:
         Its entries.
 
     Raises:
-        FileNotFoundError: if there is no such file.
         ValueError: if it is not a YAML mapping.
     """
-    import yaml
-
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    found = read_yaml(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold names and values; got {type(found).__name__}.")
     return found
@@ -333,7 +327,8 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
     streamed = unfinished and (directory / "draws.json").is_file()
     if not streamed and not path.is_file():
         raise FileNotFoundError(
-            f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {directory} --resume."
+            f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {shlex.quote(str(directory))} "
+            f"--resume"
         )
     setup = problem_in(config).setup()
     if streamed:

@@ -47,7 +47,7 @@ def _registry() -> dict[str, _Entry]:
         **{name: _Entry(line, lambda _, r, n=name: load_images(n, r)) for name, line in image_lines.items()},
         **{
             name: _Entry(line, lambda s, r, n=name: load_uci(n, s, r), splits)
-            for name, (_, line, splits) in UCI_SETS.items()
+            for name, (_, line, _, _, splits) in UCI_SETS.items()
         },
         "imdb": _Entry(
             "sentiment of film reviews, last 100 tokens of 20,000 words, 25,000 + 25,000", lambda _, r: load_imdb(r)

@@ -21,7 +21,7 @@ from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
 from torchbayes.inference.mode import warn_if_changing
-from torchbayes.inference.progress import Callback, Event, progress_bar
+from torchbayes.inference.progress import Callback, Event, progress_bar, watched
 from torchbayes.inference.run import Run, describe, describe_model
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.share import Share
@@ -70,7 +70,8 @@ def fit(
         steps: length of the run in the place of the method's, for samplers: resumed with more steps, a finished run
             goes on as if it had been so long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
-            None shows a progress bar on a terminal; an empty tuple shows nothing.
+            None shows a progress bar on a terminal, elsewhere a line after 10 s and then after ever longer waits, on
+            standard error; an empty tuple shows nothing.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.
@@ -213,7 +214,7 @@ def _loop(
         for epoch in range(first, -(-steps // per_epoch) if state.step < steps else first):
             began, info = time.monotonic(), None
             try:
-                for batch in source.epoch(seeds, epoch, skip):
+                for batch in watched(source.epoch(seeds, epoch, skip), listeners):
                     if state.step >= steps:
                         break
                     state, info = method.step(density, state, batch, donate=True)
@@ -272,7 +273,8 @@ def start_of(
     weights = start.weights_MD if isinstance(start, Point) else start
     if isinstance(weights, Posterior):
         raise ValueError(f"`start` must be a point posterior, a module or weights; got a {type(weights).__name__}.")
-    if weights.ndim not in {1, 2} or weights.shape[-1] != model.layout.size or (weights.ndim == 2 and len(weights) not in {1, members}):
+    fits = weights.ndim in {1, 2} and weights.shape[-1] == model.layout.size
+    if not fits or (weights.ndim == 2 and len(weights) not in {1, members}):
         raise ValueError(
             f"`start` must hold {model.layout.size} weights for 1 or {members} members; got shape "
             f"{tuple(weights.shape)}."

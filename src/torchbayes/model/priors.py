@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_each, check_kind, check_numbers, check_positive, plain
+from torchbayes.checks import check_each, check_kind, check_numbers, check_positive, check_scale, plain
 from torchbayes.model.seeds import Purpose, seeded
 
 
@@ -75,7 +75,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         plain(self)
-        check_positive(scale=self.scale)
+        check_scale(scale=self.scale)
         check_numbers(loc=self.loc)
 
     @property
@@ -121,7 +121,7 @@ class Laplace:
 
     def __post_init__(self) -> None:
         plain(self)
-        check_positive(scale=self.scale)
+        check_scale(scale=self.scale)
         check_numbers(loc=self.loc)
 
     @property
@@ -154,7 +154,8 @@ class StudentT:
 
     def __post_init__(self) -> None:
         plain(self)
-        check_positive(df=self.df, scale=self.scale)
+        check_positive(df=self.df)
+        check_scale(scale=self.scale)
         check_numbers(loc=self.loc)
 
     @property
@@ -188,7 +189,7 @@ class Logistic:
 
     def __post_init__(self) -> None:
         plain(self)
-        check_positive(scale=self.scale)
+        check_scale(scale=self.scale)
         check_numbers(loc=self.loc)
 
     @property
@@ -222,7 +223,8 @@ class NormalMixture:
 
     def __post_init__(self) -> None:
         plain(self)
-        check_each(check_positive, scales=self.scales, proportions=self.proportions)
+        check_each(check_scale, scales=self.scales)
+        check_each(check_positive, proportions=self.proportions)
         if len(self.scales) != len(self.proportions):
             raise ValueError(
                 f"`scales` and `proportions` must have the same length; got {self.scales} and {self.proportions}."
@@ -287,7 +289,7 @@ class FanInNormal:
 
     def __post_init__(self) -> None:
         plain(self)
-        check_positive(gain=self.gain, bias_scale=self.bias_scale)
+        check_scale(gain=self.gain, bias_scale=self.bias_scale)
 
     def resolve(self, shape: tuple[int, ...]) -> Prior:
         """Return the normal prior of a parameter of this shape; fan_in is the product of all axes but the first."""
