@@ -214,7 +214,10 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
             "fit --directory a --method SWAG --method.rank 1",
             "torchbayes: `rank` must be 0 (diagonal alone) or at least 2",
         ),
-        ("fit --directory a --method SWAG --method.members two", "`--method.members` must be a whole number; got 'two'."),
+        (
+            "fit --directory a --method SWAG --method.members two",
+            "`--method.members` must be a whole number; got 'two'.",
+        ),
         ("evaluate", "say what to evaluate"),
         ("evaluate nothing", "there is no file nothing/config.yaml"),
         ("evaluate --predictions nothing.npz", "there is no file nothing.npz"),

@@ -313,7 +313,7 @@ def seen(value: Any) -> str:
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001  (a value that cannot show itself is shown by its class)
+    except Exception:
         text = ""
     if isinstance(value, str) and len(text) > _LONGEST:
         return f"{text[:_LONGEST]}…{text[0]}"

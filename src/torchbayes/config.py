@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from torchbayes.yaml_text import read_yaml
 from torchbayes.inference import fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
@@ -26,6 +25,7 @@ from torchbayes.model import Model, Ranks, likelihoods, priors
 from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.store import DrawFile
+from torchbayes.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from torchbayes.data import Data

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.checks import check_counts, check_tensor, given, seen
-from torchbayes.diagnostics import Summary, ebfmi, summary
+from torchbayes.diagnostics import Summary, summary
 from torchbayes.inference.judgement import momentum_ebfmi
 from torchbayes.inference.log import read_log
 from torchbayes.model.batch import batch_size, rows_of

@@ -16,6 +16,7 @@ from torchbayes import metrics
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.temperature import fit_temperature
+from torchbayes.model.batch import tensors_of
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.model import Model
@@ -252,6 +253,7 @@ class TemperatureScaling:
             The calibrator.
         """
         check_kind(Predictive, "a Predictive", predictive=predictive)
+        _check_targets(predictive, targets)
         tiny = torch.finfo(predictive.probs.dtype).tiny
         judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
         kept = torch.ones_like(judged.targets, dtype=torch.bool) if judged.weights is None else judged.weights > 0
@@ -262,6 +264,17 @@ class TemperatureScaling:
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1."""
         return Predictive((predictive.probs.log() / self.temperature).unsqueeze(0), Categorical())
+
+
+def _check_targets(predictive: Predictive, targets: Any) -> None:
+    """Check that targets can come from the outputs.
+
+    Raises:
+        TypeError: if there is no tensor among them.
+    """
+    if not tensors_of(targets):
+        raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
+    predictive.likelihood.check(predictive.outputs_SBK[0], targets)
 
 
 def _predictives(

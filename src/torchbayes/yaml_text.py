@@ -86,6 +86,8 @@ def read_yaml(path: Path) -> Any:
     except UnboundedError as error:
         raise ValueError(f"{path} is no configuration: {error}. Write it out, without aliases.") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8.") from error
+        raise ValueError(
+            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
+        ) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error

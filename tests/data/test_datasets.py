@@ -89,7 +89,9 @@ def test_a_uci_split_takes_the_stated_rows_and_columns(uci_file, monkeypatch):
     train, test = table[order[7, :277]], table[order[7, 277:]]
     np.testing.assert_allclose(data.standardise.inverse(data.train.inputs), train[:, [0, 1, 3, 4, 5, 6]], rtol=1e-6)
     np.testing.assert_allclose(data.target_standardise.inverse(data.test.targets)[:, 0], test[:, 2], rtol=1e-6)
-    expected = (test[:, [0, 1, 3, 4, 5, 6]] - train[:, [0, 1, 3, 4, 5, 6]].mean(0)) / train[:, [0, 1, 3, 4, 5, 6]].std(0)
+    expected = (test[:, [0, 1, 3, 4, 5, 6]] - train[:, [0, 1, 3, 4, 5, 6]].mean(0)) / train[:, [0, 1, 3, 4, 5, 6]].std(
+        0
+    )
     np.testing.assert_allclose(data.test.inputs, expected, atol=1e-6)
 
 

@@ -34,16 +34,32 @@ UCI = {
     "too few rows": ("data", YACHT["data"][:300], r"`data` of .*yacht\.npz must have shape \(308, n\); got \(300, 7\)"),
     "text": ("data", YACHT["data"].astype(str), r"`data` of .* must be numbers; got <U"),
     "a list": ("data", YACHT["data"].ravel(), r"must have shape \(308, n\); got \(2156,\)"),
-    "no column": ("feature_columns", np.arange(6) + 5, r"`feature_columns` of .* whole numbers from 0 to 6; got 5 to 10"),
+    "no column": (
+        "feature_columns",
+        np.arange(6) + 5,
+        r"`feature_columns` of .* whole numbers from 0 to 6; got 5 to 10",
+    ),
     "below zero": ("feature_columns", np.arange(6) - 1, "got -1 to 4"),
     "twice": ("feature_columns", np.array([0, 1, 2, 3, 4, 4]), "`feature_columns` of .* must name nothing twice"),
     "target in features": ("target_column", np.array([5]), "`target_column` 5 of .* is among its `feature_columns`"),
     "two targets": ("target_column", np.array([5, 6]), r"`target_column` of .* must have shape \(1\); got \(2,\)"),
-    "row out of range": ("test_index", spoiled(ORDER[:, 277:], (0, 0), 308), "`test_index` of .* 0 to 307; got 0 to 308"),
+    "row out of range": (
+        "test_index",
+        spoiled(ORDER[:, 277:], (0, 0), 308),
+        "`test_index` of .* 0 to 307; got 0 to 308",
+    ),
     "negative row": ("train_index", spoiled(ORDER[:, :277], (0, 0), -1), "`train_index` of .* got -1 to 307"),
     "fractional rows": ("train_index", ORDER[:, :277] + 0.5, "`train_index` of .* of float64"),
-    "overlap": ("test_index", ORDER[:, 270:301], r"split 0 of .* 308 are in them, and 7 of these are training and test"),
-    "rows left out": ("test_index", ORDER[:, 277:300], "each of its 308 rows in one of two parts; 300 are in them, and 0"),
+    "overlap": (
+        "test_index",
+        ORDER[:, 270:301],
+        r"split 0 of .* 308 are in them, and 7 of these are training and test",
+    ),
+    "rows left out": (
+        "test_index",
+        ORDER[:, 277:300],
+        "each of its 308 rows in one of two parts; 300 are in them, and 0",
+    ),
     "one split": ("test_index", ORDER[0, 277:], r"`test_index` of .* must have shape \(n, n\)"),
 }
 
@@ -60,7 +76,9 @@ def test_a_uci_file_that_is_not_the_set_is_refused(tmp_path, what):
         load("uci_yacht", root=tmp_path)
 
 
-@pytest.mark.parametrize("damage", [lambda c: c[:-99], lambda c: c[:200], lambda _: b"PK", lambda c: c[:400] + b"\1" * 80 + c[480:]])
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-99], lambda c: c[:200], lambda _: b"PK", lambda c: c[:400] + b"\1" * 80 + c[480:]]
+)
 def test_a_damaged_archive_is_refused(tmp_path, damage):
     (tmp_path / "uci_regression").mkdir()
     path = tmp_path / "uci_regression" / "yacht.npz"
@@ -87,9 +105,17 @@ MNIST = dict(zip(_IDX_FILES, (IMAGES[:20], LABELS[:20], IMAGES[20:], LABELS[20:]
 IDX = {
     "fewer labels": (1, LABELS[:19], r"train-labels.* must hold a label for each of 20 rows; got shape \(19,\)"),
     "no class": (3, spoiled(LABELS[20:], 4, 10), r"labels of .*t10k-labels.* must lie in 0\.\.9; got 0 to 10"),
-    "other images": (0, IMAGES[:20, :8, :8], r"`images` of .*train-images.* must have shape \(n, 28, 28\); got \(20, 8, 8\)"),
+    "other images": (
+        0,
+        IMAGES[:20, :8, :8],
+        r"`images` of .*train-images.* must have shape \(n, 28, 28\); got \(20, 8, 8\)",
+    ),
     "labels for images": (2, LABELS[20:], r"`images` of .*t10k-images.* must have shape \(n, 28, 28\); got \(10,\)"),
-    "images for labels": (1, IMAGES[:20], r"train-labels.* must hold a label for each of 20 rows; got shape \(20, 28, 28\)"),
+    "images for labels": (
+        1,
+        IMAGES[:20],
+        r"train-labels.* must hold a label for each of 20 rows; got shape \(20, 28, 28\)",
+    ),
     "nothing": (0, IMAGES[:0], r"must have shape \(n, 28, 28\); got \(0, 28, 28\)"),
     "the training images": (2, IMAGES[:10], "10 of the 10 test rows of `mnist` are among its training rows"),
 }
@@ -119,7 +145,10 @@ def test_a_gzip_file_with_damaged_content_is_refused(tmp_path):
         load("mnist", root=tmp_path)
 
 
-RESIDUAL = {"residual": RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8), "labels": np.array([0, 99, 5, 7], np.uint8)}
+RESIDUAL = {
+    "residual": RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8),
+    "labels": np.array([0, 99, 5, 7], np.uint8),
+}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +173,11 @@ def test_a_file_of_cifar_that_is_not_the_set_is_refused(tmp_path, name, array, s
         out_of_distribution(digits, "cifar100_ood", root=tmp_path)
 
 
-REVIEWS = {"tokens": np.arange(1, 31, dtype=np.uint32), "offsets": np.array([0, 10, 30]), "labels": np.array([0, 1], np.uint8)}
+REVIEWS = {
+    "tokens": np.arange(1, 31, dtype=np.uint32),
+    "offsets": np.array([0, 10, 30]),
+    "labels": np.array([0, 1], np.uint8),
+}
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,11 @@ DIAGNOSTICS = {
     **{
         f"diagnostics.{call.__name__}": _judged(call)
         for call in (
-            diagnostics.ess, diagnostics.ess_bulk, diagnostics.ess_tail, diagnostics.mcse_mean, diagnostics.summary,
+            diagnostics.ess,
+            diagnostics.ess_bulk,
+            diagnostics.ess_tail,
+            diagnostics.mcse_mean,
+            diagnostics.summary,
         )  # fmt: skip
     },
     "diagnostics.rhat": _judged(diagnostics.rhat, method=WORD),
@@ -240,12 +244,8 @@ EVIDENCE = {
         {"model": (*_MODEL, things.model()), "data": (None, 3, "text", things.DATA)},
         named={"model": ("Model", "linear", "likelihood"), "data": ("data", "targets")},
     ),
-    "evidence.power": Case(
-        evidence.power, lambda: {"count": 5}, {"count": (*COUNT, 1), "exponent": POSITIVE}
-    ),
-    "evidence.sigmoidal": Case(
-        evidence.sigmoidal, lambda: {"count": 5}, {"count": (*COUNT, 1), "sharpness": POSITIVE}
-    ),
+    "evidence.power": Case(evidence.power, lambda: {"count": 5}, {"count": (*COUNT, 1), "exponent": POSITIVE}),
+    "evidence.sigmoidal": Case(evidence.sigmoidal, lambda: {"count": 5}, {"count": (*COUNT, 1), "sharpness": POSITIVE}),
     "evidence.FunctionTarget": Case(
         evidence.FunctionTarget,
         lambda: dict.fromkeys(("log_prior", "log_likelihood", "draw"), torch.sum),
@@ -254,7 +254,12 @@ EVIDENCE = {
     "evidence.ModelTarget": Case(
         evidence.ModelTarget,
         lambda: {"model": things.model(), "data": things.DATA},
-        {"model": _MODEL, "data": (None, 3, "text", (things.INPUTS, things.LABELS + 1)), "plan": WORD, "chunk_size": COUNT},
+        {
+            "model": _MODEL,
+            "data": (None, 3, "text", (things.INPUTS, things.LABELS + 1)),
+            "plan": WORD,
+            "chunk_size": COUNT,
+        },
         named={"model": ("Model",)},
     ),
     "evidence.AnnealedDensity": Case(
@@ -262,7 +267,15 @@ EVIDENCE = {
         lambda: {"target": _target(), "beta_M": torch.ones(1)},
         {
             "target": OBJECT,
-            "beta_M": (None, "text", NAN, torch.full((1,), 2.0), -torch.ones(1), torch.full((1,), NAN), torch.zeros(2, 2)),
+            "beta_M": (
+                None,
+                "text",
+                NAN,
+                torch.full((1,), 2.0),
+                -torch.ones(1),
+                torch.full((1,), NAN),
+                torch.zeros(2, 2),
+            ),
         },
         named={"beta_M": ("`beta_M`", "inverse temperatures")},
     ),
@@ -339,7 +352,6 @@ DATA = {
 _SHAPE = (None, "text", NAN, (), (0,), (-1, 8, 8), (1.5, 8, 8), ("a",), True)
 
 
-
 def _network(call: Any, shape: Any = (1, 16, 16), images: bool = True, **wrong: tuple[Any, ...]) -> Case:
     shapes = (*_SHAPE, (8,), 8, (1, 2, 2)) if images else _SHAPE
     good = {"input_shape": shape, "num_outputs": 3}
@@ -373,4 +385,3 @@ NETWORKS = {
 }
 
 ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **DATA, **NETWORKS}
-

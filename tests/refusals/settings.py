@@ -96,6 +96,7 @@ METHODS = {
             "jitter": SHARE,
             "mass": WORD,
             "max_leapfrogs": COUNT,
+            "leapfrogs_in_burn_in": COUNT,
             "accept_in_burn_in": FLAG,
         },
     ),
@@ -153,12 +154,19 @@ PRIORS = {
 }
 
 LIKELIHOODS = {
-    "likelihoods.Categorical": Case(likelihoods.Categorical),
-    "likelihoods.Bernoulli": Case(likelihoods.Bernoulli),
+    "likelihoods.Categorical": Case(
+        likelihoods.Categorical,
+        wrong={
+            "weights": (1.0, "ab", (), (1.0, NAN), (1.0, -1.0), (1.0, INF), (1.0, "a"), (0.0, 0.0), torch.zeros(())),
+            "ignore_index": (NAN, 1.5, "a", [1], True, int),
+            "label_smoothing": SHARE,
+        },
+    ),
+    "likelihoods.Bernoulli": Case(likelihoods.Bernoulli, wrong={"soft": FLAG}),
     "likelihoods.Gaussian": Case(
         likelihoods.Gaussian,
         wrong={
-            "scale": (*but(POSITIVE, "a lot"), "learnt", (), (1.0, NAN), (1.0, 0.0), (1.0, -1.0), (1.0, "a")),
+            "scale": (*but(POSITIVE, "a lot", [1]), "learnt", (), (1.0, NAN), (1.0, 0.0), (1.0, -1.0), (1.0, "a")),
             "outputs": COUNT,
             "initial": POSITIVE,
             "prior": _PRIOR,
@@ -170,6 +178,9 @@ LIKELIHOODS = {
     "likelihoods.Custom": Case(
         likelihoods.Custom, lambda: {"function": lambda f: Normal(f, 1.0)}, {"function": (*FUNCTION, Normal(0.0, 1.0))}
     ),
+    "likelihoods.Weighted": Case(
+        likelihoods.Weighted, lambda: {"base": likelihoods.Poisson()}, {"base": (*OBJECT, likelihoods.Poisson)}
+    ),
     "likelihoods.Learned": Case(
         likelihoods.Learned,
         lambda: {"shape": (1,), "initial": 0.0, "prior": priors.Normal()},
@@ -178,4 +189,3 @@ LIKELIHOODS = {
 }
 
 SETTINGS = {**METHODS, **OPTIMISERS, **PRIORS, **LIKELIHOODS}
-

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.refusals.helpers import check_table, refused, refusals
+from tests.refusals.helpers import check_table, refusals, refused
 from tests.refusals.rooms import ROOMS
 
 

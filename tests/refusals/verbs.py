@@ -31,7 +31,17 @@ from tests.refusals.nonsense import (
 from torchbayes.linalg import Diagonal
 
 _FULL = torch.full((12, 2), NAN)
-_INPUTS = (None, "text", 3, NAN, torch.zeros(0, 2), torch.zeros(12, 3), torch.zeros(12), _FULL, torch.full((12, 2), 1e39, dtype=torch.float64))
+_INPUTS = (
+    None,
+    "text",
+    3,
+    NAN,
+    torch.zeros(0, 2),
+    torch.zeros(12, 3),
+    torch.zeros(12),
+    _FULL,
+    torch.full((12, 2), 1e39, dtype=torch.float64),
+)
 _MODEL = (*OBJECT, tb.Model, nn.Linear(2, 3))
 _POSTERIOR = (*OBJECT, tb.Point, nn.Linear(2, 3), torch.zeros(3))
 _LABELS = (
@@ -73,8 +83,25 @@ VERBS = {
         {
             "network": (*OBJECT, torch.zeros(3), nn.ReLU(), lambda: 3),
             "likelihood": (*but(OBJECT, object), tb.likelihoods.Categorical, tb.priors.Normal(), {"a": 1}),
-            "prior": (*OBJECT, tb.priors.Normal, tb.likelihoods.Categorical(), {"*": None}, {"*": tb.priors.Normal}, {"x": tb.priors.Normal()}, {}),
-            "random": (None, 3, "nothing", [], [3], {"0.weight": torch.ones(2)}, {"x": torch.ones(2, dtype=torch.bool)}, {}),
+            "prior": (
+                *OBJECT,
+                tb.priors.Normal,
+                tb.likelihoods.Categorical(),
+                {"*": None},
+                {"*": tb.priors.Normal},
+                {"x": tb.priors.Normal()},
+                {},
+            ),
+            "random": (
+                None,
+                3,
+                "nothing",
+                [],
+                [3],
+                {"0.weight": torch.ones(2)},
+                {"x": torch.ones(2, dtype=torch.bool)},
+                {},
+            ),
             "temperature": POSITIVE,
             "tempering": WORD,
             "batch": but(FUNCTION, None),
@@ -100,13 +127,23 @@ VERBS = {
     "sample": Case(
         tb.sample,
         lambda: {
-            "density": things.density(), "method": tb.HMC(2, 4, 2, step_size=0.1, trajectory=0.2),
+            "density": things.density(),
+            "method": tb.HMC(2, 4, 2, step_size=0.1, trajectory=0.2),
             "start_MD": torch.zeros(2, 3),
         },  # fmt: skip
         {
             "density": (*OBJECT, tb.FunctionDensity, things.density),
             "method": (*_METHOD, tb.MAP()),
-            "start_MD": (None, "text", 3, NAN, torch.zeros(3), torch.zeros(2, 0), torch.full((2, 3), NAN), torch.zeros(2, 3, dtype=torch.int64)),
+            "start_MD": (
+                None,
+                "text",
+                3,
+                NAN,
+                torch.zeros(3, 3),
+                torch.zeros(2, 0),
+                torch.full((2, 3), NAN),
+                torch.zeros(2, 3, dtype=torch.int64),
+            ),
             "seed": SEED,
         },
     ),
@@ -132,9 +169,7 @@ VERBS = {
         lambda: {"probs_NK": torch.full((4, 2), 0.5), "reference_NK": torch.full((4, 2), 0.5)},
         dict.fromkeys(("probs_NK", "reference_NK"), (*tensors((4, 2), (4,), (3, 2)), torch.full((4, 2), NAN))),
     ),
-    "TemperatureScaling": Case(
-        tb.TemperatureScaling, lambda: {"temperature": 2.0}, {"temperature": POSITIVE}
-    ),
+    "TemperatureScaling": Case(tb.TemperatureScaling, lambda: {"temperature": 2.0}, {"temperature": POSITIVE}),
     "TemperatureScaling.fit": Case(
         tb.TemperatureScaling.fit,
         lambda: {"predictive": things.predictive(), "targets": things.LABELS},
@@ -182,9 +217,7 @@ VERBS = {
             "chunk": COUNT,
         },
     ),
-    "member_seeds": Case(
-        tb.member_seeds, lambda: {"seed": 0, "members": 2}, {"seed": SEED, "members": COUNT}
-    ),
+    "member_seeds": Case(tb.member_seeds, lambda: {"seed": 0, "members": 2}, {"seed": SEED, "members": COUNT}),
     "LogDensity": Case(
         tb.LogDensity,
         lambda: {"model": things.model(), "num_data": 12},
@@ -219,7 +252,9 @@ VERBS = {
     "Gaussian": Case(
         tb.Gaussian,
         lambda: {
-            "model": things.model(), "mean_MD": things.weights(1), "covariance": Diagonal(torch.ones(1, 27)),
+            "model": things.model(),
+            "mean_MD": things.weights(1),
+            "covariance": Diagonal(torch.ones(1, 27)),
         },  # fmt: skip
         {
             "model": _MODEL,

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001  (whatever it is, it ends in one line)
+    except Exception as error:
         if debug:
             traceback.print_exc()
         known = is_foreseen(error)
@@ -125,9 +125,7 @@ def compare(argv: list[str]) -> None:
     directory, resume, overwrite = (chosen[name] for name in ("directory", "resume", "overwrite"))
     with resumable(["torchbayes", "compare", "--directory", directory, "--resume"]):
         comparison = Comparison(problem_of(chosen), **settings)
-        found = run(
-            comparison, directory, resume=resume, overwrite=overwrite, say=say, track=track
-        )
+        found = run(comparison, directory, resume=resume, overwrite=overwrite, say=say, track=track)
     about = (found.setup, found.outcomes, found.diagnosis)
     print_table(table(found.outcomes, caption=caption(*about)), narrow=tables(*about))
     print(f"Report: {found.report}")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, get_args
 import jsonargparse
 import yaml
 
-from torchbayes.yaml_text import check_yaml
 from torchbayes.cli.errors import one_line
 from torchbayes.config import CONFIG, Problem, problem_in, read_config
 from torchbayes.inference import (
@@ -36,6 +35,7 @@ from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.schedules import Schedule, StepSchedule
 from torchbayes.model import Ranks
 from torchbayes.usual import Defaults, defaults, usual_plan
+from torchbayes.yaml_text import check_yaml
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
 METHODS = (MAP, SWA, SWAG, Laplace, OnlineLaplace, *SAMPLERS)

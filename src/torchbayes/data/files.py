@@ -107,10 +107,14 @@ def check_labels(path: Path, labels: np.ndarray, rows: int, classes: int) -> Non
         ValueError: Their number is another, or one is no class.
     """
     if labels.shape != (rows,):
-        raise ValueError(f"{path} must hold a label for each of {rows} rows; got shape {labels.shape}. Fetch both again.")
+        raise ValueError(
+            f"{path} must hold a label for each of {rows} rows; got shape {labels.shape}. Fetch both again."
+        )
     if labels.dtype.kind not in "iu" or not rows or labels.min() < 0 or labels.max() >= classes:
         seen = f"{labels.min()} to {labels.max()}" if rows else "none"
-        raise ValueError(f"labels of {path} must lie in 0..{classes - 1}; got {seen} of {labels.dtype}. Fetch it again.")
+        raise ValueError(
+            f"labels of {path} must lie in 0..{classes - 1}; got {seen} of {labels.dtype}. Fetch it again."
+        )
 
 
 def check_apart(name: str, train: np.ndarray, test: np.ndarray) -> None:

@@ -28,7 +28,7 @@ from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from torchbayes.checks import check_counts, check_positive, seen
-from torchbayes.evidence.moves import Place, QUARTER, Tuning, move
+from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.model.seeds import Purpose, generator, mix
 

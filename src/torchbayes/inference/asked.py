@@ -17,7 +17,6 @@ from torchbayes.checks import (
     check_kind,
     check_memory,
     check_object,
-    check_tensor,
     given,
     seen,
 )
@@ -79,12 +78,11 @@ def check_members(model: Model, method: Any) -> None:
     )
 
 
-def check_sample(density: Any, method: Any, start_MD: Any) -> None:
-    """Check the arguments of `sample`.
+def check_sample(density: Any, method: Any) -> None:
+    """Check density and method of a call of `sample`.
 
     Raises:
         TypeError: if one is of another kind than is meant.
-        ValueError: if the start is not finite weights (M, D).
     """
     if isinstance(density, type) or inspect.isroutine(density) or not callable(density):  # a function gives no gradient
         raise TypeError(
@@ -93,12 +91,6 @@ def check_sample(density: Any, method: Any, start_MD: Any) -> None:
         )
     check_method(method)
     check_kind(Sampler, "a sampler, such as HMC()", method=method)
-    check_tensor("M", "D", start_MD=start_MD)
-    if not start_MD.is_floating_point() or not start_MD.numel():
-        raise ValueError(
-            f"`start_MD` must be floating point and not empty; got {start_MD.dtype} of shape {tuple(start_MD.shape)}."
-        )
-    check_finite_start(start_MD=start_MD)
 
 
 def check_finite_start(**starts: Tensor) -> None:

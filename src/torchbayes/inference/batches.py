@@ -354,6 +354,5 @@ def as_source(model: Model, data: Any, batch_size: int) -> Source:
     if isinstance(data, Iterable):
         return Stream(model, data)
     raise TypeError(
-        f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; "
-        f"got {seen(data)}."
+        f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; got {seen(data)}."
     )

@@ -17,7 +17,6 @@ from torchbayes.inference.method import Method
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.model import Batch
 
-
 FIRST, GROWTH, LONGEST = 10.0, 1.5, 600.0  # seconds before the first line, what waits grow by, and the longest one
 
 

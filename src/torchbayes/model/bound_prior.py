@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchbayes.checks import seen
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout, matches
-from torchbayes.model.priors import Flat, Normal, Prior, PriorLike, PriorRules, SampledPrior, ShapedPrior, Univariate
+from torchbayes.model.priors import (
+    Flat,
+    Normal,
+    Prior,
+    PriorLike,
+    PriorRules,
+    SampledPrior,
+    ShapedPrior,
+    Univariate,
+    check_prior,
+)
 from torchbayes.model.seeds import Purpose, generator
 
 
@@ -250,15 +259,9 @@ def _said(prior: Prior) -> str:
 
 
 def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
-    if isinstance(prior, type):
-        raise TypeError(f"a `prior` must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
     if isinstance(prior, Distribution):
         return Univariate(prior)
-    if isinstance(prior, ShapedPrior):
+    if isinstance(prior, ShapedPrior) and not isinstance(prior, type):
         return prior.resolve(shape)
-    if not isinstance(prior, Prior) or hasattr(prior, "parameters"):  # likelihoods have a `log_prob` too
-        raise TypeError(
-            f"a `prior` must be one of torchbayes.priors, a torch Distribution, or have a `log_prob`; got "
-            f"{seen(prior)}."
-        )
-    return prior
+    check_prior(prior=prior)
+    return prior  # type: ignore[return-value]

@@ -24,9 +24,7 @@ from torchbayes.model.batch import (
     check_equally_many,
     check_rows,
     moved,
-    on_rows,
     tensors_of,
-    unshared,
     with_shared,
 )
 from torchbayes.model.bound_prior import BoundPrior
@@ -232,9 +230,8 @@ class Model:
             raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
         check_equally_many(batch)
         check_finite(batch.inputs)
-        with torch.no_grad():
-            with taking(batch.inputs):
-                outputs = self.network(self.network.weights(), batch.inputs)
+        with torch.no_grad(), taking(batch.inputs):
+            outputs = self.network(self.network.weights(), batch.inputs)
         if outputs.shape[0] != batch.size:
             raise ValueError(
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."

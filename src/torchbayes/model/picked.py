@@ -80,9 +80,7 @@ def check_random(random: Random) -> None:
     """
     globs = [random] if isinstance(random, str) else random
     if not isinstance(globs, Mapping | list | tuple) or not all(isinstance(glob, str) for glob in globs):
-        raise TypeError(
-            f"`random` must be a glob such as 'head.*', several, or parameter -> mask; got {seen(random)}."
-        )
+        raise TypeError(f"`random` must be a glob such as 'head.*', several, or parameter -> mask; got {seen(random)}.")
 
 
 def is_random(name: str, random: Random) -> bool:

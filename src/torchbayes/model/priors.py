@@ -10,14 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_each, check_kind, check_numbers, check_positive, check_scale, plain
+from torchbayes.checks import (
+    check_each,
+    check_kind,
+    check_numbers,
+    check_object,
+    check_positive,
+    check_scale,
+    plain,
+    seen,
+)
 from torchbayes.model.seeds import Purpose, seeded
 
 
@@ -50,6 +59,18 @@ class ShapedPrior(Protocol):
 
 PriorLike = Prior | ShapedPrior | Distribution
 PriorRules = PriorLike | Mapping[str, PriorLike]
+
+
+def check_prior(**values: Any) -> None:
+    """Check that arguments are priors of every weight, not classes or names of such.
+
+    Raises:
+        TypeError: if one is not.
+    """
+    for name, value in values.items():
+        check_object(("log_prob",), "Normal()", **{name: value})
+        if hasattr(value, "distribution") and hasattr(value, "check"):  # likelihoods have a `log_prob` too
+            raise TypeError(f"`{name}` must be a prior such as Normal(); got {seen(value)}.")
 
 
 def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
