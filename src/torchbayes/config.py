@@ -12,10 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
+from torchbayes.checks import (
+    check_choice,
+    check_counts,
+    check_kind,
+    check_positive,
+    check_scale,
+    check_text,
+    given,
+    seen,
+)
 from torchbayes.inference import fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
@@ -83,18 +93,22 @@ class Problem:
     device: str = "auto"
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        check_text(data=self.data, network=self.network, device=self.device)
+        check_kind(Mapping, "a mapping of settings", network_settings=self.network_settings)
+        check_choice(get_args(Kind), likelihood=self.likelihood)
+        check_scale(prior_scale=self.prior_scale)
+        check_positive(temperature=self.temperature)
+        check_counts(least=0, split=self.split)
+        check_counts(**given(train_size=self.train_size, threads=self.threads))
+
     @contextmanager
     def threading(self) -> Iterator[None]:
         """Run with this problem's number of CPU threads.
 
         Yields:
             Nothing; the number is put back afterwards.
-
-        Raises:
-            ValueError: if the number is not positive.
         """
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"`threads` must be at least 1; got {self.threads}. Leave it out for PyTorch's choice.")
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads or before)
         try:
@@ -104,8 +118,23 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """The device, with "auto" resolved."""
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        """The device, with "auto" resolved.
+
+        Raises:
+            ValueError: if PyTorch cannot use it here.
+        """
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        kind, _, number = self.device.partition(":")
+        if kind not in here or (number and not number.isdecimal()):
+            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
+        if not here[kind] or (kind == "cuda" and int(number or 0) >= torch.cuda.device_count()):
+            raise ValueError(
+                f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
+                f"install a PyTorch that supports it."
+            )
+        return self.device
 
     def setup(self) -> Setup:
         """Load the data and build the model.

@@ -326,6 +326,8 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
     """Return what a log says, or None before its first record after burn-in.
 
     Raises:
+        FileNotFoundError: if there is no such directory.
+        TypeError: if it is neither a directory nor records.
         ValueError: if the log is not that of these chains.
     """
     if isinstance(log, str | Path) and not Path(log).is_dir():

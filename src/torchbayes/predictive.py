@@ -359,6 +359,9 @@ def stream(
 
     Returns:
         An iterator over the predictive of each batch and the batch's targets.
+
+    Raises:
+        TypeError: if the batches cannot be iterated.
     """
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)

@@ -44,7 +44,11 @@ def check_yaml(text: str) -> None:
 
 
 def _count(node: yaml.Node | None, known: dict[int, int | None]) -> int:
-    """Return the number of values below a node, each alias counted as what it refers to."""
+    """Return the number of values below a node, each alias counted as what it refers to.
+
+    Raises:
+        UnboundedError: if the node refers to itself.
+    """
     if node is None:
         return 0
     if id(node) in known:
@@ -79,7 +83,7 @@ def read_yaml(path: Path) -> Any:
         raise FileNotFoundError(f"there is no file {path}.")
     try:
         if path.stat().st_size > 4 * LONGEST:
-            raise UnboundedError(f"it has {path.stat().st_size:,} bytes, more than {4 * LONGEST:,}")
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {4 * LONGEST:,}")
         text = path.read_text("utf-8")
         check_yaml(text)
         return yaml.safe_load(text)

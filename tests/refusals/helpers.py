@@ -61,7 +61,7 @@ def _seen(value: Any) -> list[str]:
     if isinstance(value, type):
         return [value.__name__]
     number = [f"{value:g}", f"{value:,}"] if isinstance(value, int | float) else []
-    return [repr(value), str(value), type(value).__name__, *number, "no row axis"]
+    return [repr(value), str(value), type(value).__name__, *number, "no row axis", "shape ()"]
 
 
 def _label(value: Any) -> str:

@@ -30,19 +30,25 @@ _PROBS = (*tensors((4,), (4, 2), (0, 2)), torch.full((4, 2), NAN), -_HALF, 2 * _
 _REAL = (*tensors((3,), (0,)), torch.full((4,), NAN), torch.zeros(4, dtype=torch.int64))
 _ONES = torch.ones(4)
 _CLASSES = (
-    None, "text", 3, torch.zeros(4), torch.zeros(3, dtype=torch.int64), torch.full((4,), 2), torch.full((4,), -1),
+    None,
+    "text",
+    3,
+    torch.zeros(4),
+    torch.zeros(3, dtype=torch.int64),
+    torch.full((4,), 2),
+    torch.full((4,), -1),
     torch.zeros(4, dtype=torch.bool),
-)  # fmt: skip
+)
 _SCORES = (None, "text", 3, torch.zeros(0), torch.zeros(2, 2), torch.full((4,), NAN), torch.zeros(4, dtype=torch.int64))
 _TARGETS = torch.tensor([0, 1, 1, 0])
+_WEIGHTS = {"weights_B": ("text", 3, torch.ones(3), -_ONES, 0 * _ONES, NAN * _ONES, INF * _ONES)}
 
 
 def _classes(call: Any, **wrong: tuple[Any, ...]) -> Case:
     return Case(
         call,
         lambda: {"probs_BK": _HALF, "targets_B": _TARGETS},
-        {"probs_BK": _PROBS, "targets_B": _CLASSES, **wrong},
-        named={"targets_B": ("`targets_B`",)},
+        {"probs_BK": _PROBS, "targets_B": _CLASSES, **_WEIGHTS, **wrong},
     )
 
 
@@ -66,9 +72,9 @@ METRICS = {
     "metrics.auroc": _detected(metrics.auroc),
     "metrics.aupr": _detected(metrics.aupr, positive=WORD),
     "metrics.fpr95": _detected(metrics.fpr95, positive=WORD),
-    "metrics.nll": Case(metrics.nll, lambda: {"log_prob_B": _ONES}, {"log_prob_B": _SCORES}),
+    "metrics.nll": Case(metrics.nll, lambda: {"log_prob_B": _ONES}, {"log_prob_B": _SCORES, **_WEIGHTS}),
     "metrics.rmse": Case(
-        metrics.rmse, lambda: {"mean_B": _ONES, "targets_B": _ONES}, {"mean_B": _REAL, "targets_B": _REAL}
+        metrics.rmse, lambda: {"mean_B": _ONES, "targets_B": _ONES}, {"mean_B": _REAL, "targets_B": _REAL, **_WEIGHTS}
     ),
     "metrics.crps_gaussian": Case(
         metrics.crps_gaussian,
@@ -95,7 +101,7 @@ METRICS = {
     "metrics.interval_coverage": Case(
         metrics.interval_coverage,
         lambda: {"lower_B": 0 * _ONES, "upper_B": _ONES, "targets_B": _ONES},
-        {"lower_B": (*_REAL, 2 * _ONES), "upper_B": (*_REAL, -_ONES), "targets_B": _REAL},
+        {"lower_B": (*_REAL, 2 * _ONES), "upper_B": (*_REAL, -_ONES), "targets_B": _REAL, **_WEIGHTS},
     ),
     "metrics.quantile_calibration": Case(
         metrics.quantile_calibration,
@@ -112,6 +118,7 @@ METRICS = {
         {
             "outputs_BK": tensors((4,), (0, 2)),
             "targets_B": _CLASSES,
+            **_WEIGHTS,
             "bounds": (None, 3, "ab", (1.0,), (2.0, 1.0), (0.0, 1.0), (NAN, 1.0), (0.1, INF), ("a", "b")),
         },
     ),
@@ -145,7 +152,7 @@ DIAGNOSTICS = {
             diagnostics.ess_tail,
             diagnostics.mcse_mean,
             diagnostics.summary,
-        )  # fmt: skip
+        )
     },
     "diagnostics.rhat": _judged(diagnostics.rhat, method=WORD),
     "diagnostics.autocorrelation": Case(
@@ -203,8 +210,19 @@ def _target() -> evidence.FunctionTarget:
 
 _MODEL = (*OBJECT, torch.nn.Linear(2, 3))
 _TEMPERATURES = (
-    NAN, "text", 1, -1, 2.5, True, [3.0], [0.0, 0.5], [0.0, 1.0, 0.5], [0.0, NAN, 1.0], torch.zeros(2, 2), int,
-)  # fmt: skip
+    NAN,
+    "text",
+    1,
+    -1,
+    2.5,
+    True,
+    [3.0],
+    [0.0, 0.5],
+    [0.0, 1.0, 0.5],
+    [0.0, NAN, 1.0],
+    torch.zeros(2, 2),
+    int,
+)
 
 
 def _estimated(call: Any, good: dict[str, Any], **wrong: tuple[Any, ...]) -> Case:
@@ -308,7 +326,7 @@ DATA = {
         data.corrupt,
         lambda: {"images": _images(), "name": "fog", "severity": 1},
         {
-            "images": (*tensors((8, 8)), -_images(), 2 * _images(), _images() * NAN, _images().long()),
+            "images": (*tensors((8, 8)), -_images(), 3 * _images(), _images() * NAN, _images().long()),
             "name": WORD,
             "severity": (*COUNT, 6),
             "seed": SEED,

@@ -45,14 +45,33 @@ _INPUTS = (
 _MODEL = (*OBJECT, tb.Model, nn.Linear(2, 3))
 _POSTERIOR = (*OBJECT, tb.Point, nn.Linear(2, 3), torch.zeros(3))
 _LABELS = (
-    None, "text", NAN, torch.zeros(12), torch.zeros(11, dtype=torch.int64), torch.full((12,), 3),
-    torch.full((12,), -1), torch.zeros(12, 1, dtype=torch.int64),
-)  # fmt: skip
+    None,
+    "text",
+    NAN,
+    torch.zeros(12),
+    torch.zeros(11, dtype=torch.int64),
+    torch.full((12,), 3),
+    torch.full((12,), -1),
+    torch.zeros(12, 1, dtype=torch.int64),
+)
 _DATA = (
-    None, "text", 3, NAN, (), (things.INPUTS,), (things.INPUTS, things.LABELS[:5]), (things.INPUTS[:0], things.LABELS[:0]),
-    (_FULL, things.LABELS), (things.INPUTS, things.LABELS.float()), (things.INPUTS, things.LABELS + 1), [],
-    (things.INPUTS, None), (None, things.LABELS), ("text", things.LABELS), dict,
-)  # fmt: skip
+    None,
+    "text",
+    3,
+    NAN,
+    (),
+    (things.INPUTS,),
+    (things.INPUTS, things.LABELS[:5]),
+    (things.INPUTS[:0], things.LABELS[:0]),
+    (_FULL, things.LABELS),
+    (things.INPUTS, things.LABELS.float()),
+    (things.INPUTS, things.LABELS + 1),
+    [],
+    (things.INPUTS, None),
+    (None, things.LABELS),
+    ("text", things.LABELS),
+    dict,
+)
 _METHOD = (None, "SWAG", 3, NAN, tb.MAP, tb.SWAG, tb.HMC, tb.Adam(), ["MAP"])
 _START = ("text", 3, NAN, tb.Point, nn.Linear(2, 3), torch.zeros(4), torch.zeros(3, 27), torch.full((27,), NAN))
 
@@ -130,7 +149,7 @@ VERBS = {
             "density": things.density(),
             "method": tb.HMC(2, 4, 2, step_size=0.1, trajectory=0.2),
             "start_MD": torch.zeros(2, 3),
-        },  # fmt: skip
+        },
         {
             "density": (*OBJECT, tb.FunctionDensity, things.density),
             "method": (*_METHOD, tb.MAP()),
@@ -255,7 +274,7 @@ VERBS = {
             "model": things.model(),
             "mean_MD": things.weights(1),
             "covariance": Diagonal(torch.ones(1, 27)),
-        },  # fmt: skip
+        },
         {
             "model": _MODEL,
             "mean_MD": tensors((27,), (1, 3), (0, 27)),

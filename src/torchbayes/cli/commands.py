@@ -186,8 +186,12 @@ def evaluate(argv: list[str]) -> None:
     """
     parser = new_parser("evaluate", _first_line(evaluate))
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
-    parser.add_argument("--predictions", default=None, help="npz file with arrays `probs` (rows, classes) and `labels`")
-    parser.add_argument("--data", default=None, help="a foreign set: how well it is told from the run's own test set")
+    parser.add_argument(
+        "--predictions", type=str | None, default=None, help="npz file with arrays `probs` (rows, classes) and `labels`"
+    )
+    parser.add_argument(
+        "--data", type=str | None, default=None, help="a foreign set: how well it is told from the run's own test set"
+    )
     parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -269,8 +273,8 @@ def _published(path: Path) -> dict[str, float]:
     if probs.dtype.kind != "f" or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError(
             f"{path} must hold `probs` in floating point and `labels` as integers (rows,); got {probs.dtype} of shape "
-            f"{probs.shape} and {labels.dtype} of shape {labels.shape}. Convert the labels with .astype(int) if they are "
-            f"whole."
+            f"{probs.shape} and {labels.dtype} of shape {labels.shape}. Labels that are whole numbers can be written "
+            f"with .astype(int)."
         )
     probs, labels = torch.from_numpy(probs), torch.from_numpy(labels.astype(np.int64))
     return tb.evaluate(tb.Predictive.from_probs(probs), labels).metrics

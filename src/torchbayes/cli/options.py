@@ -84,7 +84,7 @@ def peek(argv: list[str]) -> Peek:
             argv, seen.config = ["--config", str(path), *argv], [str(path)]
     file: dict[str, Any] = {}
     for name in seen.config:  # as the parser takes them: the last word counts
-        file |= read_config(Path(name))
+        file |= read_config(Path(str(name)))
     method = file.get("method")
     named = method.get("class_path") if isinstance(method, Mapping) else method
     started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)

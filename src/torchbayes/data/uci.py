@@ -67,8 +67,8 @@ def load_uci(name: str, split: int, root: Path | None) -> Raw:
     if len(own) != rows or len(np.unique(own)) != rows:
         twice = len(own) - len(np.unique(own))
         raise ValueError(
-            f"split {split} of {path} must put each of its {rows} rows in one of two parts; {len(own)} are in them, and "
-            f"{twice} of these are training and test rows. Fetch it again."
+            f"split {split} of {path} must put each of its {rows} rows in one of two parts; {len(own)} are in them, "
+            f"and {twice} of these are training and test rows. Fetch it again."
         )
     train, test = ((table[index[split]][:, features], table[index[split]][:, target[0]]) for index in parts)
     return Raw(train, test, f"UCI {stem}: {line} (standard split {split})")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchbayes.checks import check_choice, check_object, plain
-from torchbayes.checks import check_counts as check_counts
-from torchbayes.checks import check_positive as check_positive
-from torchbayes.checks import check_share as check_share
+from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain
 from torchbayes.model.ways import WAYS
+
+__all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
 
 def check_training(method: Any) -> None:

@@ -338,6 +338,7 @@ def taking(inputs: Any) -> Iterator[None]:
 
     Raises:
         ValueError: if the network fails on them.
+        OutOfMemoryError: if only memory is missing.
     """
     try:
         yield
