@@ -25,10 +25,8 @@ ROOMS_OF = {
     "report.": report,
     "figures.": figures,
 }
-RESULTS = """Batch Chains Diagnosis Evaluation Event FunctionalLaplace LaplacePosterior data.Data data.Pair evidence.Evidence
-diagnostics.Modes diagnostics.Summary""".split()
-PROTOCOLS = """likelihoods.Likelihood likelihoods.Parameters priors.Prior priors.SampledPrior priors.ShapedPrior
-figures.Better""".split()
+RESULTS = ["Batch", "Chains", "Diagnosis", "Evaluation", "Event", "FunctionalLaplace", "LaplacePosterior", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"]
+PROTOCOLS = ["likelihoods.Likelihood", "likelihoods.Parameters", "priors.Prior", "priors.SampledPrior", "priors.ShapedPrior", "figures.Better"]
 FILES = ["load"]  # tests/posteriors/test_files.py damages files
 TAKE_NOTHING = ["data.names", "data.ood_names", "networks.names", "report.versions"]
 ELSEWHERE = {*RESULTS, *PROTOCOLS, *FILES, *TAKE_NOTHING}
