@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, log_loss
 import torchbayes as tb
 from torchbayes import data, experiments, networks
 from torchbayes.cli import main
-from torchbayes.cli.terminal import one_line
+from torchbayes.cli.errors import one_line
 from torchbayes.config import load_run, read_config
 
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
@@ -201,7 +201,7 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
         ("compare --dta digits", "there is no option --dta. Did you mean --data"),
         ("compare --ensemble.optimizer Sgd", "`--ensemble.optimizer` cannot be 'Sgd'. Did you mean SGD"),
         ("compare --ensemble.optimizer.rate 1", "`--ensemble.optimizer` is SGD, which has no setting 'rate'."),
-        ("compare --ensemble.members two", "`--ensemble.members` must be of type int; got 'two'."),
+        ("compare --ensemble.members two", "`--ensemble.members` must be a whole number; got 'two'."),
         ("compare --ensemble.members 0", "`members` must be a whole number of at least 1; got 0."),
         ("compare --methods sngle", "Did you mean single"),
         ("compare --draws 31", "Try 30 or 35"),
@@ -214,7 +214,10 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
             "fit --directory a --method SWAG --method.rank 1",
             "torchbayes: `rank` must be 0 (diagonal alone) or at least 2",
         ),
-        ("fit --directory a --method SWAG --method.members two", "`--method.members` cannot be 'two'."),
+        (
+            "fit --directory a --method SWAG --method.members two",
+            "`--method.members` must be a whole number; got 'two'.",
+        ),
         ("evaluate", "say what to evaluate"),
         ("evaluate nothing", "there is no file nothing/config.yaml"),
         ("evaluate --predictions nothing.npz", "there is no file nothing.npz"),

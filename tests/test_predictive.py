@@ -221,7 +221,7 @@ def test_published_probabilities_of_draws_are_averaged() -> None:
     [
         (torch.full((3, 4), 0.3), "sum to 1; got sums up to 1.2"),
         (torch.tensor([[-0.5, 1.5]]), "at least 0"),
-        (torch.ones(3), r"must have shape \(B, K\) or \(S, B, K\); got \(3,\)"),
+        (torch.ones(3), r"must have shape \(B, K\) or \(S, B, K\) and be floating point; got \(3,\)"),
     ],
 )
 def test_what_are_no_probabilities_is_refused(probs: Tensor, message: str) -> None:

@@ -100,5 +100,5 @@ def test_sizes_that_are_not_there(size: int) -> None:
     module = made("mlp")
     model = tb.Model(module, tb.likelihoods.Categorical())
     whole = tb.fit(model, rows_of(), tb.Laplace("diagonal", check_mode=False), start=module, callbacks=())
-    with pytest.raises(ValueError, match="`size` must lie in"):
+    with pytest.raises(ValueError, match="`size` must"):
         tb.subnetwork(whole, size)  # type: ignore[arg-type]

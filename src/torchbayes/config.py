@@ -7,14 +7,25 @@ line takes with `--config`. Settings that are usual for a data set are in `torch
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
+from torchbayes.checks import (
+    check_choice,
+    check_counts,
+    check_kind,
+    check_positive,
+    check_scale,
+    check_text,
+    given,
+    seen,
+)
 from torchbayes.inference import fit
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.method import Method
@@ -25,6 +36,7 @@ from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import Locked
+from torchbayes.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from torchbayes.data import Data
@@ -82,18 +94,22 @@ class Problem:
     device: str = "auto"
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        check_text(data=self.data, network=self.network, device=self.device)
+        check_kind(Mapping, "a mapping of settings", network_settings=self.network_settings)
+        check_choice(get_args(Kind), likelihood=self.likelihood)
+        check_scale(prior_scale=self.prior_scale)
+        check_positive(temperature=self.temperature)
+        check_counts(least=0, split=self.split)
+        check_counts(**given(train_size=self.train_size, threads=self.threads))
+
     @contextmanager
     def threading(self) -> Iterator[None]:
         """Run with this problem's number of CPU threads.
 
         Yields:
             Nothing; the number is put back afterwards.
-
-        Raises:
-            ValueError: if the number is not positive.
         """
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"`threads` must be at least 1; got {self.threads}. Leave it out for PyTorch's choice.")
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads or before)
         try:
@@ -103,8 +119,23 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """The device, with "auto" resolved."""
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        """The device, with "auto" resolved.
+
+        Raises:
+            ValueError: if PyTorch cannot use it here.
+        """
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        kind, _, number = self.device.partition(":")
+        if kind not in here or (number and not number.isdecimal()):
+            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
+        if not here[kind] or (kind == "cuda" and int(number or 0) >= torch.cuda.device_count()):
+            raise ValueError(
+                f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
+                f"install a PyTorch that supports it."
+            )
+        return self.device
 
     def setup(self) -> Setup:
         """Load the data and build the model.
@@ -218,17 +249,9 @@ def read_config(path: Path) -> dict[str, Any]:
         Its entries.
 
     Raises:
-        FileNotFoundError: if there is no such file.
         ValueError: if it is not a YAML mapping.
     """
-    import yaml
-
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    found = read_yaml(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold names and values; got {type(found).__name__}.")
     return found
@@ -335,7 +358,8 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
     streamed = unfinished and (directory / "draws.json").is_file()
     if not streamed and not path.is_file():
         raise FileNotFoundError(
-            f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {directory} --resume."
+            f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {shlex.quote(str(directory))} "
+            f"--resume"
         )
     setup = problem_in(config).setup()
     if streamed:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
+from torchbayes.checks import check_counts, check_tensor, given, seen
 from torchbayes.diagnostics import Summary, summary
 from torchbayes.inference.judgement import momentum_ebfmi
 from torchbayes.inference.log import read_log
@@ -24,6 +25,7 @@ from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
+from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
 
@@ -158,8 +160,12 @@ def diagnose(
     """
     if not isinstance(posterior, Draws):
         raise TypeError(
-            f"only the draws of a sampler, such as HMC, can be diagnosed; got a {type(posterior).__name__} posterior."
+            f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got "
+            f"{f'a {type(posterior).__name__} posterior' if isinstance(posterior, Posterior) else seen(posterior)}."
         )
+    check_counts(**given(chunk_size=chunk_size))
+    check_tensor(**given(targets=targets))
+    check_counts(least=0, **given(burn_in=burn_in))
     chains, draws = posterior.weights_MSD.shape[:2]
     if draws < LEAST:
         raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")
@@ -320,10 +326,16 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
     """Return what a log says, or None before its first record after burn-in.
 
     Raises:
+        FileNotFoundError: if there is no such directory.
+        TypeError: if it is neither a directory nor records.
         ValueError: if the log is not that of these chains.
     """
+    if isinstance(log, str | Path) and not Path(log).is_dir():
+        raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
     about = _about(Path(log)) if isinstance(log, str | Path) else {}
     records = read_log(log) if isinstance(log, str | Path) else log
+    if not isinstance(records, Sequence) or not all(isinstance(found, Mapping) for found in records):
+        raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:
         burn_in = int(about.get("method", {}).get("burn_in", 0))
     for found in records:

@@ -13,7 +13,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
+from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
+from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.temperature import fit_temperature
+from torchbayes.model.batch import tensors_of
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.model import Model
@@ -114,6 +117,7 @@ def evaluate(
     Raises:
         ValueError: if there are no rows, or targets do not fit the likelihood.
     """
+    check_positive(target_scale=target_scale)
     columns = _Columns()
     for predictive, targets in _predictives(posterior, data, draws, seed, chunk_size):
         _add_rows(columns, predictive, targets)
@@ -190,6 +194,7 @@ def detection(inside: Scores, outside: Scores) -> dict[str, float]:
         of the outside taken for inside where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
         mutual_information and confidence (negated); mutual information of a single function is constant and left out.
     """
+    check_kind(Scores, "scores, as `uncertainty` gives them", inside=inside, outside=outside)
     found = {}
     for name in Scores.__annotations__:
         sign = -1.0 if name == "confidence" else 1.0
@@ -211,6 +216,9 @@ def fidelity(probs_NK: Tensor, reference_NK: Tensor) -> dict[str, float]:
     Returns:
         `agreement` (share of equal argmax) and `total_variation` (mean of half the absolute differences).
     """
+    check_probs("probs_NK", probs_NK, 2)
+    check_probs("reference_NK", reference_NK, 2)
+    check_same_shape("probs_NK", probs_NK, "reference_NK", reference_NK)
     return {
         "agreement": float(metrics.agreement(probs_NK, reference_NK)),
         "total_variation": float(metrics.total_variation(probs_NK, reference_NK)),
@@ -229,6 +237,10 @@ class TemperatureScaling:
 
     temperature: float
 
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(temperature=self.temperature)
+
     @classmethod
     def fit(cls, predictive: Predictive, targets: Any) -> TemperatureScaling:
         """Choose T by the likelihood of held-out targets.
@@ -240,6 +252,8 @@ class TemperatureScaling:
         Returns:
             The calibrator.
         """
+        check_kind(Predictive, "a Predictive", predictive=predictive)
+        _check_targets(predictive, targets)
         tiny = torch.finfo(predictive.probs.dtype).tiny
         judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
         kept = torch.ones_like(judged.targets, dtype=torch.bool) if judged.weights is None else judged.weights > 0
@@ -252,9 +266,21 @@ class TemperatureScaling:
         return Predictive((predictive.probs.log() / self.temperature).unsqueeze(0), Categorical())
 
 
+def _check_targets(predictive: Predictive, targets: Any) -> None:
+    """Check that targets can come from the outputs.
+
+    Raises:
+        TypeError: if there is no tensor among them.
+    """
+    if not tensors_of(targets):
+        raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
+    predictive.likelihood.check(predictive.outputs_SBK[0], targets)
+
+
 def _predictives(
     posterior: Posterior | Functions | Source | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
 ) -> Iterator[tuple[Predictive, Any]]:
+    check_counts(chunk_size=chunk_size)
     if isinstance(posterior, Predictive):
         yield posterior, data
         return
@@ -271,6 +297,9 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
 
     Returns:
         An iterable of batches.
+
+    Raises:
+        TypeError: if the data are none of these.
     """
     if isinstance(data, TensorDataset):
         data = data.tensors
@@ -280,6 +309,11 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
         return (rows.map(lambda t, s=s: t[s : s + _ROWS]) for s in starts)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=_ROWS)
+    if not isinstance(data, Iterable) or isinstance(data, str):
+        raise TypeError(
+            f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or an iterable of batches; got "
+            f"{seen(data)}."
+        )
     return data
 
 

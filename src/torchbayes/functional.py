@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.checks import check_counts, check_kind
 from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import check_curved, root
 from torchbayes.curvature.tangent import Linear, Tangent
@@ -139,6 +140,10 @@ def functional_laplace(
         ValueError: if there are too many rows, the prior is flat or correlated, the model tempered, or the data or the
             start do not fit.
     """
+    check_kind(Model, "a Model", model=model)
+    check_counts(largest=largest, chunk=chunk)
+    link_of(link, model.likelihood)
+    check_kind((nn.Module, Point, Tensor), "the mode: a trained module, a point posterior or weights", start=start)
     if model.temperature != 1:
         raise ValueError(f"the functional form is that of T = 1; the model has temperature {model.temperature}.")
     source = as_source(model, data, 1024)

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from torchbayes.checks import as_seed, check_choice, check_counts, plain, seen
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
@@ -89,13 +90,14 @@ class Linearised:
     def __post_init__(self) -> None:
         if not isinstance(self.posterior, LaplacePosterior | Gaussian):
             raise TypeError(
-                f"a linearised predictive needs a Gaussian posterior; got {type(self.posterior).__name__}. "
+                f"a linearised predictive needs a Gaussian `posterior`; got {seen(self.posterior)}. "
                 f"Use predict(posterior, inputs)."
             )
+        plain(self)
+        check_counts(samples=self.samples, chunk=self.chunk)
+        as_seed(self.seed)
         _ = self._link
         warn_of(self.posterior.problems)
-        if self.samples < 1 or self.chunk < 1:
-            raise ValueError(f"`samples` and `chunk` must be at least 1; got {self.samples} and {self.chunk}.")
 
     @property
     def model(self) -> Model:
@@ -234,8 +236,7 @@ def link_of(link: str, likelihood: Likelihood) -> str:
     Raises:
         ValueError: if it is unknown, or does not go with the likelihood.
     """
-    if link not in get_args(Link):
-        raise ValueError(f"`link` must be one of {', '.join(get_args(Link))}; got {link!r}.")
+    check_choice(get_args(Link), link=link)
     if link == "auto":
         return next((n for n in ("gaussian", "probit") if _goes_with(n, likelihood)), "samples")
     if link in _KINDS and not _goes_with(link, likelihood):

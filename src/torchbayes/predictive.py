@@ -6,7 +6,7 @@ functions throughout. Probabilities are averaged, never outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,6 +15,17 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.utils.data import DataLoader
 
+from torchbayes.checks import (
+    as_seed,
+    check_counts,
+    check_kind,
+    check_memory,
+    check_object,
+    check_tensor,
+    given,
+    seen,
+    whole,
+)
 from torchbayes.metrics.uncertainty import divergence
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
@@ -41,6 +52,18 @@ class Predictive:
     parameters: Parameters = field(default_factory=dict)
     function_variance: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        check_tensor(outputs_SBK=self.outputs_SBK, **given(function_variance=self.function_variance))
+        if self.outputs_SBK.ndim < 2 or not self.outputs_SBK.numel():
+            raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {tuple(self.outputs_SBK.shape)}.")
+        check_object(("distribution", "log_prob"), "Categorical()", likelihood=self.likelihood)
+        check_kind(Mapping, "a mapping", parameters=self.parameters)
+        if self.function_variance is not None and self.function_variance.shape != self.outputs_SBK.shape:
+            raise ValueError(
+                f"`function_variance` must have the shape of the outputs, {tuple(self.outputs_SBK.shape)}; got "
+                f"{tuple(self.function_variance.shape)}."
+            )
+
     @classmethod
     def from_probs(cls, probs: Tensor) -> Predictive:
         """Make the predictive of published class probabilities.
@@ -54,10 +77,18 @@ class Predictive:
         Raises:
             ValueError: if the shape is wrong or rows do not sum to 1 within 1e-3.
         """
-        if probs.ndim not in {2, 3}:
-            raise ValueError(f"`probs` must have shape (B, K) or (S, B, K); got {tuple(probs.shape)}.")
-        if (probs < 0).any() or not torch.allclose(probs.sum(-1), probs.new_ones(()), atol=1e-3):
-            raise ValueError(f"`probs` must be at least 0 and sum to 1; got sums up to {probs.sum(-1).max():g}.")
+        check_tensor(probs=probs)
+        if probs.ndim not in {2, 3} or not probs.numel() or not probs.is_floating_point():
+            raise ValueError(
+                f"`probs` must have shape (B, K) or (S, B, K) and be floating point; got {tuple(probs.shape)} of "
+                f"{probs.dtype}."
+            )
+        sums = probs.sum(-1)
+        if not (probs.min() >= 0 and (sums - 1).abs().max() <= 1e-3):  # nor NaN
+            raise ValueError(
+                f"`probs` must be at least 0 and sum to 1; got sums up to {sums.max():g} and values from "
+                f"{probs.min():g}. Apply softmax."
+            )
         return cls((probs if probs.ndim == 3 else probs.unsqueeze(0)).log(), Categorical())
 
     @property
@@ -152,13 +183,17 @@ class Predictive:
             Tensor (Q, B, K'), or (B, K') for one number; exact to rounding.
 
         Raises:
-            ValueError: if a level is not in (0, 1).
+            ValueError: if there is no level, or one is not in (0, 1).
+            TypeError: if levels are not numbers.
             NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
         """
-        given = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device)
-        single, levels_Q = given.ndim == 0, given.reshape(-1)
-        if not ((levels_Q > 0) & (levels_Q < 1)).all():
-            raise ValueError(f"`levels` must lie in (0, 1); got {levels_Q.min():g} to {levels_Q.max():g}.")
+        try:
+            asked = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"`levels` must be numbers in (0, 1); got {seen(levels)}.") from error
+        single, levels_Q = asked.ndim == 0, asked.reshape(-1)
+        if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
+            raise ValueError(f"`levels` must lie in (0, 1); got {seen(levels)}.")
         distribution = self.distribution
         # the average's quantile lies between the smallest and the largest of the draws' quantiles
         shape = (-1, *[1] * distribution.mean.ndim)
@@ -180,9 +215,14 @@ class Predictive:
 
         Returns:
             Tensor (count, B, ...).
+
+        Raises:
+            ValueError: if `count` is not positive, or so many samples cannot be held.
         """
-        rounds = -(-count // self.draws)
-        with seeded(Purpose.TARGETS, seed, device=self.outputs_SBK.device):
+        rounds = -(-whole("count", count) // self.draws)
+        needed = rounds * self.draws * self.distribution.batch_shape[1:].numel() * self.outputs_SBK.itemsize
+        check_memory(needed, "samples", self.outputs_SBK.device, count=count)
+        with seeded(Purpose.TARGETS, as_seed(seed), device=self.outputs_SBK.device):
             samples = self.distribution.sample((rounds,))
         return samples.flatten(0, 1)[:count]
 
@@ -287,6 +327,7 @@ def predict(
         ValueError: if `draws` does not fit, inputs are empty or not finite.
     """
     source = as_source(posterior, draws, seed)
+    check_counts(chunk_size=chunk_size)
     if not isinstance(inputs, DataLoader):
         placed = source.model.place(inputs)
         check_finite(placed)
@@ -316,10 +357,20 @@ def stream(
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
-    Yields:
-        The predictive of a batch, and the batch's targets.
+    Returns:
+        An iterator over the predictive of each batch and the batch's targets.
+
+    Raises:
+        TypeError: if the batches cannot be iterated.
     """
     source = as_source(posterior, draws, seed)
+    check_counts(chunk_size=chunk_size)
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"`batches` must be a loader or another iterable of batches; got {seen(batches)}.")
+    return _stream(source, batches, chunk_size)
+
+
+def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator[tuple[Predictive, Tensor]]:
     for item in batches:
         batch = item if isinstance(item, Batch) else source.model.unpack(item)
         check_finite(batch.inputs)
@@ -343,10 +394,13 @@ def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed
     """Return what gives predictives: functions drawn from a posterior, the given ones, or the closed form itself.
 
     Raises:
-        ValueError: if `draws` is given where nothing is drawn.
+        ValueError: if `draws` is given where nothing is drawn, or a number is out of range.
+        TypeError: if it is none of these.
     """
+    seed = as_seed(seed)
     if isinstance(posterior, Posterior | Functions):
         return Sampled(as_functions(posterior, draws, seed))
+    check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)
     if draws is not None:
         raise ValueError(f"a closed form draws nothing; got draws={draws}. Leave it out.")
     return posterior

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_kind, whole
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import warn_of
@@ -27,6 +28,8 @@ def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, T
     Raises:
         ValueError: if there are not so many weights of the network, or its own weights were picked already.
     """
+    check_kind((LaplacePosterior, Gaussian), "a Laplace posterior or a Gaussian one", posterior=posterior)
+    whole("size", size)
     warn_of(posterior.problems)
     gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     layout = posterior.model.network.layout

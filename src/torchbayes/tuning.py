@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_choice, check_flags, check_kind
 from torchbayes.inference.batches import as_source
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.linalg.dropped import dropped
@@ -131,8 +132,9 @@ def tune(
         ValueError: if the prior is flat or correlated, the model is tempered, or the combination cannot be.
         TypeError: if `noise` is asked for and the likelihood has no fixed noise scale.
     """
-    if prior not in {"model", "scalar", "layer", "weight"}:
-        raise ValueError(f"`prior` must be one of model, scalar, layer, weight; got {prior!r}.")
+    check_kind(LaplacePosterior, "a Laplace posterior", posterior=posterior)
+    check_choice(("model", "scalar", "layer", "weight"), prior=prior)
+    check_flags(noise=noise)
     if posterior.model.temperature != 1:
         raise ValueError(f"the evidence is that of T = 1; the model has temperature {posterior.model.temperature}.")
     warn_of(posterior.problems)

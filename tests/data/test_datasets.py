@@ -67,16 +67,16 @@ def test_two_moons_lie_on_their_half_circles():
 @pytest.fixture
 def uci_file(tmp_path):
     rng = np.random.default_rng(0)
-    table = rng.normal(10, 2, (40, 4))
-    order = np.stack([rng.permutation(40) for _ in range(20)]).astype(np.int32)
+    table = rng.normal(10, 2, (308, 7))
+    order = np.stack([rng.permutation(308) for _ in range(20)]).astype(np.int32)
     (tmp_path / "uci_regression").mkdir()
     np.savez(
         tmp_path / "uci_regression" / "yacht.npz",
         data=table,
-        feature_columns=np.array([0, 1, 3], np.int32),
+        feature_columns=np.array([0, 1, 3, 4, 5, 6], np.int32),
         target_column=np.array([2], np.int32),
-        train_index=order[:, :36],
-        test_index=order[:, 36:],
+        train_index=order[:, :277],
+        test_index=order[:, 277:],
     )
     return tmp_path, table, order
 
@@ -86,10 +86,12 @@ def test_a_uci_split_takes_the_stated_rows_and_columns(uci_file, monkeypatch):
     monkeypatch.setenv("TORCHBAYES_DATA", str(root))
     data = load("uci_yacht", split=7)
     assert data.target_standardise is not None
-    train, test = table[order[7, :36]], table[order[7, 36:]]
-    np.testing.assert_allclose(data.standardise.inverse(data.train.inputs), train[:, [0, 1, 3]], rtol=1e-6)
+    train, test = table[order[7, :277]], table[order[7, 277:]]
+    np.testing.assert_allclose(data.standardise.inverse(data.train.inputs), train[:, [0, 1, 3, 4, 5, 6]], rtol=1e-6)
     np.testing.assert_allclose(data.target_standardise.inverse(data.test.targets)[:, 0], test[:, 2], rtol=1e-6)
-    expected = (test[:, [0, 1, 3]] - train[:, [0, 1, 3]].mean(0)) / train[:, [0, 1, 3]].std(0)
+    expected = (test[:, [0, 1, 3, 4, 5, 6]] - train[:, [0, 1, 3, 4, 5, 6]].mean(0)) / train[:, [0, 1, 3, 4, 5, 6]].std(
+        0
+    )
     np.testing.assert_allclose(data.test.inputs, expected, atol=1e-6)
 
 
@@ -108,7 +110,7 @@ def test_names_have_one_line_each():
         ("digit", {}, "Did you mean digits"),
         ("notmnist", {}, r"no training part.*out_of_distribution\(data, 'notmnist'\)"),
         ("digits", {"split": 20}, "`split` of `digits` must be between 0 and 19; got 20"),
-        ("digits", {"train_size": 0}, "`train_size` of `digits` must be between 1 and its 1437 rows; got 0"),
+        ("digits", {"train_size": 0}, "`train_size` must be a whole number of at least 1; got 0"),
         ("digits", {"train_size": 1438}, "got 1438"),
     ],
 )

@@ -228,5 +228,5 @@ def test_an_archive_that_would_run_code_is_refused(tmp_path):
         text._read_array(buffer.getvalue())
     path = tmp_path / "k.npz"
     write_keras_archive(path, {f"{kind}_{part}": np.zeros(3) for kind in "xy" for part in ("train", "test")})
-    with pytest.raises(TypeError):  # rows of numbers are not lists of ranks
+    with pytest.raises(ValueError, match=r"k\.npz is not Keras's archive"):  # rows of numbers are not lists of ranks
         read_keras(path)

@@ -118,7 +118,7 @@ def test_defaults_are_what_is_found_and_a_named_set_must_be_there(tmp_path, monk
     ("name", "limit", "message"),
     [
         ("letter", None, "Did you mean letters"),
-        ("letters", 0, "`limit` must be at least 1; got 0"),
+        ("letters", 0, "`limit` must be a whole number of at least 1; got 0"),
     ],
 )
 def test_wrong_requests_are_refused(digits, name, limit, message):

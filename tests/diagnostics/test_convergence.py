@@ -245,7 +245,7 @@ def test_autocorrelation_of_ar1_is_a_power_of_rho():
 
 @pytest.mark.parametrize("max_lag", [-1, 20, 2.0, True])
 def test_lags_out_of_range(max_lag):
-    with pytest.raises(ValueError, match=f"`max_lag` must be a whole number of 0 to 19.*got {max_lag}"):
+    with pytest.raises(ValueError, match=f"`max_lag` must be a whole number of (0 to 19|at least 0).*got {max_lag}"):
         autocorrelation(torch.randn(2, 20, 3), max_lag)
 
 

@@ -44,7 +44,7 @@ def test_small_distances_between_large_weights_in_blocks(monkeypatch):
         (torch.zeros(4), torch.zeros(1, 4), 1.0, r"shape \(M, S, D\) or \(S, D\); got shape \(4,\)"),
         (torch.zeros(4, 3), torch.zeros(1, 2), 1.0, r"shape \(K, 3\), like the draws; got shape \(1, 2\)"),
         (torch.zeros(4, 3), torch.zeros(0, 3), 1.0, r"must not be empty; got shapes \(4, 3\) and \(0, 3\)"),
-        (torch.zeros(4, 3), torch.zeros(1, 3), 0.0, "`radius` must be positive; got 0.0"),
+        (torch.zeros(4, 3), torch.zeros(1, 3), 0.0, "`radius` must be above 0; got 0.0"),
         (torch.full((4, 3), math.nan), torch.zeros(1, 3), 1.0, "`draws_MSD` holds NaN .* 12 of 12 for weights 0 to 2"),
         (torch.zeros(4, 3), torch.full((1, 3), math.inf), 1.0, "`centres_KD` holds NaN or infinite values: 3 of 3"),
     ],

@@ -55,7 +55,7 @@ def test_efficiency():
         ),
         (lambda: ebfmi(torch.zeros(2, 9, dtype=torch.long)), TypeError, "floating dtype; got torch.int64"),
         (lambda: acceptance(torch.zeros(0, 3)), ValueError, r"`energy_error_MS` .* got shape \(0, 3\)"),
-        (lambda: divergences(torch.zeros(2, 3), threshold=0.0), ValueError, "`threshold` must be positive; got 0.0"),
+        (lambda: divergences(torch.zeros(2, 3), threshold=0.0), ValueError, "`threshold` must be above 0; got 0.0"),
         (lambda: efficiency(torch.ones(2), 0), ValueError, "`gradients` must be a whole number of at least 1; got 0"),
     ],
 )

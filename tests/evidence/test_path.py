@@ -120,7 +120,7 @@ def test_models_without_an_evidence():
 
 def test_what_is_not_a_target():
     model, data, _ = linear_problem()
-    with pytest.raises(TypeError, match="got a Linear"):
+    with pytest.raises(TypeError, match="got Linear"):
         as_target(nn.Linear(2, 1), data)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`data` are needed"):
         as_target(model)

@@ -222,7 +222,7 @@ def test_too_few_snapshots_are_refused(stop: int) -> None:
     [
         ({"rank": 1}, "`rank` must be 0"),
         ({"rank": -2}, "`rank`"),
-        ({"scale": -0.1}, "`scale` must not be negative; got -0.1"),
+        ({"scale": -0.1}, "`scale` must be at least 0; got -0.1"),
         ({"burn_in": 1.0}, r"`burn_in` must lie in \[0, 1\).*got 1.0"),
         ({"averaging_lr": 0.0}, "`averaging_lr` must be above 0; got 0.0"),
     ],

@@ -374,7 +374,7 @@ def test_resuming_another_run_is_refused(method: Sampler, own: dict[str, Any], m
 
 
 def test_only_chains_can_be_given_another_length(tmp_path: Path) -> None:
-    message = r"`steps` is for samplers, whose chains can go on; the schedule of MAP belongs to its epochs\. .*`start=`"
+    message = r"`steps` is for samplers, whose chains can go on; got 10 for MAP, .* belongs to its epochs\. .*`start=`"
     with pytest.raises(ValueError, match=message):
         tb.fit(model_of(), rows_of(), tb.MAP(epochs=2), steps=10, directory=tmp_path / "run", callbacks=())
     assert not (tmp_path / "run").exists()

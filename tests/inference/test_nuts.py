@@ -307,7 +307,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([tb.SGLD, tb.SGHMC], {"decay": 1.0}, SHARE.format("decay", "1.0")),
     ([tb.SGLD, tb.SGHMC], {"floor": 0.0}, POSITIVE.format("floor", "0.0")),
     ([tb.SGHMC], {"momentum": 1.0}, SHARE.format("momentum", "1.0")),
-    ([tb.SGHMC], {"form": "leapfrog"}, r"`form` must be momentum or friction; got 'leapfrog'\."),
+    ([tb.SGHMC], {"form": "leapfrog"}, r"`form` must be one of momentum, friction; got 'leapfrog'\."),
     ([tb.SGHMC], {"form": "friction", "noise_estimate": 0.1}, r"`noise_estimate` must lie in \[0, 0\.1\).*got 0\.1\."),
     ([tb.SGHMC], {"noise_estimate": 0.05}, "`noise_estimate` is for form='friction'"),
     ([tb.SGHMC], {"form": "friction", "preconditioned": True}, "`preconditioned` for form='momentum'"),

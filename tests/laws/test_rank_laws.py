@@ -277,7 +277,7 @@ def test_a_grid_of_one_process_is_told_how_to_start(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"there is one process, and 2 times 3 .* torchrun --nproc-per-node 6"):
         tb.Ranks.grid(data=2, chains=3)
     for data, chains in ((0, None), (None, 0), (-1, 1)):
-        with pytest.raises(ValueError, match="must be at least 1"):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
             tb.Ranks.grid(data, chains)
 
 

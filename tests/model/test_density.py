@@ -402,9 +402,9 @@ def test_messages():
     model = make()
     with pytest.raises(ValueError, match="`plan` must be one of auto, native, loop, vmap, compiled; got 'fast'"):
         LogDensity(model, N, plan="fast")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be at least 1; got 0 and 1024"):
+    with pytest.raises(ValueError, match="`num_data` must be a whole number of at least 1; got 0"):
         LogDensity(model, 0)
-    with pytest.raises(ValueError, match="must be at least 1; got 50 and 0"):
+    with pytest.raises(ValueError, match="`chunk_size` must be a whole number of at least 1; got 0"):
         LogDensity(model, N, chunk_size=0)
     with pytest.raises(ValueError, match="`data` must hold all 50 rows; got 6"):
         LogDensity(model, N, own_rows(batch, 0))

@@ -227,9 +227,9 @@ def test_check_refuses_outputs_with_other_rows():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, r"`temperature` must be positive; got 0\.0"),
-        ({"temperature": math.nan}, "`temperature` must be positive; got nan"),
-        ({"tempering": "prior"}, "`tempering` must be 'joint' or 'likelihood'; got 'prior'"),
+        ({"temperature": 0.0}, r"`temperature` must be above 0; got 0\.0"),
+        ({"temperature": math.nan}, "`temperature` must be above 0; got nan"),
+        ({"tempering": "prior"}, "`tempering` must be one of joint, likelihood; got 'prior'"),
     ],
 )
 def test_settings_outside_their_range(settings: dict[str, Any], message: str):

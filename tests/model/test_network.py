@@ -164,7 +164,7 @@ def test_no_match_and_nothing_to_infer_are_errors():
         Network(mlp().requires_grad_(False))
     with pytest.raises(ValueError, match="no parameters, so there is nothing to infer"):
         Network(nn.ReLU())
-    with pytest.raises(TypeError, match=r"must be an nn\.Module or a function that makes one; got int"):
+    with pytest.raises(TypeError, match=r"must be an nn\.Module or a function that makes one; got 3 from it"):
         Network(lambda: 3)  # type: ignore[arg-type]
 
 

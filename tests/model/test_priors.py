@@ -182,17 +182,17 @@ def test_what_is_no_univariate_prior(prior: Any, message: str):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: priors.Normal(0.0), r"`scale` must be positive and finite; got 0\.0"),
-        (lambda: priors.Laplace(-1.0), r"`scale` must be positive"),
-        (lambda: priors.StudentT(df=math.inf), "`df` must be positive and finite; got inf"),
-        (lambda: priors.StudentT(scale=math.nan), "`scale` must be positive and finite; got nan"),
+        (lambda: priors.Normal(0.0), r"`scale` must be above 0; got 0\.0"),
+        (lambda: priors.Laplace(-1.0), r"`scale` must be above 0"),
+        (lambda: priors.StudentT(df=math.inf), "`df` must be finite and above 0; got inf"),
+        (lambda: priors.StudentT(scale=math.nan), "`scale` must be above 0; got nan"),
         (lambda: priors.Logistic(0.0), "`scale`"),
         (lambda: priors.FanInNormal(gain=0.0), "`gain`"),
         (lambda: priors.FanInNormal(bias_scale=-1.0), "`bias_scale`"),
-        (lambda: priors.NormalMixture((1.0, 2.0), (1.0,)), "the same positive length; got 2 and 1"),
-        (lambda: priors.NormalMixture((), ()), "got 0 and 0"),
-        (lambda: priors.NormalMixture((1.0, -2.0)), r"`scales` must be positive and finite; got -2\.0"),
-        (lambda: priors.NormalMixture((1.0, 2.0), (1.0, 0.0)), "`proportions` must be positive"),
+        (lambda: priors.NormalMixture((1.0, 2.0), (1.0,)), "the same length; got"),
+        (lambda: priors.NormalMixture((), ()), "must be a tuple of at least 1 numbers"),
+        (lambda: priors.NormalMixture((1.0, -2.0)), r"`scales` must be above 0; got -2\.0"),
+        (lambda: priors.NormalMixture((1.0, 2.0), (1.0, 0.0)), "`proportions` must be above 0"),
     ],
 )
 def test_settings_outside_their_range(make: Callable[[], object], message: str):

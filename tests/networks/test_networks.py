@@ -199,7 +199,7 @@ def test_unknown_names_and_settings_suggest_the_close_ones():
         networks.build("mlp", (4,), 1, hiden=(3,))
     with pytest.raises(ValueError, match="one of relu, tanh, swish; got 'gelu'"):
         networks.build("mlp", (4,), 1, activation="gelu")
-    with pytest.raises(ValueError, match="positive widths; got \\(3, 0\\)"):
+    with pytest.raises(ValueError, match="`hidden` must be a whole number of at least 1; got 0"):
         networks.mlp(4, 1, hidden=(3, 0))
-    with pytest.raises(ValueError, match="`num_outputs` must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="`num_outputs` must be a whole number of at least 1; got 0"):
         networks.mlp(4, 0)

@@ -75,9 +75,9 @@ def test_the_axis_of_rhat_always_shows_the_bounds(values: list[float]):
 def test_nothing_to_draw_is_said():
     with pytest.raises(ValueError, match="an R-hat that is a number; got none in weights"):
         figures.rhat_histogram({"weights": [np.nan]})
-    with pytest.raises(ValueError, match="got none in no space"):
+    with pytest.raises(ValueError, match="`spaces` must hold at least one entry; got none"):
         figures.ess_histograms({}, chains=2, draws=10)
-    with pytest.raises(ValueError, match="at least one; got none"):
+    with pytest.raises(ValueError, match="at least one entry; got none"):
         figures.traces_and_ranks({})
 
 

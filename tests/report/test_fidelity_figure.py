@@ -41,7 +41,8 @@ def test_without_a_ceiling_there_is_no_line_and_no_legend():
 
 
 @pytest.mark.parametrize(
-    ("panels", "ceilings", "said"), [({}, {}, "at least one; got none"), (PANELS, {"W1": [1.0]}, "got ceilings of W1")]
+    ("panels", "ceilings", "said"),
+    [({}, {}, "at least one entry; got none"), (PANELS, {"W1": [1.0]}, "got ceilings of W1")],
 )
 def test_what_cannot_be_drawn_is_said(panels, ceilings, said):
     with pytest.raises(ValueError, match=said):

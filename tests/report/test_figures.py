@@ -76,7 +76,7 @@ def test_reliability_diagram_shows_hollow_bins_and_refuses_empty_ones():
     empty = Bins(confidence=[0.0], accuracy=[0.0], count=[0])
     with pytest.raises(ValueError, match="bins of 'MAP' hold no point"):
         figures.reliability_diagram({"MAP": empty})
-    with pytest.raises(ValueError, match="at least one method; got none"):
+    with pytest.raises(ValueError, match="at least one entry; got none"):
         figures.reliability_diagram({})
 
 
@@ -136,7 +136,7 @@ def test_metric_dots_stand_at_means_and_published_values():
     half = 2 * data["boston"]["MAP"].std(ddof=1) / np.sqrt(20)
     np.testing.assert_allclose(np.ptp(bars.get_segments()[0][:, 0]), 2 * half)
     assert len(axes[1].lines) == 2
-    with pytest.raises(ValueError, match="at least one data set"):
+    with pytest.raises(ValueError, match="at least one entry; got none"):
         figures.metric_dots({}, "RMSE")
 
 
@@ -150,7 +150,7 @@ def test_training_curves_draw_members_and_their_mean():
     np.testing.assert_allclose(line(left, 3), [np.arange(7), losses.mean(1)])
     assert len(right.lines) == 1
     assert labels(figure) == ["SWAG"]
-    with pytest.raises(ValueError, match="No record has 'los'"):
+    with pytest.raises(ValueError, match="No record of `runs` has 'los'"):
         figures.training_curves(runs, ["los"])
 
 
@@ -182,7 +182,7 @@ def test_uncertain_images_of_two_methods_in_colour_with_many_classes():
         assert any(label.get_fontweight() == "bold" for label in bars.get_yticklabels())
     with pytest.raises(ValueError, match="one of MAP, SWAG; got 'HMC'"):
         figures.uncertain_images(np.ones((4, 1, 8, 8)), probs, names, targets=targets, rank_by="HMC")
-    with pytest.raises(ValueError, match=r"Need probabilities \(4, 29\) .* got \(4, 30\) for MAP and 4"):
+    with pytest.raises(ValueError, match=r"`probs` must have shape \(4, 29\) .* got \(4, 30\) for MAP and 4"):
         figures.uncertain_images(np.ones((4, 1, 8, 8)), probs, names[1:], targets=targets)
 
 
@@ -224,7 +224,7 @@ def test_classification_surface_draws_probability_entropy_and_data():
     np.testing.assert_allclose(np.asarray(axes[2].images[0].get_array()), expected, atol=1e-12)
     np.testing.assert_allclose(line(axes[3], 1), inputs[1::2].T)
     np.testing.assert_allclose(axes[0].images[0].get_extent(), [-2.1, 2.1, -1.1, 1.1])
-    with pytest.raises(ValueError, match=r"'MAP' must be \(11, 21\) like the grid; got \(21, 11\)"):
+    with pytest.raises(ValueError, match=r"'MAP' must be \(11, 21\) like the grid of `x` and `y`; got \(21, 11\)"):
         figures.classification_surface({"MAP": probs.T}, x, y, inputs=inputs, targets=targets)
 
 

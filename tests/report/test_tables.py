@@ -64,8 +64,8 @@ def test_rich_prints_every_cell_and_no_markup():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rows": [["a"]]}, "needs 2 entries, one per column; got \\['a'\\]"),
-        ({"rows": [], "better": {"nll": "low"}}, "No such column: nll. Columns: method, NLL"),
+        ({"rows": [["a"]]}, "needs 2 entries, one for each of `columns`; got \\['a'\\]"),
+        ({"rows": [], "better": {"nll": "low"}}, "must name columns, method, NLL; got nll"),
         ({"rows": [], "better": {"NLL": "down"}}, "'low' or 'high'; got 'down'"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torchbayes as tb
+from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
 from torchbayes.cli.evidence import evidence
 from torchbayes.cli.options import (
     METHODS,
@@ -32,18 +32,13 @@ from torchbayes.cli.options import (
 )
 from torchbayes.cli.terminal import (
     Interrupted,
-    callbacks,
-    one_line,
     plain_warnings,
     print_names,
     print_table,
     resumable,
     say,
-    suggest,
     track,
 )
-
-DEBUG = "TORCHBAYES_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,24 +48,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; those of the process if None.
 
     Returns:
-        Exit code: 0, 2 after an error of the user, 130 after Ctrl-C.
+        Exit code: 0, 1 after an error that nobody foresaw, 2 after one of the user, 130 after Ctrl-C.
     """
+    given = [argument for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
+    debug = debugging() or len(given) < len(sys.argv[1:] if argv is None else argv)
     try:
         with plain_warnings():
-            return _dispatch(list(sys.argv[1:] if argv is None else argv))
+            return _dispatch(given)
     except SystemExit as finished:  # --help and --print_config
-        return int(finished.code or 0)
+        return finished.code if isinstance(finished.code, int) else int(bool(finished.code))
     except (KeyboardInterrupt, Interrupted) as stopped:
         print(f"\nStopped. {stopped}".rstrip(), file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, TypeError, OSError, RuntimeError, argparse.ArgumentError) as error:
-        if os.environ.get(DEBUG):
+    except Exception as error:
+        if debug:
             traceback.print_exc()
-        print(f"torchbayes: {one_line(error)}", file=sys.stderr)
-        return 2
+        known = is_foreseen(error)
+        print(f"torchbayes: {one_line(error) if known else report(error, given)}", file=sys.stderr)
+        return 2 if known else 1
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -91,6 +89,7 @@ def _dispatch(argv: list[str]) -> int:
 def _usage() -> str:
     return "\n".join([
         "usage: torchbayes COMMAND [options]      torchbayes COMMAND --help      torchbayes --version",
+        "       torchbayes --debug COMMAND ...    shows the traceback of an error, as TORCHBAYES_DEBUG=1 does",
         "",
         *(f"  {name:<10} {_first_line(command)}" for name, command in COMMANDS.items()),
         "",
@@ -124,11 +123,9 @@ def compare(argv: list[str]) -> None:
     settings = {f.name: chosen[f.name] for f in fields(Comparison) if f.name != "problem"}
     settings |= {name: tuple(chosen[name]) for name in _LISTS}
     directory, resume, overwrite = (chosen[name] for name in ("directory", "resume", "overwrite"))
-    with resumable(f"torchbayes compare --directory {directory} --resume"):
+    with resumable(["torchbayes", "compare", "--directory", directory, "--resume"]):
         comparison = Comparison(problem_of(chosen), **settings)
-        found = run(
-            comparison, directory, resume=resume, overwrite=overwrite, callbacks=callbacks(), say=say, track=track
-        )
+        found = run(comparison, directory, resume=resume, overwrite=overwrite, say=say, track=track)
     about = (found.setup, found.outcomes, found.diagnosis)
     print_table(table(found.outcomes, caption=caption(*about)), narrow=tables(*about))
     print(f"Report: {found.report}")
@@ -170,10 +167,10 @@ def fit(argv: list[str]) -> None:
     how = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
     with (
-        resumable(f"torchbayes fit --directory {directory} --resume"),
+        resumable(["torchbayes", "fit", "--directory", str(directory), "--resume"]),
         join(chosen["ranks"], members=method.members, device=problem.place) as ranks,
     ):
-        fit_run(problem.setup(), method, directory, start=start, **how, callbacks=callbacks(), ranks=ranks)
+        fit_run(problem.setup(), method, directory, start=start, **how, ranks=ranks)
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
 
@@ -189,8 +186,12 @@ def evaluate(argv: list[str]) -> None:
     """
     parser = new_parser("evaluate", _first_line(evaluate))
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
-    parser.add_argument("--predictions", default=None, help="npz file with arrays `probs` (rows, classes) and `labels`")
-    parser.add_argument("--data", default=None, help="a foreign set: how well it is told from the run's own test set")
+    parser.add_argument(
+        "--predictions", type=str | None, default=None, help="npz file with arrays `probs` (rows, classes) and `labels`"
+    )
+    parser.add_argument(
+        "--data", type=str | None, default=None, help="a foreign set: how well it is told from the run's own test set"
+    )
     parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -262,14 +263,20 @@ def _published(path: Path) -> dict[str, float]:
     import numpy as np
     import torch
 
+    from torchbayes.data.files import read_arrays
+
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}.")
     if not is_zipfile(path):
         raise ValueError(f"{path} is not an npz file.")
-    with np.load(path, allow_pickle=False) as archive:
-        if not {"probs", "labels"} <= set(archive.files):
-            raise ValueError(f"{path} must hold arrays `probs` and `labels`; it holds {', '.join(archive.files)}.")
-        probs, labels = torch.from_numpy(archive["probs"]), torch.from_numpy(archive["labels"].astype(np.int64))
+    probs, labels = read_arrays(path, "probs", "labels")
+    if probs.dtype.kind != "f" or labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(
+            f"{path} must hold `probs` in floating point and `labels` as integers (rows,); got {probs.dtype} of shape "
+            f"{probs.shape} and {labels.dtype} of shape {labels.shape}. Labels that are whole numbers can be written "
+            f"with .astype(int)."
+        )
+    probs, labels = torch.from_numpy(probs), torch.from_numpy(labels.astype(np.int64))
     return tb.evaluate(tb.Predictive.from_probs(probs), labels).metrics
 
 
@@ -317,7 +324,7 @@ def reproduce(argv: list[str]) -> None:
     name = chosen.pop("name")
     if name is None:
         raise ValueError(f"say which experiment: {', '.join(experiments.names())}.")
-    with resumable(" ".join(["torchbayes reproduce", *argv])):
+    with resumable(["torchbayes", "reproduce", *argv]):
         print(f"Page: {experiments.reproduce(name, **chosen)}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from torchbayes.cli.options import new_parser, parse, peek
-from torchbayes.cli.terminal import callbacks, print_table, say
+from torchbayes.cli.terminal import print_table, say
 from torchbayes.config import Problem
 from torchbayes.inference import MAP
 from torchbayes.posteriors.locks import Locked
@@ -41,7 +41,7 @@ def evidence(argv: list[str]) -> None:
     if directory is not None:
         room.check_directory(directory, overwrite=chosen["overwrite"])
     with nullcontext() if directory is None else Locked(directory):
-        found = room.compare_networks(settings, callbacks=callbacks(), say=say)
+        found = room.compare_networks(settings, callbacks=None, say=say)
         print_table(room.table(settings, found), narrow=room.tables(settings, found))
         print("\n".join(room.remarks(found)))
         if directory is not None:

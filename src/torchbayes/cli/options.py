@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import jsonargparse
+import yaml
 
-from torchbayes.cli.terminal import one_line
+from torchbayes.cli.errors import one_line
 from torchbayes.config import CONFIG, Problem, problem_in, read_config
 from torchbayes.inference import (
     HMC,
@@ -34,10 +35,12 @@ from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.schedules import Schedule, StepSchedule
 from torchbayes.model import Ranks
 from torchbayes.usual import Defaults, defaults, usual_plan
+from torchbayes.yaml_text import check_yaml
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
 METHODS = (MAP, SWA, SWAG, Laplace, OnlineLaplace, *SAMPLERS)
 Parser = jsonargparse.ArgumentParser
+_LOAD = jsonargparse.get_loader("yaml")
 
 
 class Peek(NamedTuple):
@@ -70,15 +73,18 @@ def peek(argv: list[str]) -> Peek:
         What was found.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--config", "--directory", "--method", "--network", "--start"):
+    for name in ("--data", "--directory", "--method", "--network", "--start"):
         parser.add_argument(name)
+    parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--resume", action="store_true")
     seen, _ = parser.parse_known_args(argv)
-    if seen.resume and seen.config is None and seen.directory is not None:
+    if seen.resume and not seen.config and seen.directory is not None:
         path = Path(seen.directory) / CONFIG
         if path.is_file():
-            argv, seen.config = ["--config", str(path), *argv], str(path)
-    file = read_config(Path(seen.config)) if seen.config is not None else {}
+            argv, seen.config = ["--config", str(path), *argv], [str(path)]
+    file: dict[str, Any] = {}
+    for name in seen.config:  # as the parser takes them: the last word counts
+        file |= read_config(Path(str(name)))
     method = file.get("method")
     named = method.get("class_path") if isinstance(method, Mapping) else method
     started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)
@@ -104,10 +110,17 @@ def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
     # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
     choices = [*METHODS, *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
     jsonargparse.set_parsing_settings(subclasses_enabled=choices)
+    jsonargparse.set_loader("yaml", _bounded, exceptions=(yaml.YAMLError,))
     parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
     if config:
         parser.add_argument("--config", action="config", help="YAML file with any of these options")
     return parser
+
+
+def _bounded(text: str) -> Any:
+    """Return what the text of an option or a file holds, which must not stand for more than it can hold."""
+    check_yaml(text)
+    return _LOAD(text)
 
 
 def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
@@ -125,7 +138,7 @@ def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
     """
     try:
         return parser.instantiate(parser.parse_args(argv)).as_dict()
-    except argparse.ArgumentError as error:
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
         known = [text for action in parser._actions for text in action.option_strings]
         raise ValueError(one_line(error, known)) from error
 

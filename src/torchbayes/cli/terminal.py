@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import re
+import shlex
 import signal
 import sys
 import threading
@@ -12,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torchbayes.cli.errors import one_line
+
 if TYPE_CHECKING:
-    from torchbayes.inference.progress import Callback, Event
     from torchbayes.report import Table
 
 
@@ -22,11 +22,11 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def resumable(command: str) -> Iterator[None]:
+def resumable(command: Sequence[str]) -> Iterator[None]:
     """Say how to go on when Ctrl-C is pressed inside, or the process is asked to end, as torchrun does.
 
     Args:
-        command: what continues the work.
+        command: the words of what continues the work.
 
     Yields:
         Nothing.
@@ -39,7 +39,7 @@ def resumable(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"Continue with: {command}") from None
+        raise Interrupted(f"Continue with: {shlex.join(command)}") from None
     finally:
         if own:
             signal.signal(signal.SIGTERM, before)
@@ -64,22 +64,6 @@ def plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = usual
-
-
-def callbacks() -> tuple[Callback, ...] | None:
-    """Return None for the progress bar on a terminal, else a callback that prints plain lines, ten per fit.
-
-    Returns:
-        The `callbacks` of a fit.
-    """
-    return None if sys.stderr.isatty() else (_line,)
-
-
-def _line(event: Event) -> None:
-    if event.epoch * 10 // event.epochs > (event.epoch - 1) * 10 // event.epochs:
-        from torchbayes.inference.progress import summary
-
-        say(f"  epoch {event.epoch} of {event.epochs}: {summary(event)}")
 
 
 def say(text: str) -> None:
@@ -138,55 +122,3 @@ def print_names(lines: Mapping[str, str]) -> None:
     width = max((len(name) for name in lines), default=0)
     for name, line in lines.items():
         print(f"  {name:<{width}}  {line}")
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the known names that are close to a wrong one, or all.
-
-    Args:
-        name: the wrong one.
-        known: the right ones.
-
-    Returns:
-        One sentence.
-    """
-    names = {right.lower(): right for right in known}
-    close = [names[right] for right in difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)]
-    return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names.values())}."
-
-
-def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
-    """Return an error as one readable line.
-
-    Args:
-        error: of this library, or of jsonargparse, whose messages about a choice of classes run over many lines.
-        options: the options there are, for those that are not.
-
-    Returns:
-        The line.
-    """
-    text = " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split())
-    if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", text):
-        close = difflib.get_close_matches(unknown[1], list(options), n=3, cutoff=0.5)
-        advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
-        return f"there is no option {unknown[1]}. {advice}"
-    if missing := re.search(r"arguments are required: (.*)", text):
-        return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
-    # jsonargparse lists what every class of a union said; the sentence of ours among them is what is wrong
-    if own := re.search(r"- (`\w+` must [^;]*; got [^-]*?\.)(?: -| Given)", text):
-        return own[1]
-    key = re.search(r'Parser key "([^"]+)": (.*)', text)
-    if key is None:
-        return text
-    name, rest = key.groups()
-    if option := re.search(r"'([\w.]+)': Option '(\w+)' is not accepted", rest):
-        return f"`--{name}` is {option[1].rpartition('.')[2]}, which has no setting {option[2]!r}."
-    given = re.search(r"Given value: (.*)$", rest)
-    if nested := given and re.search(r"NestedArg\(key='([\w.]+)', val='([^']*)'\)", given[1]):
-        return f"`--{name}.{nested[1]}` cannot be {nested[2]!r}."
-    if "Union subtypes" in rest and given:
-        choices = [path.rpartition(".")[2] for path in re.findall(r"<class '([\w.]+)'>", rest.partition("Errors")[0])]
-        return f"`--{name}` cannot be {given[1]!r}. {suggest(given[1], choices)}"
-    if wrong := re.match(r"Expected a <class '(\w+)'>\. Got value: (.*)", rest):
-        return f"`--{name}` must be of type {wrong[1]}; got {wrong[2]!r}."
-    return f"`--{name}`: {rest}"

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_tensor, seen
+
 
 class Pair(NamedTuple):
     """Inputs and targets with the same number of rows; a plain `(inputs, targets)` tuple."""
@@ -30,6 +32,14 @@ class Standardise:
 
     mean: Tensor
     scale: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor(mean=self.mean, scale=self.scale)
+        if not torch.isfinite(self.mean).all():
+            raise ValueError("`mean` must be finite; it has NaN or infinite values. Look for them in the data.")
+        if not ((self.scale > 0) & torch.isfinite(self.scale)).all():
+            low = self.scale.min().item()
+            raise ValueError(f"`scale` must be finite and above 0; got NaN or infinite values, or {low:g}.")
 
     @classmethod
     def fit(cls, values: Tensor, dims: tuple[int, ...] = (0,)) -> Standardise:
@@ -212,7 +222,7 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
         ValueError: The name is not among them.
     """
     known = list(known)
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if not isinstance(name, str) or name not in known:
+        close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
-        raise ValueError(f"There is no {what} called {name!r}. {advice}")
+        raise ValueError(f"There is no {what} called {seen(name)}. {advice}")

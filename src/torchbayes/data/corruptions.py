@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from torchbayes.checks import as_seed, check_counts, check_kind, check_tensor, given, is_whole, seen
 from torchbayes.data.base import Data, Pair, check_name
 from torchbayes.model.seeds import Purpose, generator
 
@@ -48,8 +49,9 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
         TypeError: The images are not floating point.
     """
     check_name("corruption", name, _TABLE)
-    if severity not in range(1, 6):
-        raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5; got {severity!r}.")
+    if not is_whole(severity) or severity not in range(1, 6):
+        raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5; got {seen(severity)}.")
+    check_tensor(images=images)
     if images.ndim != 4:
         raise ValueError(f"`images` must have the shape (B, C, H, W); got {tuple(images.shape)}. Add the missing axes.")
     if not images.is_floating_point():
@@ -64,7 +66,7 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
     function, settings = _TABLE[name]
     exact = torch.promote_types(images.dtype, torch.float32)
     work = images.detach().to("cpu", exact)
-    source = generator(Purpose.CORRUPTION, seed)
+    source = generator(Purpose.CORRUPTION, as_seed(seed))
     return function(work, settings[int(severity) - 1], source).clamp_(0, 1).to(images.device, images.dtype)
 
 
@@ -84,6 +86,8 @@ def corrupt_data(data: Data, name: str, severity: int, *, seed: int = 0, limit: 
     Raises:
         ValueError: The data set has no images.
     """
+    check_kind(Data, "a data set, as `load` gives it", data=data)
+    check_counts(**given(limit=limit))
     if not data.is_image:
         raise ValueError(f"Corruptions are for images; `{data.name}` has rows of shape {data.input_shape}.")
     inputs, targets = data.test.inputs[:limit], data.test.targets[:limit]

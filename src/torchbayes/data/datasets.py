@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from torchbayes.checks import as_seed, check_kind, given, whole
 from torchbayes.data import toy
 from torchbayes.data.base import Data, Raw, check_name, finish
 from torchbayes.data.images import load_digits, load_images
@@ -46,7 +47,7 @@ def _registry() -> dict[str, _Entry]:
         **{name: _Entry(line, lambda _, r, n=name: load_images(n, r)) for name, line in image_lines.items()},
         **{
             name: _Entry(line, lambda s, r, n=name: load_uci(n, s, r), splits)
-            for name, (_, line, splits) in UCI_SETS.items()
+            for name, (_, line, _, _, splits) in UCI_SETS.items()
         },
         "imdb": _Entry(
             "sentiment of film reviews, last 100 tokens of 20,000 words, 25,000 + 25,000", lambda _, r: load_imdb(r)
@@ -109,13 +110,14 @@ def load(
     Raises:
         ValueError: `split` or `train_size` is out of range.
     """
-    entry = _entry(name)
-    if not 0 <= split < entry.splits:
+    entry, seed = _entry(name), as_seed(seed)
+    check_kind((str, os.PathLike), "a path", **given(root=root))
+    if whole("split", split, least=0) >= entry.splits:
         raise ValueError(f"`split` of `{name}` must be between 0 and {entry.splits - 1}; got {split}.")
     raw = entry.read(split, data_root(root) if entry.files else None)
     if train_size is not None:
         rows = len(raw.train[1])
-        if not 1 <= train_size <= rows:
+        if whole("train_size", train_size) > rows:
             raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
         chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size]
         raw = raw.subset(chosen.sort().values.numpy())
@@ -128,7 +130,7 @@ def _entry(name: str) -> _Entry:
     Raises:
         ValueError: There is no such set, or it has no training part.
     """
-    if name in ood_names() and name not in _SETS:
+    if isinstance(name, str) and name in ood_names() and name not in _SETS:
         raise ValueError(
             f"`{name}` has no training part. Use it as out-of-distribution inputs of another set: "
             f"out_of_distribution(data, {name!r})."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from torchbayes.data.base import Raw
+from torchbayes.data.files import check_apart, check_labels, check_shape, read_arrays
 from torchbayes.data.sources import Remote, local_file, obtain, require_local
 
 Part = Literal["train", "test"]
@@ -82,7 +84,7 @@ def read_idx(path: Path) -> np.ndarray:
     try:
         with gzip.open(path) as stream:
             content = stream.read()
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from None
     ndim = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     shape = tuple(int.from_bytes(content[4 * i : 4 * i + 4]) for i in range(1, ndim + 1))
@@ -97,10 +99,18 @@ def idx_arrays(name: str, part: Part, root: Path | None) -> Arrays:
         return arrays
     addresses, checksums = _IDX_SETS[name]
     first = 0 if part == "train" else 2
-    read = []
+    read, paths = [], []
     for file, md5 in zip(_IDX_FILES[first : first + 2], checksums[first : first + 2], strict=True):
         remote = Remote(name, file, tuple(address + file for address in addresses), f"md5:{md5}")
-        read.append(read_idx(obtain(name, remote, root)))
+        paths.append(obtain(name, remote, root))
+        read.append(read_idx(paths[-1]))
+    return _greys(read, paths)
+
+
+def _greys(read: list[np.ndarray], paths: list[Path]) -> Arrays:
+    """Return images (N, 1, 28, 28) and labels (N,) of ten classes, checked, as their two files hold them."""
+    check_shape(paths[0], (None, 28, 28), images=read[0])
+    check_labels(paths[1], read[1], len(read[0]), 10)
     return read[0][:, None], read[1]
 
 
@@ -109,30 +119,43 @@ def _kmnist_test_npz(root: Path | None) -> Arrays | None:
     paths = [local_file("kmnist", f"kmnist-test-{what}.npz", root) for what in ("imgs", "labels")]
     if paths[0] is None or paths[1] is None:
         return None
-    with np.load(paths[0], allow_pickle=False) as images, np.load(paths[1], allow_pickle=False) as labels:
-        return images["arr_0"][:, None], labels["arr_0"]
+    known = [paths[0], paths[1]]
+    return _greys([_bytes(path, "arr_0")[0] for path in known], known)
+
+
+def _bytes(path: Path, *names: str) -> list[np.ndarray]:
+    """Return arrays of bytes.
+
+    Raises:
+        ValueError: The file holds others.
+    """
+    arrays = read_arrays(path, *names)
+    for name, array in zip(names, arrays, strict=True):
+        if array.dtype != np.uint8:
+            raise ValueError(f"`{name}` of {path} must be uint8; got {array.dtype}. Fetch it again.")
+    return arrays
 
 
 def notmnist_arrays(part: Part, root: Path | None) -> Arrays:
     """Return notMNIST's test images (N, 1, 28, 28) and labels; there is no official training part."""
     hint = "It is the set of 10,000 letters A-J in MNIST's idx format, with its labels beside it."
-    images, labels = (
-        read_idx(require_local("notmnist", "notmnist", file, root=root, hint=hint)) for file in _IDX_FILES[2:]
-    )
-    return images[:, None], labels
+    paths = [require_local("notmnist", "notmnist", file, root=root, hint=hint) for file in _IDX_FILES[2:]]
+    return _greys([read_idx(path) for path in paths], paths)
 
 
-def read_residual(path: Path) -> Arrays:
+def read_residual(path: Path, classes: int = 10) -> Arrays:
     """Read an npz whose images are stored as wrap-around differences along channel, row and column.
 
     Args:
         path: Archive with `residual` uint8 (N, 3, 32, 32) and `labels` uint8 (N,).
+        classes: Number of classes.
 
     Returns:
         Images uint8 (N, 3, 32, 32), RGB, and labels.
     """
-    with np.load(path, allow_pickle=False) as archive:
-        pixels, labels = archive["residual"], archive["labels"]
+    pixels, labels = _bytes(path, "residual", "labels")
+    check_shape(path, (None, 3, 32, 32), residual=pixels)
+    check_labels(path, labels, len(pixels), classes)
     for axis in (1, 2, 3):
         np.cumsum(pixels, axis=axis, dtype=np.uint8, out=pixels)  # modulo 256
     return pixels, labels
@@ -170,18 +193,19 @@ def read_cifar10_archive(path: Path, part: Part) -> Arrays:
                 stream = archive.extractfile(member) if member.name.rpartition("/")[2] in members else None
                 if stream is not None:
                     content[member.name.rpartition("/")[2]] = stream.read()
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole tar.gz archive ({error}). Fetch it again.") from None
     if missing := [member for member in members if not content.get(member) or len(content[member]) % 3073]:
         raise ValueError(f"{path} has no whole batch {', '.join(missing)}. Fetch it again.")
     records = np.frombuffer(b"".join(content[member] for member in members), dtype=np.uint8).reshape(-1, 3073)
+    check_labels(path, records[:, 0], len(records), 10)
     return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].copy()
 
 
 def cifar100_arrays(part: Part, root: Path | None) -> Arrays:
     """Return 2,500 CIFAR-100 test images (25 of each class), grouped by class, and their fine labels."""
     hint = "It is an npz with `residual` uint8 (N, 3, 32, 32) and `labels`."
-    return read_residual(require_local("cifar100_ood", "cifar100_ood", "test_subset.npz", root=root, hint=hint))
+    return read_residual(require_local("cifar100_ood", "cifar100_ood", "test_subset.npz", root=root, hint=hint), 100)
 
 
 @dataclass(frozen=True)
@@ -219,7 +243,9 @@ STRANGERS: dict[str, Callable[[Part, Path | None], Arrays]] = {
 def load_images(name: str, root: Path | None) -> Raw:
     """Return both parts of one of `IMAGE_SETS`."""
     entry = IMAGE_SETS[name]
-    return Raw(entry.read("train", root), entry.read("test", root), entry.source, entry.classes, levels=255)
+    train, test = entry.read("train", root), entry.read("test", root)
+    check_apart(name, train[0], test[0])
+    return Raw(train, test, entry.source, entry.classes, levels=255)
 
 
 def load_digits(split: int) -> Raw:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchbayes.checks import as_seed, check_counts, check_kind, given
 from torchbayes.data.base import Data, check_name, unit_images
 from torchbayes.data.images import IMAGE_SETS, STRANGERS
 from torchbayes.data.sources import data_root
@@ -64,16 +65,17 @@ def out_of_distribution(
     Raises:
         ValueError: `data` has no images, the name is unknown or that of the data, or `limit` is not positive.
     """
+    check_kind(Data, "a data set, as `load` gives it", data=data)
     if not data.is_image:
         raise ValueError(f"Out-of-distribution sets are images; `{data.name}` has rows of shape {data.input_shape}.")
-    if limit is not None and limit < 1:
-        raise ValueError(f"`limit` must be at least 1; got {limit}.")
+    check_counts(**given(limit=limit))
+    seed = as_seed(seed)
     if name is not None:
         check_name("out-of-distribution set", name, ood_names())
     if name == data.name:
         raise ValueError(f"`{name}` is the data set itself. Choose another of: {', '.join(ood_names())}.")
     wanted = (name,) if name is not None else _DEFAULTS.get(data.name, _NEEDS_NO_FILE)
-    folder = None if set(wanted) <= set(_NEEDS_NO_FILE) else data_root(root)
+    folder = data_root(root) if root is not None or not set(wanted) <= set(_NEEDS_NO_FILE) else None
     if name is not None:
         return {name: _make(data, name, folder, limit, seed)}
     found: dict[str, Tensor] = {}

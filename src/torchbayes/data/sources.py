@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchbayes.checks import check_kind
+
 ENVIRONMENT = "TORCHBAYES_DATA"
 
 
@@ -41,6 +43,7 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path | None:
     named = root if root is not None else os.environ.get(ENVIRONMENT) or None
     if named is None:
         return None
+    check_kind((str, os.PathLike), "a path", root=named)
     folder = Path(named).expanduser()
     if not folder.is_dir():
         origin = "`root`" if root is not None else f"the environment variable {ENVIRONMENT}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from torchbayes.data.base import Raw
+from torchbayes.data.files import check_labels, check_shape, read_arrays
 from torchbayes.data.sources import Remote, local_file, obtain
 
 VOCABULARY = 20_000  # token ids stay below this
@@ -53,9 +54,22 @@ def pad(tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _read_flat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the padded ids and labels of an npz with all tokens end to end."""
-    with np.load(path, allow_pickle=False) as archive:
-        return pad(archive["tokens"], archive["offsets"]), archive["labels"]
+    """Return the padded ids and labels of an npz with all tokens end to end.
+
+    Raises:
+        ValueError: The file does not hold them.
+    """
+    tokens, offsets, labels = read_arrays(path, "tokens", "offsets", "labels")
+    check_shape(path, (None,), tokens=tokens, offsets=offsets)
+    if tokens.dtype.kind not in "iu" or offsets.dtype.kind not in "iu":
+        raise ValueError(f"{path} must hold whole numbers; got {tokens.dtype} and {offsets.dtype}. Fetch it again.")
+    if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets.astype(np.int64)) < 0).any():
+        raise ValueError(
+            f"`offsets` of {path} must rise from 0 to the {len(tokens)} tokens; they go from {offsets[0]} to "
+            f"{offsets[-1]}. Fetch it again."
+        )
+    check_labels(path, labels, len(offsets) - 1, 2)
+    return pad(tokens, offsets), labels
 
 
 def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -66,7 +80,20 @@ def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
     Returns:
         Token ids and labels of the training and of the test half.
+
+    Raises:
+        ValueError: The archive is damaged or another one.
     """
+    try:
+        halves = _keras_halves(path)
+    except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, ValueError, TypeError, IndexError, EOFError) as error:
+        raise ValueError(f"{path} is not Keras's archive of reviews ({error}). Fetch it again.") from error
+    for ids, labels in halves:
+        check_labels(path, labels, len(ids), 2)
+    return halves
+
+
+def _keras_halves(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     halves = []
     with zipfile.ZipFile(path) as archive:
         for part in ("train", "test"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from torchbayes.data.base import Raw
+from torchbayes.data.files import check_finite, check_shape, read_arrays
 from torchbayes.data.sources import require_local
 
 _HINT = "`toy_sine` is a 1-d problem that needs no file."
@@ -59,8 +60,11 @@ def two_moons(split: int) -> Raw:
 def toy_izmailov(root: Path | None) -> Raw:
     """Return the 1-d problem of Wilson and Izmailov (2020): 60 rows in three clusters, tested on a smooth curve."""
     path = require_local("toy_izmailov", "toy", "understandingbdl_deep_ensembles_1d.npz", root=root, hint=_HINT)
-    with np.load(path, allow_pickle=False) as archive:
-        x, y, x_test, y_test = (archive[key].astype(np.float64) for key in ("x", "y", "x_", "y_"))
+    x, y, x_test, y_test = (array.astype(np.float64) for array in read_arrays(path, "x", "y", "x_", "y_"))
+    for inputs, targets in ((x, y), (x_test, y_test)):
+        check_shape(path, (None,), x=inputs)
+        check_shape(path, (len(inputs), 1), y=targets)
+        check_finite(path, x=inputs, y=targets)
     source = "1-d regression of Wilson and Izmailov (2020), Bayesian Deep Learning and a Probabilistic Perspective"
     return Raw((x[:, None], y[:, 0]), (x_test[:, None], y_test[:, 0]), source)
 
@@ -68,8 +72,9 @@ def toy_izmailov(root: Path | None) -> Raw:
 def toy_drbayes(split: int, root: Path | None) -> Raw:
     """Return the 1-d problem of Izmailov et al. (2019, subspace inference): 400 rows, a random tenth for testing."""
     path = require_local("toy_drbayes", "toy", "drbayes_synthetic_regression.npz", root=root, hint=_HINT)
-    with np.load(path, allow_pickle=False) as archive:
-        table = archive["data"].astype(np.float64)
+    (table,) = (array.astype(np.float64) for array in read_arrays(path, "data"))
+    check_shape(path, (None, 2), data=table)
+    check_finite(path, data=table)
     order = np.random.default_rng(split).permutation(len(table))
     held_out = len(table) // 10
     train, test = table[np.sort(order[held_out:])], table[np.sort(order[:held_out])]

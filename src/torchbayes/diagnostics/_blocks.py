@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_counts, given
+
 # Draws in a block. On a CPU the arrays made of a block then stay in the cache; an accelerator wants more work at once.
 BLOCK_CPU = 2**17
 BLOCK_ACCELERATOR = 2**25
@@ -73,22 +75,6 @@ def check_finite(name: str, values: Tensor, where: str = "") -> None:
         )
 
 
-def check_chunk_size(chunk_size: int | None) -> None:
-    """Require a positive whole number, or None.
-
-    Args:
-        chunk_size: Number of quantities in a block.
-
-    Raises:
-        ValueError: If it is neither.
-    """
-    if chunk_size is None or (isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1):
-        return
-    raise ValueError(
-        f"`chunk_size` must be a whole number of at least 1; got {chunk_size!r}. Leave it out to have it chosen."
-    )
-
-
 @torch.no_grad()
 def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_size: int | None) -> Tensor:
     """Apply a statistic to every quantity of checked draws, block by block.
@@ -104,7 +90,7 @@ def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_
     Raises:
         ValueError: If a draw is not finite or the chunk size is no positive whole number.
     """
-    check_chunk_size(chunk_size)
+    check_counts(**given(chunk_size=chunk_size))
     quantities = draws.shape[2:]
     draws_MSD = draws.detach().flatten(2) if quantities else draws.detach().unsqueeze(-1)
     num_chains, num_draws, num_quantities = draws_MSD.shape

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_flags, whole
 from torchbayes.diagnostics._blocks import check_draws, per_quantity
 from torchbayes.diagnostics._series import (
     autocovariance,
@@ -200,7 +201,8 @@ def autocorrelation(
     """
     check_draws(draws_MSD)
     num_draws = draws_MSD.shape[1]
-    if isinstance(max_lag, bool) or not isinstance(max_lag, int) or not 0 <= max_lag < num_draws:
+    check_flags(per_chain=per_chain)
+    if whole("max_lag", max_lag, least=0) >= num_draws:
         raise ValueError(
             f"`max_lag` must be a whole number of 0 to {num_draws - 1}, below the number of draws; got {max_lag!r}."
         )

@@ -39,19 +39,19 @@ def to_arviz(
         TypeError: If draws are no floating tensors, or anything else is no tensor.
         ValueError: If the numbers of chains or draws differ between tensors.
     """
-    posterior = _named(draws, "weights")
+    posterior = _named("draws", draws, "weights")
     if not posterior:
         raise ValueError("`draws` must name at least one quantity; got an empty mapping.")
     for values in posterior.values():
         check_draws(values, min_draws=1)
-    likelihood = _named(log_likelihood, "targets")
-    statistics = _named(sample_stats, "stat")
+    likelihood = _named("log_likelihood", log_likelihood, "targets")
+    statistics = _named("sample_stats", sample_stats, "stat")
     _check_chains({"draws": posterior, "sample_stats": statistics, "log_likelihood": likelihood})
     groups = {
         "posterior": posterior,
         "sample_stats": statistics,
         "log_likelihood": likelihood,
-        "observed_data": _named(observed_data, "targets"),
+        "observed_data": _named("observed_data", observed_data, "targets"),
     }
     return _from_groups({
         group: {name: _array(values) for name, values in tensors.items()}
@@ -70,13 +70,15 @@ def _from_groups(groups: dict[str, dict[str, Any]]) -> Any:
     return make(**groups) if hasattr(arviz, "InferenceData") else make(groups)
 
 
-def _named(values: Named | None, name: str) -> dict[str, Tensor]:
+def _named(argument: str, values: Named | None, name: str) -> dict[str, Tensor]:
     if values is None:
         return {}
     tensors = dict(values) if isinstance(values, Mapping) else {name: values}
     for key, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{key!r} must be a torch tensor; got {type(tensor).__name__}. Use torch.as_tensor.")
+            raise TypeError(
+                f"`{argument}`: {key!r} must be a torch tensor; got {type(tensor).__name__}. Use torch.as_tensor."
+            )
     return tensors
 
 

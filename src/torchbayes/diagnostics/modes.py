@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_positive
 from torchbayes.diagnostics._blocks import BLOCK_CPU, check_finite, check_floating
 
 
@@ -44,8 +45,7 @@ def modes_visited(draws_MSD: Tensor, centres_KD: Tensor, radius: float) -> Modes
     check_floating("draws_MSD", draws_MSD)
     check_floating("centres_KD", centres_KD)
     _check_places(draws_MSD, centres_KD)
-    if not radius > 0:
-        raise ValueError(f"`radius` must be positive; got {radius!r}. Use a few standard deviations of a mode.")
+    check_positive(radius=radius)
     check_finite("centres_KD", centres_KD)
     points_SD = draws_MSD.flatten(0, -2)
     squared_SK = _squared_distances(points_SD, centres_KD)

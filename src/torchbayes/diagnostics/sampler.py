@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_counts, check_positive
 from torchbayes.diagnostics._blocks import check_finite, check_floating
 
 
@@ -71,8 +72,7 @@ def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor
     """
     check_floating("energy_error_MS", energy_error_MS)
     _check_chains("energy_error_MS", energy_error_MS, least=1)
-    if not threshold > 0:
-        raise ValueError(f"`threshold` must be positive; got {threshold!r}. Use 1000.")
+    check_positive(threshold=threshold)
     return (~(energy_error_MS.detach() <= threshold)).sum(-1)
 
 
@@ -91,8 +91,7 @@ def efficiency(ess: Tensor, gradients: int) -> Tensor:
         ValueError: If ``gradients`` is not positive.
     """
     check_floating("ess", ess)
-    if isinstance(gradients, bool) or not isinstance(gradients, int) or gradients < 1:
-        raise ValueError(f"`gradients` must be a whole number of at least 1; got {gradients!r}. Count all chains.")
+    check_counts(gradients=gradients)
     return ess.detach().double() / gradients
 
 

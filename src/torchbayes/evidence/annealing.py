@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import as_seed, check_kind
 from torchbayes.evidence.estimate import Evidence, LogMean, log_mean, warn_of_few
 from torchbayes.evidence.moves import Place, move
 from torchbayes.evidence.path import Target, as_target
 from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, given_temperatures, pilot
+from torchbayes.inference.asked import check_finite_start
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.model import Model
 from torchbayes.model.seeds import Purpose, mix
@@ -70,6 +72,7 @@ def annealed_importance_sampling(
         ValueError: if a prior is improper, the temperature is not 1, the data do not fit, or settings are out of range.
     """
     check_counts(particles=particles, leapfrogs=leapfrogs)
+    seed = as_seed(seed)
     target = as_target(model, data)
     found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     weights_PD = target.draw(particles, mix(Purpose.ANNEALING_START, seed))
@@ -111,11 +114,13 @@ def reverse_annealing(
         ValueError: if a prior is improper, the temperature is not 1, or data, draws or settings do not fit.
     """
     check_counts(leapfrogs=leapfrogs)
-    target = as_target(model, data)
-    weights = draws.weights_MSD if isinstance(draws, Draws) else torch.as_tensor(draws)
+    seed, target = as_seed(seed), as_target(model, data)
+    check_kind((Draws, Tensor), "draws of the posterior, or a tensor of weights", draws=draws)
+    weights = draws.weights_MSD if isinstance(draws, Draws) else draws
     like_PD = target.draw(1, 0)
-    if weights.ndim not in {2, 3} or weights.shape[-1] != like_PD.shape[-1]:
+    if weights.ndim not in {2, 3} or weights.shape[-1] != like_PD.shape[-1] or not weights.numel():
         raise ValueError(f"`draws` must be weights (S, {like_PD.shape[-1]}); got shape {tuple(weights.shape)}.")
+    check_finite_start(draws=weights)
     weights_PD = weights.detach().reshape(-1, weights.shape[-1]).to(like_PD)
     found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     log_weights_P, details = _annealed(target, weights_PD, ladder.reversed(), seed=mix(Purpose.REVERSE_MOVES, seed))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.checks import as_seed
 from torchbayes.diagnostics import ess, mcse_mean, rhat
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import AnnealedDensity, Target, as_target
@@ -88,7 +89,7 @@ def thermodynamic_integration(
     check_counts(chains=chains, steps=steps, leapfrogs=leapfrogs)
     if steps < 30:
         raise ValueError(f"`steps` must be at least 30, of which half adapt; got {steps}.")
-    target = as_target(model, data)
+    seed, target = as_seed(seed), as_target(model, data)
     beta_K, found = _placed(target, temperatures, leapfrogs=leapfrogs, seed=mix(Purpose.INTEGRATION_PILOT, seed))
     method = HMC(
         chains=chains * (len(beta_K) - 1),

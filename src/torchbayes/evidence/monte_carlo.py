@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchbayes.checks import as_seed
 from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
 from torchbayes.evidence.path import Target, as_target
 from torchbayes.inference.settings import check_counts
@@ -38,6 +39,7 @@ def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 1
         ValueError: if a prior is improper, the temperature is not 1, the data do not fit, or no draw explains them.
     """
     check_counts(draws=draws)
+    seed = as_seed(seed)
     target = as_target(model, data)
     blocks = []
     for number, start in enumerate(range(0, draws, _BLOCK)):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_function, check_object, check_tensor, seen
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.sampler import refuse_batch_norm
 from torchbayes.model.density import LogDensity
@@ -110,6 +111,8 @@ class FunctionTarget:
             log_likelihood: weights (M, D) -> log p(D|w), (M,), differentiable.
             draw: (count, seed) -> independent draws from the prior, (count, D).
         """
+        check_function("a function of the weights", log_prior=log_prior, log_likelihood=log_likelihood)
+        check_function("a function of (count, seed)", draw=draw)
         self._prior, self._likelihood = FunctionDensity(log_prior), FunctionDensity(log_likelihood)
         self._draw = draw
 
@@ -141,9 +144,11 @@ class AnnealedDensity:
         Raises:
             ValueError: if one does not lie in [0, 1].
         """
-        beta_M = torch.as_tensor(beta_M, dtype=torch.float64)
+        check_object(("parts", "draw"), "ModelTarget(model, data)", target=target)
+        check_tensor("M", beta_M=beta_M)
+        beta_M = beta_M.double()
         if not ((beta_M >= 0) & (beta_M <= 1)).all():
-            raise ValueError(f"inverse temperatures must lie in [0, 1]; got {beta_M.tolist()}.")
+            raise ValueError(f"inverse temperatures `beta_M` must lie in [0, 1]; got {beta_M.tolist()}.")
         self.target, self.beta_M = target, beta_M
 
     def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
@@ -164,7 +169,7 @@ def check_model(model: Model) -> None:
         ValueError: if a prior is improper, or the temperature is not 1.
     """
     if not isinstance(model, Model):
-        raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got a {type(model).__name__}.")
+        raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
     if any(isinstance(segment.prior, Flat) for segment in model.prior.segments):
         raise ValueError("a flat prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
     if model.temperature != 1:
@@ -194,8 +199,8 @@ def as_target(model: Model | Target, data: Any = None, *, plan: Way | str = "aut
         if data is None:
             raise ValueError("`data` are needed: the evidence of a model is that of its data.")
         return ModelTarget(model, data, plan=plan, chunk_size=chunk_size)
-    if not (hasattr(model, "parts") and hasattr(model, "draw")):
-        raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got a {type(model).__name__}.")
+    if isinstance(model, type) or not (hasattr(model, "parts") and hasattr(model, "draw")):
+        raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
     if data is not None:
-        raise ValueError("`data` must be None: a FunctionTarget brings its own likelihood.")
+        raise ValueError(f"`data` must be None: a FunctionTarget brings its own likelihood; got {seen(data)}.")
     return model

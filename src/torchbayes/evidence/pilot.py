@@ -27,6 +27,7 @@ import torch
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
+from torchbayes.checks import check_counts, check_positive, seen
 from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.model.seeds import Purpose, generator, mix
@@ -206,8 +207,14 @@ def given_temperatures(temperatures: Sequence[float] | Tensor) -> Tensor:
 
     Raises:
         ValueError: if they do not rise from 0 to 1.
+        TypeError: if they are no numbers.
     """
-    beta_K = torch.as_tensor(temperatures, dtype=torch.float64).flatten()
+    try:
+        beta_K = torch.as_tensor(temperatures, dtype=torch.float64).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"`temperatures` must be their number, or inverse temperatures; got {seen(temperatures)}."
+        ) from error
     if len(beta_K) < 2 or beta_K[0] != 0 or beta_K[-1] != 1 or not (beta_K.diff() > 0).all():
         raise ValueError(
             f"`temperatures` must be inverse temperatures that rise from 0 to 1; got {beta_K.tolist()[:8]}. Give their "
@@ -228,6 +235,8 @@ def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:
     Returns:
         Float64 tensor (K,), from 0 to 1.
     """
+    check_counts(least=2, count=count)
+    check_positive(sharpness=sharpness)
     values_K = torch.linspace(-sharpness, sharpness, count, dtype=torch.float64).sigmoid()
     return (values_K - values_K[0]) / (values_K[-1] - values_K[0])
 
@@ -242,4 +251,6 @@ def power(count: int, exponent: float = 5.0) -> Tensor:
     Returns:
         Float64 tensor (K,), from 0 to 1.
     """
+    check_counts(least=2, count=count)
+    check_positive(exponent=exponent)
     return torch.linspace(0, 1, count, dtype=torch.float64) ** exponent

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
+from torchbayes.checks import seen
 from torchbayes.model.batch import Batch, concatenate, on_rows, rows_of, stack
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.seeds import Purpose, generator
@@ -353,6 +354,5 @@ def as_source(model: Model, data: Any, batch_size: int) -> Source:
     if isinstance(data, Iterable):
         return Stream(model, data)
     raise TypeError(
-        f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; "
-        f"got {type(data).__name__}."
+        f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; got {seen(data)}."
     )

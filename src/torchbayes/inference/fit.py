@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchbayes.checks import as_seed
+from torchbayes.inference.asked import check_finite_start, check_fit
 from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
 from torchbayes.inference.descent import DivergedError
@@ -18,7 +20,7 @@ from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
 from torchbayes.inference.mode import warn_if_changing
-from torchbayes.inference.progress import Callback, Event, progress_bar
+from torchbayes.inference.progress import Callback, Event, progress_bar, watched
 from torchbayes.inference.run import Run, describe, describe_model
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.share import Share
@@ -67,7 +69,8 @@ def fit(
         steps: length of the run in the place of the method's, for samplers: resumed with more steps, a finished run
             goes on as if it had been so long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
-            None shows a progress bar on a terminal; an empty tuple shows nothing.
+            None shows a progress bar on a terminal, elsewhere a line after 10 s and then after ever longer waits, on
+            standard error; an empty tuple shows nothing.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.
@@ -82,8 +85,11 @@ def fit(
             ranks share the members the last one that was written.
         LostRankError: if another rank died or stopped.
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
+        TypeError: if an argument is of another kind than is meant, such as a class in the place of an object.
     """
-    method = _at_modes(_of_length(method, steps), start)
+    options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
+    check_fit(model, method, start, **options)
+    method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
     share = Share(method.members, ranks or Ranks())
     rows = method.rows if isinstance(method, Sampler) else method.batch_size
     source = as_source(model, data, rows or 1024)
@@ -135,8 +141,8 @@ def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
         return method
     if not isinstance(method, Sampler):
         raise ValueError(
-            f"`steps` is for samplers, whose chains can go on; the schedule of {type(method).__name__} belongs to its "
-            f"epochs. Set those, or start a new run at its weights with `start=`."
+            f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
+            f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
     return dataclasses.replace(method, steps=steps)
 
@@ -208,7 +214,7 @@ def _loop(
         for epoch in range(first, -(-steps // per_epoch) if state.step < steps else first):
             began, info = time.monotonic(), None
             try:
-                for batch in source.epoch(seeds, epoch, skip):
+                for batch in watched(source.epoch(seeds, epoch, skip), listeners):
                     if state.step >= steps:
                         break
                     state, info = method.step(density, state, batch, donate=True)
@@ -265,11 +271,13 @@ def start_of(
     weights = start.weights_MD if isinstance(start, Point) else start
     if isinstance(weights, Posterior):
         raise ValueError(f"`start` must be a point posterior, a module or weights; got a {type(weights).__name__}.")
-    if weights.shape[-1] != model.layout.size or (weights.ndim == 2 and len(weights) not in {1, members}):
+    fits = weights.ndim in {1, 2} and weights.shape[-1] == model.layout.size
+    if not fits or (weights.ndim == 2 and len(weights) not in {1, members}):
         raise ValueError(
             f"`start` must hold {model.layout.size} weights for 1 or {members} members; got shape "
             f"{tuple(weights.shape)}."
         )
+    check_finite_start(start=weights)
     weights_MD = weights.detach().to(model.network.device, model.network.dtype).expand(members, -1).clone()
     if isinstance(start, Point) and start.buffers_M:
         return weights_MD, {n: b.expand(members, *b.shape[1:]).clone() for n, b in start.buffers_M.items()}
@@ -290,5 +298,6 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
         raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
     network = Network(module, own.random if own.picked.places else own.layout.names)
     weights_D = model.given_weights()
+    check_finite_start(start=network.weights())
     weights_D[: network.layout.size] = network.layout.join(network.picked.take(held)).detach()
     return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_choice, given
 from torchbayes.inference.adaptation import Spread, StepSize, windows
 from torchbayes.inference.guarded import travelled
 from torchbayes.inference.noise import Purpose, normals
@@ -81,10 +82,8 @@ def check(method: Hamiltonian) -> None:
     """
     check_share(target_acceptance=method.target_acceptance)
     check_positive(target_acceptance=method.target_acceptance)
-    if method.step_size is not None:
-        check_positive(step_size=method.step_size)
-    if method.mass not in get_args(Mass):
-        raise ValueError(f"`mass` must be one of {', '.join(get_args(Mass))}; got {method.mass!r}.")
+    check_positive(**given(step_size=method.step_size))
+    check_choice(get_args(Mass), mass=method.mass)
     if method.burn_in == 0 and (method.step_size is None or method.mass in {"diagonal", "layer"}):
         raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
 

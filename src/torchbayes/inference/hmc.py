@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_flags, given
 from torchbayes.inference.guarded import travelled
 from torchbayes.inference.hamiltonian import Mass, State, check, filled, kinetic, known_prior, learned, momenta, start
 from torchbayes.inference.noise import Purpose, uniforms
@@ -68,8 +69,8 @@ class HMC(Sampler):
         check(self)
         check_counts(max_leapfrogs=self.max_leapfrogs, leapfrogs_in_burn_in=self.leapfrogs_in_burn_in)
         check_share(jitter=self.jitter)
-        if self.trajectory is not None:
-            check_positive(trajectory=self.trajectory)
+        check_positive(**given(trajectory=self.trajectory))
+        check_flags(accept_in_burn_in=self.accept_in_burn_in)
 
     def init(
         self,

@@ -17,6 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from torchbayes.checks import check_flags, plain
 from torchbayes.inference import survey
 from torchbayes.inference.settings import check_counts
 from torchbayes.inference.survey import CurvatureName, Recipe, Sharing, StructureName, Survey, check_choices
@@ -89,7 +90,9 @@ class Laplace:
     at_modes = takes_curvature = True
 
     def __post_init__(self) -> None:
+        plain(self)
         check_counts(batch_size=self.batch_size, members=self.members)
+        check_flags(noise=self.noise)
         check_choices({"prior": (self.prior, PriorName)})
         _ = self.recipe
 

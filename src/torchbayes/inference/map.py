@@ -15,7 +15,7 @@ from torch import Tensor
 from torchbayes.inference.descent import Info, Trajectory, descend, start
 from torchbayes.inference.optimizers import Adam, Optimizer
 from torchbayes.inference.schedules import Cosine, Schedule
-from torchbayes.inference.settings import check_counts
+from torchbayes.inference.settings import check_counts, check_schedule, check_training
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -46,7 +46,9 @@ class MAP:
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
+        check_training(self)
+        check_counts(epochs=self.epochs)
+        check_schedule(self.schedule)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import given
 from torchbayes.inference.adaptation import StepSize
 from torchbayes.inference.guarded import Faults, evaluated
 from torchbayes.inference.noise import Purpose, normals
@@ -159,9 +160,8 @@ def _check(method: RandomWalk | MALA) -> None:
     """
     check_share(target_acceptance=method.target_acceptance)
     check_positive(target_acceptance=method.target_acceptance)
-    if method.step_size is not None:
-        check_positive(step_size=method.step_size)
-    elif method.burn_in == 0:
+    check_positive(**given(step_size=method.step_size))
+    if method.step_size is None and method.burn_in == 0:
         raise ValueError("a step size is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
 
 

@@ -19,12 +19,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_flags
 from torchbayes.inference import descent
 from torchbayes.inference import survey as surveys
 from torchbayes.inference.descent import Trajectory
 from torchbayes.inference.optimizers import Adam, Optimizer
 from torchbayes.inference.schedules import Cosine, Schedule
-from torchbayes.inference.settings import check_counts, check_share
+from torchbayes.inference.settings import check_counts, check_schedule, check_share, check_training
 from torchbayes.inference.survey import CurvatureName, Recipe, Sharing, StructureName, Survey, check_choices
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
@@ -156,7 +157,10 @@ class OnlineLaplace:
     takes_curvature = True
 
     def __post_init__(self) -> None:
-        check_counts(epochs_of_descent=self.epochs_of_descent, every=self.every, batch_size=self.batch_size)
+        check_training(self)
+        check_counts(epochs_of_descent=self.epochs_of_descent, every=self.every)
+        check_schedule(self.schedule)
+        check_flags(noise=self.noise)
         check_share(burn_in=self.burn_in)
         check_choices({"prior": (self.prior, PriorName)})
         _ = self.recipe

@@ -15,6 +15,8 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from torchbayes.checks import check_each, check_flags, check_not_negative, check_positive, check_share, plain
+
 Slots = dict[str, Tensor]
 
 
@@ -31,6 +33,14 @@ class SGD:
     lr: float = 0.05
     momentum: float = 0.9
     nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(lr=self.lr)
+        check_share(momentum=self.momentum)
+        check_flags(nesterov=self.nesterov)
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("`nesterov` needs a momentum; got `momentum` 0. Give one, such as 0.9.")
 
     def slots(self, weights_MD: Tensor) -> Slots:
         """Return the starting slots: a momentum buffer of zeros."""
@@ -73,6 +83,9 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
     def slots(self, weights_MD: Tensor) -> Slots:
         """Return the starting slots: two moments of zeros and a step count."""
         return _adam_slots(weights_MD)
@@ -107,6 +120,10 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
 
+    def __post_init__(self) -> None:
+        _check_adam(self)
+        check_not_negative(weight_decay=self.weight_decay)
+
     def slots(self, weights_MD: Tensor) -> Slots:
         """Return the starting slots: two moments of zeros and a step count."""
         return _adam_slots(weights_MD)
@@ -121,6 +138,17 @@ class AdamW:
             lr: learning rate of this step.
         """
         _adam_update(adamw, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=self.weight_decay)
+
+
+def _check_adam(settings: Adam | AdamW) -> None:
+    """Check the settings both have.
+
+    Raises:
+        ValueError: if one is out of range.
+    """
+    plain(settings)
+    check_positive(lr=settings.lr, eps=settings.eps)
+    check_each(check_share, length=2, betas=settings.betas)
 
 
 def _adam_slots(weights_MD: Tensor) -> Slots:

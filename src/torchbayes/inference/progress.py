@@ -1,10 +1,13 @@
-"""The progress bar: one line with the numbers that matter."""
+"""Progress: a bar on a terminal, elsewhere a line now and then, with the numbers that matter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchbayes.inference.method import Method
 from torchbayes.inference.sampler import Sampler
+from torchbayes.model.model import Batch
+
+FIRST, GROWTH, LONGEST = 10.0, 1.5, 600.0  # seconds before the first line, what waits grow by, and the longest one
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,60 @@ def summary(event: Event) -> str:
     return "  ".join(f"{word} {mean:.4g}" for word, mean in means.items())
 
 
+class Lines:
+    """Progress where there is no terminal: a line now and then, the first after 10 s, then after ever longer waits."""
+
+    def __init__(self, title: str, done: int, epochs: int, write: Callable[[str], object]) -> None:
+        """Start the clock.
+
+        Args:
+            title: what is fitted.
+            done: epochs already done.
+            epochs: epochs of the run.
+            write: takes a line.
+        """
+        self._title, self._done, self._epochs, self._write = title, done, epochs, write
+        self._numbers, self._wait = "", FIRST
+        self._began = time.monotonic()
+        self._due = self._began + FIRST
+
+    def __call__(self, event: Event) -> None:
+        """Take the numbers of an epoch that is over."""
+        self._done, self._numbers = event.epoch, summary(event)
+        self.look()
+
+    def look(self) -> None:
+        """Write a line if one is due."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        passed = timedelta(seconds=round(now - self._began))
+        numbers = f": {self._numbers}" if self._numbers else ""
+        self._write(f"  {self._title}, {passed}: {self._done} of {self._epochs} epochs{numbers}")
+        self._wait = min(self._wait * GROWTH, LONGEST)
+        self._due = now + self._wait
+
+
+def watched(batches: Iterable[Batch], listeners: Sequence[Callback]) -> Iterator[Batch]:
+    """Yield batches, and let lines be written between them: an epoch may take hours.
+
+    Args:
+        batches: of an epoch.
+        listeners: what is told of the epochs.
+
+    Yields:
+        The batches.
+    """
+    lines = [listener for listener in listeners if isinstance(listener, Lines)]
+    for batch in batches:
+        yield batch
+        for line in lines:
+            line.look()
+
+
 @contextmanager
 def progress_bar(method: Method | Sampler, done: int, epochs: int) -> Iterator[Callback]:
-    """Show a bar on standard error while the `with` lasts, if it is a terminal.
+    """Show progress on standard error while the `with` lasts: a bar on a terminal, else a line now and then.
 
     Args:
         method: what is fitted; it names the bar.
@@ -74,7 +131,10 @@ def progress_bar(method: Method | Sampler, done: int, epochs: int) -> Iterator[C
     )
     console = Console(stderr=True)
     title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        yield Lines(title, done, epochs, lambda line: print(line, file=sys.stderr, flush=True))
+        return
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=epochs, completed=done, numbers="")
 
         def move(event: Event) -> None:

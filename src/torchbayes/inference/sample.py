@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.inference.asked import check_finite_start, check_sample
 from torchbayes.inference.judgement import problems
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.dynamics import Density
@@ -53,7 +54,9 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
         ValueError: if the rows of `start_MD` are not as many as the chains, or the density cannot be computed there, is
             not finite, or has the wrong shape.
         DivergedError: if a sampler on minibatches comes to where it is not finite, or cannot be computed.
+        TypeError: if density, method or start are of another kind.
     """
+    check_sample(density, method)
     found = run_chains(density, method, start_MD, seed=seed)
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
@@ -83,11 +86,14 @@ def _start(start_MD: Tensor, chains: int) -> Tensor:
 
     Raises:
         TypeError: if these are no floating-point weights.
-        ValueError: if they are for another number of chains.
+        ValueError: if they are none, not finite, or for another number of chains.
     """
     if not isinstance(start_MD, Tensor) or not start_MD.is_floating_point():
         seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
         raise TypeError(f"`start_MD` must be a floating-point tensor of weights; got {seen}.")
+    check_finite_start(start_MD=start_MD)
+    if not start_MD.numel():
+        raise ValueError(f"`start_MD` must hold weights; got shape {tuple(start_MD.shape)}, of none.")
     if start_MD.ndim == 1:
         return start_MD.expand(chains, -1).clone()
     if start_MD.ndim != 2 or len(start_MD) != chains:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import plain
 from torchbayes.inference.guarded import Faults, begun
 from torchbayes.inference.noise import Purpose, uniforms
 from torchbayes.inference.schedules import Cycles
-from torchbayes.inference.settings import check_counts
+from torchbayes.inference.settings import check_counts, check_plan
 from torchbayes.model.dynamics import Density, Value
 from torchbayes.model.ways import Way
 
@@ -42,8 +43,11 @@ class Sampler(ABC):
     chunk_size: int = field(default=1024, kw_only=True)
 
     def __post_init__(self) -> None:
+        plain(self)
         check_counts(chains=self.chains, steps=self.steps, thin=self.thin, chunk_size=self.chunk_size)
-        if self.burn_in < 0 or self.burn_in >= self.steps:
+        check_counts(least=0, burn_in=self.burn_in)
+        check_plan(self.plan)
+        if self.burn_in >= self.steps:
             raise ValueError(
                 f"`burn_in` must lie in 0..{self.steps - 1}, so that something of the {self.steps} steps is kept; "
                 f"got {self.burn_in}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchbayes.inference.settings import check_counts, check_share
+from torchbayes.checks import check_counts, check_not_negative, check_positive, check_share, plain
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Cosine:
     final: float = 0.0
     warmup: float = 0.0
 
+    def __post_init__(self) -> None:
+        plain(self)
+        check_not_negative(final=self.final)
+        check_share(warmup=self.warmup)
+
     def factor(self, done: float) -> float:
         """Return the factor on the learning rate when a share `done` in [0, 1) of the run is over."""
         if done < self.warmup:
@@ -53,6 +58,13 @@ class PiecewiseLinear:
     final: float = 0.01
     end: float = 1.0
 
+    def __post_init__(self) -> None:
+        plain(self)
+        check_not_negative(final=self.final)
+        check_not_negative(end=self.end)
+        if self.end > 1:
+            raise ValueError(f"`end` must be a share of the run, from 0 to 1; got {self.end}.")
+
     def factor(self, done: float) -> float:
         """Return the factor on the learning rate when a share `done` in [0, 1) of the run is over."""
         share = done / self.end if self.end > 0 else 1.0
@@ -75,6 +87,11 @@ class Decay:
 
     offset: float = 1000.0
     power: float = 0.55
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(offset=self.offset)
+        check_not_negative(power=self.power)
 
     def at(self, step: int) -> float:
         """Return the factor on the step size at a step, counted from 0."""
@@ -104,6 +121,7 @@ class Cycles:
     draws: int = 1
 
     def __post_init__(self) -> None:
+        plain(self)
         check_counts(length=self.length, draws=self.draws)
         check_share(exploration=self.exploration)
 

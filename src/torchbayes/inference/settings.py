@@ -1,38 +1,41 @@
-"""Checks of method settings, in one voice."""
+"""Checks of settings that several methods share."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
+
+from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain
+from torchbayes.model.ways import WAYS
+
+__all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
 
-def check_counts(**counts: int) -> None:
-    """Check settings that count something.
-
-    Raises:
-        ValueError: if one is not a whole number of at least 1.
-    """
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
-
-
-def check_share(**shares: float) -> None:
-    """Check settings that are a share of the run.
+def check_training(method: Any) -> None:
+    """Check the settings of every method that trains, and turn its numbers into Python's.
 
     Raises:
-        ValueError: if one does not lie in [0, 1).
+        ValueError: if a number or the plan is none that can be.
+        TypeError: if the optimiser is no object of that kind.
     """
-    for name, value in shares.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"`{name}` must lie in [0, 1), as a share of the run; got {value!r}.")
+    plain(method)
+    check_counts(members=method.members, batch_size=method.batch_size)
+    check_object(("lr", "slots", "update"), "Adam()", optimizer=method.optimizer)
+    check_plan(method.plan)
 
 
-def check_positive(**values: float) -> None:
-    """Check settings that must be positive.
+def check_plan(plan: Any) -> None:
+    """Check how the stack of members is run.
 
     Raises:
-        ValueError: if one is not above 0, or infinite.
+        ValueError: if there is no such way.
     """
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"`{name}` must be {'finite' if value == math.inf else 'above 0'}; got {value!r}.")
+    check_choice(("auto", *WAYS), plan=plan)
+
+
+def check_schedule(schedule: Any) -> None:
+    """Check a schedule of learning rates.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    check_object(("factor",), "Cosine()", schedule=schedule)

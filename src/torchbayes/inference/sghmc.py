@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_choice, check_flags, check_not_negative
 from torchbayes.inference.sampler import Sampler, refuse_batch_norm
 from torchbayes.inference.schedules import Steady, StepSchedule
 from torchbayes.inference.settings import check_positive, check_share
@@ -79,9 +80,10 @@ class SGHMC(Sampler):
         check(self)
         check_share(momentum=self.momentum, decay=self.decay)
         check_positive(floor=self.floor)
-        if self.form not in {"momentum", "friction"}:
-            raise ValueError(f"`form` must be momentum or friction; got {self.form!r}.")
-        if not 0 <= self.noise_estimate < 1 - self.momentum:
+        check_choice(("momentum", "friction"), form=self.form)
+        check_flags(preconditioned=self.preconditioned)
+        check_not_negative(noise_estimate=self.noise_estimate)
+        if self.noise_estimate >= 1 - self.momentum:
             raise ValueError(
                 f"`noise_estimate` must lie in [0, {1 - self.momentum:g}), below the friction; "
                 f"got {self.noise_estimate}."

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_flags
 from torchbayes.inference.sampler import Sampler, refuse_batch_norm
 from torchbayes.inference.schedules import Steady, StepSchedule
 from torchbayes.inference.settings import check_positive, check_share
@@ -71,6 +72,7 @@ class SGLD(Sampler):
         check(self)
         check_share(decay=self.decay)
         check_positive(floor=self.floor)
+        check_flags(preconditioned=self.preconditioned)
 
     def init(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_object, given
 from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.guarded import is_fault, worded
 from torchbayes.inference.noise import Purpose, normals
@@ -70,8 +71,8 @@ def check(method: Stochastic) -> None:
         ValueError: if one is out of range.
     """
     check_positive(step_size=method.step_size)
-    if method.batch_size is not None:
-        check_counts(batch_size=method.batch_size)
+    check_counts(**given(batch_size=method.batch_size))
+    check_object(("at", "noisy"), "Cycles()", schedule=method.schedule)
 
 
 def temperature(density: Density) -> float:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_choice, check_flags
 from torchbayes.curvature.anatomy import Findings, anatomy, look
 from torchbayes.curvature.beside import Beside
 from torchbayes.curvature.collect import Collector, Where, units
@@ -40,8 +41,7 @@ def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
         ValueError: if one is not.
     """
     for name, (value, words) in choices.items():
-        if value not in get_args(words):
-            raise ValueError(f"`{name}` must be one of {', '.join(get_args(words))}; got {value!r}.")
+        check_choice(get_args(words), **{name: value})
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
+        check_flags(joint_bias=self.joint_bias, check_mode=self.check_mode)
         check_choices({
             "structure": (self.structure, StructureName),
             "curvature": (self.curvature, CurvatureName),

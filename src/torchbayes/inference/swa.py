@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchbayes.inference.descent import Info, Trajectory, start
 from torchbayes.inference.optimizers import SGD, Optimizer
-from torchbayes.inference.settings import check_counts, check_positive, check_share
+from torchbayes.inference.settings import check_counts, check_positive, check_share, check_training
 from torchbayes.inference.snapshots import averaging_step
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
@@ -71,7 +71,8 @@ class SWA:
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size, per_epoch=self.per_epoch)
+        check_training(self)
+        check_counts(epochs=self.epochs, per_epoch=self.per_epoch)
         check_share(burn_in=self.burn_in)
         check_positive(averaging_lr=self.averaging_lr)
 

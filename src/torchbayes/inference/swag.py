@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_not_negative, given
 from torchbayes.inference.descent import Info, Trajectory, start
 from torchbayes.inference.optimizers import SGD, Optimizer
-from torchbayes.inference.settings import check_counts, check_positive, check_share
+from torchbayes.inference.settings import check_counts, check_positive, check_share, check_training
 from torchbayes.inference.snapshots import averaging_step, planned_snapshots
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.model.density import LogDensity
@@ -157,13 +158,14 @@ class SWAG:
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size, per_epoch=self.per_epoch)
+        check_training(self)
+        check_counts(epochs=self.epochs, per_epoch=self.per_epoch)
+        check_counts(least=0, rank=self.rank)
         check_share(burn_in=self.burn_in)
         check_positive(averaging_lr=self.averaging_lr)
-        if self.rank < 0 or self.rank == 1:
+        if self.rank == 1:
             raise ValueError(f"`rank` must be 0 (diagonal alone) or at least 2; got {self.rank}.")
-        if self.scale is not None and self.scale < 0:
-            raise ValueError(f"`scale` must not be negative; got {self.scale}.")
+        check_not_negative(**given(scale=self.scale))
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -175,8 +175,12 @@ def check_same_shape(name: str, values: Tensor, other_name: str, other: Tensor) 
         other: The second tensor.
 
     Raises:
+        TypeError: If one is no tensor.
         ValueError: If shapes or devices differ.
     """
+    for argument, tensor in ((name, values), (other_name, other)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"`{argument}` must be a torch tensor; got {type(tensor).__name__}. Use torch.as_tensor.")
     if values.shape != other.shape:
         raise ValueError(
             f"`{name}` and `{other_name}` must have the same shape; "

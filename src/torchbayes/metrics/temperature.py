@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_each, check_positive
 from torchbayes.metrics._checks import check_float, check_targets, check_weights
 
 _MAX_STEPS = 200
@@ -47,7 +48,8 @@ def fit_temperature(
     """
     check_float("outputs_BK", outputs_BK, 2)
     targets_B = check_targets(targets_B, outputs_BK)
-    if not 0 < bounds[0] < bounds[1] < math.inf:
+    check_each(check_positive, length=2, bounds=bounds)
+    if not bounds[0] < bounds[1]:
         raise ValueError(f"`bounds` must be two finite temperatures, 0 < low < high; got {bounds}. Try (0.01, 100).")
     outputs_BK = outputs_BK.detach().double()
     gaps_BK = outputs_BK - outputs_BK.gather(1, targets_B[:, None])

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torchbayes.checks import seen
+
 
 @dataclass(frozen=True, eq=False)
 class Shared:
@@ -96,6 +98,9 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
         tree: inputs or targets.
         device: where they go.
         dtype: of floating ones.
+
+    Raises:
+        TypeError: if something is neither a tensor nor made of numbers.
     """
 
     def one(leaf: Any) -> Any:
@@ -104,7 +109,10 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
             return Shared(pytree.tree_map(lambda x: one(x) if isinstance(x, array) else x, leaf.value))
         if leaf is None:
             return None
-        tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+        try:
+            tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"inputs and targets must be tensors, arrays or numbers; got {seen(leaf)}.") from error
         return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
     return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree)

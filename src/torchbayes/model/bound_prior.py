@@ -12,7 +12,17 @@ from torch.distributions import Distribution
 
 from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout, matches
-from torchbayes.model.priors import Flat, Normal, Prior, PriorLike, PriorRules, SampledPrior, ShapedPrior, Univariate
+from torchbayes.model.priors import (
+    Flat,
+    Normal,
+    Prior,
+    PriorLike,
+    PriorRules,
+    SampledPrior,
+    ShapedPrior,
+    Univariate,
+    check_prior,
+)
 from torchbayes.model.seeds import Purpose, generator
 
 
@@ -58,10 +68,12 @@ class BoundPrior:
             self.segments.append(Segment(rules, slice(0, layout.size)))
             return
         table = rules if isinstance(rules, Mapping) else {"*": rules}
+        if not table:
+            raise ValueError("the `prior` is an empty mapping; got {}. Give a rule for all weights: {'*': Normal()}.")
         unused = [glob for glob in table if not layout.select(glob)]
         if unused:
             raise ValueError(
-                f"the prior's glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
+                f"the `prior`'s glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
                 f"{', '.join(layout.names)}."
             )
         for name, shape in {**layout.shapes, **(shapes or {})}.items():
@@ -247,19 +259,9 @@ def _said(prior: Prior) -> str:
 
 
 def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
-    if isinstance(prior, type):
-        raise TypeError(f"a prior must be an object; got the class {prior.__name__}. Write {prior.__name__}().")
     if isinstance(prior, Distribution):
-        if prior.event_shape or prior.batch_shape.numel() != 1:
-            raise ValueError(
-                f"a prior must be univariate; got batch shape {tuple(prior.batch_shape)} and event shape "
-                f"{tuple(prior.event_shape)}. Give one Distribution per glob."
-            )
         return Univariate(prior)
-    if isinstance(prior, ShapedPrior):
+    if isinstance(prior, ShapedPrior) and not isinstance(prior, type):
         return prior.resolve(shape)
-    if not isinstance(prior, Prior):
-        raise TypeError(
-            f"a prior must be one of torchbayes.priors, a torch Distribution, or have a `log_prob`; got {prior!r}."
-        )
-    return prior
+    check_prior(prior=prior)
+    return prior  # type: ignore[return-value]

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_choice, check_counts, check_flags, check_kind, given
 from torchbayes.model.batch import batch_size
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.dynamics import Phase, Value, leapfrog
@@ -66,10 +67,13 @@ class LogDensity:
             ValueError: if `plan` is unknown, a size is not positive, the data do not have N rows, or ranks would have
                 none of them.
         """
-        if num_data < 1 or chunk_size < 1:
-            raise ValueError(f"`num_data` and `chunk_size` must be at least 1; got {num_data} and {chunk_size}.")
-        if isinstance(plan, str) and plan not in {*WAYS, "auto"}:
-            raise ValueError(f"`plan` must be one of auto, {', '.join(WAYS)}; got {plan!r}.")
+        check_kind(Model, "a Model", model=model)
+        check_counts(num_data=num_data, chunk_size=chunk_size)
+        check_flags(training=training)
+        if not isinstance(plan, Plan):
+            check_choice(("auto", *WAYS), plan=plan)
+        check_kind(Batch, "a Batch", **given(data=data))
+        check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=ranks))
         if data is not None and data.size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
         self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_function
+
 
 class Value(NamedTuple):
     """What a density returns.
@@ -110,6 +112,7 @@ class FunctionDensity:
         Args:
             log_density: weights (M, D) -> log density (M,), row by row.
         """
+        check_function("a function of the weights", log_density=log_density)
         self._function = log_density
 
     def __call__(self, weights_MD: Tensor, batch: Any = None, **_: Any) -> Value:

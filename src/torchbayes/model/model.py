@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_choice, check_function, check_positive, given, seen
 from torchbayes.model.batch import (
     Batch,
     check_equally_many,
     check_rows,
     moved,
-    on_rows,
     tensors_of,
-    unshared,
     with_shared,
 )
 from torchbayes.model.bound_prior import BoundPrior
@@ -34,7 +33,7 @@ from torchbayes.model.joint_prior import Joint
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.custom import as_likelihood
-from torchbayes.model.network import Buffers, Network
+from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.picked import Random
 from torchbayes.model.priors import Normal, PriorRules
 from torchbayes.model.sequences import Labels
@@ -96,21 +95,20 @@ class Model:
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
-            TypeError: if the likelihood is a class where an object is needed, or neither object nor function.
+            TypeError: if network, likelihood or prior are something else, such as a class where an object is needed.
         """
-        if not temperature > 0:
-            raise ValueError(f"`temperature` must be positive; got {temperature}.")
-        if tempering not in {"joint", "likelihood"}:
-            raise ValueError(f"`tempering` must be 'joint' or 'likelihood'; got {tempering!r}.")
+        check_positive(temperature=temperature)
+        check_choice(("joint", "likelihood"), tempering=tempering)
+        check_function("a function that returns (inputs, targets)", **given(batch=batch))
         self.network = Network(network, random)
         self.likelihood = as_likelihood(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         whole = {name: tuple(base.shape) for name, base in self.network.picked.bases.items()}
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
-        self.temperature = temperature
+        self.temperature = float(temperature)
         self.tempering = tempering
-        self.shared = (shared,) if isinstance(shared, str | int) else tuple(shared)
+        self.shared = _names_of_shared(shared)
         self._hook = batch
         self._labels = Labels(self.network.module)
 
@@ -232,12 +230,8 @@ class Model:
             raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
         check_equally_many(batch)
         check_finite(batch.inputs)
-        with torch.no_grad():
-            try:
-                outputs = self.network(self.network.weights(), batch.inputs)
-            except (RuntimeError, TypeError, IndexError) as error:
-                shapes = on_rows(lambda t: tuple(t.shape), unshared(batch.inputs))
-                raise ValueError(f"the network cannot take inputs of shape {shapes}: {error}") from error
+        with torch.no_grad(), taking(batch.inputs):
+            outputs = self.network(self.network.weights(), batch.inputs)
         if outputs.shape[0] != batch.size:
             raise ValueError(
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
@@ -269,6 +263,18 @@ def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood |
     if prior is not None:
         other.prior = BoundPrior(model.layout, prior)
     return other
+
+
+def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
+    """Return keys and places of inputs that all rows share.
+
+    Raises:
+        TypeError: if they are neither texts nor numbers.
+    """
+    names = (shared,) if isinstance(shared, str | int) else shared
+    if not isinstance(names, Sequence) or not all(isinstance(name, str | int) for name in names):
+        raise TypeError(f"`shared` must be keys of a mapping of inputs, or places in a tuple; got {seen(shared)}.")
+    return tuple(names)
 
 
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
 
+from torchbayes.checks import seen
 from torchbayes.model.batch import batch_size, on_rows, unshared
 from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
-from torchbayes.model.picked import Picked, Random, is_random, names_of
+from torchbayes.model.picked import Picked, Random, check_random, is_random, names_of
 from torchbayes.model.seeds import Purpose, seeded
 
 Buffers = dict[str, Tensor]
@@ -52,14 +53,17 @@ class Network:
             TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
+        if not isinstance(module, nn.Module) and not callable(module):
+            raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)}.")
         with seeded(Purpose.FACTORY):  # a factory draws from the global generator, which is the user's
             made = module if isinstance(module, nn.Module) else module()
         if not isinstance(made, nn.Module):
-            raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {type(made).__name__}.")
+            raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
         self._factory = None if isinstance(module, nn.Module) else module
         self.module = copy.deepcopy(made)
         named = dict(self.module.named_parameters())
         _check_parameters(named)
+        check_random(random)
         self.random, self.picked = random, Picked.of(named, random)
         chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and is_random(n, random)}
         if not chosen:
@@ -252,7 +256,7 @@ def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
     if lazy:
         raise ValueError(f"`{lazy[0]}` is not initialised yet. Run one batch through the network first.")
     if not named:
-        raise ValueError("the network has no parameters, so there is nothing to infer.")
+        raise ValueError("the `network` has no parameters, so there is nothing to infer.")
 
 
 def _check_dtypes(dtypes: set[torch.dtype]) -> None:
@@ -320,3 +324,26 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+@contextmanager
+def taking(inputs: Any) -> Iterator[None]:
+    """Say in one voice that a network cannot take inputs.
+
+    Args:
+        inputs: what it is given inside the `with`.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: if the network fails on them.
+        OutOfMemoryError: if only memory is missing.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        shapes = on_rows(lambda t: tuple(t.shape), unshared(inputs))
+        raise ValueError(f"the network cannot take inputs of shape {shapes}: {str(error).rstrip('.')}.") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from torchbayes.checks import seen
 from torchbayes.model.layout import Globs, matches
 
 Random = Globs | Mapping[str, Tensor]
@@ -69,6 +70,17 @@ class Picked:
             if n in views
         }
         return {**views, **filled}
+
+
+def check_random(random: Random) -> None:
+    """Check which weights are said to be random, before names are looked up.
+
+    Raises:
+        TypeError: if it is neither text, nor a sequence of texts, nor a mapping.
+    """
+    globs = [random] if isinstance(random, str) else random
+    if not isinstance(globs, Mapping | list | tuple) or not all(isinstance(glob, str) for glob in globs):
+        raise TypeError(f"`random` must be a glob such as 'head.*', several, or parameter -> mask; got {seen(random)}.")
 
 
 def is_random(name: str, random: Random) -> bool:

@@ -10,13 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.checks import (
+    check_each,
+    check_kind,
+    check_numbers,
+    check_object,
+    check_positive,
+    check_scale,
+    plain,
+    seen,
+)
 from torchbayes.model.seeds import Purpose, seeded
 
 
@@ -51,9 +61,16 @@ PriorLike = Prior | ShapedPrior | Distribution
 PriorRules = PriorLike | Mapping[str, PriorLike]
 
 
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"`{name}` must be positive and finite; got {value}.")
+def check_prior(**values: Any) -> None:
+    """Check that arguments are priors of every weight, not classes or names of such.
+
+    Raises:
+        TypeError: if one is not.
+    """
+    for name, value in values.items():
+        check_object(("log_prob",), "Normal()", **{name: value})
+        if hasattr(value, "distribution") and hasattr(value, "check"):  # likelihoods have a `log_prob` too
+            raise TypeError(f"`{name}` must be a prior such as Normal(); got {seen(value)}.")
 
 
 def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
@@ -78,7 +95,9 @@ class Normal:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("scale", self.scale)
+        plain(self)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -122,7 +141,9 @@ class Laplace:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("scale", self.scale)
+        plain(self)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -153,8 +174,10 @@ class StudentT:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("df", self.df)
-        _positive("scale", self.scale)
+        plain(self)
+        check_positive(df=self.df)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -186,7 +209,9 @@ class Logistic:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("scale", self.scale)
+        plain(self)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
 
     @property
     def std(self) -> float:
@@ -218,14 +243,13 @@ class NormalMixture:
     proportions: tuple[float, ...] = (0.5, 0.5)
 
     def __post_init__(self) -> None:
-        if len(self.scales) != len(self.proportions) or not self.scales:
+        plain(self)
+        check_each(check_scale, scales=self.scales)
+        check_each(check_positive, proportions=self.proportions)
+        if len(self.scales) != len(self.proportions):
             raise ValueError(
-                f"`scales` and `proportions` must have the same positive length; "
-                f"got {len(self.scales)} and {len(self.proportions)}."
+                f"`scales` and `proportions` must have the same length; got {self.scales} and {self.proportions}."
             )
-        for scale, proportion in zip(self.scales, self.proportions, strict=True):
-            _positive("scales", scale)
-            _positive("proportions", proportion)
 
     @property
     def std(self) -> float:
@@ -285,8 +309,8 @@ class FanInNormal:
     bias_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("gain", self.gain)
-        _positive("bias_scale", self.bias_scale)
+        plain(self)
+        check_scale(gain=self.gain, bias_scale=self.bias_scale)
 
     def resolve(self, shape: tuple[int, ...]) -> Prior:
         """Return the normal prior of a parameter of this shape; fan_in is the product of all axes but the first."""
@@ -303,6 +327,15 @@ class Univariate:
     """
 
     distribution: Distribution
+
+    def __post_init__(self) -> None:
+        check_kind(Distribution, "a torch Distribution", distribution=self.distribution)
+        own = self.distribution
+        if own.event_shape or own.batch_shape.numel() != 1:
+            raise ValueError(
+                f"`distribution`: a prior must be univariate; got batch shape {tuple(own.batch_shape)} and event shape "
+                f"{tuple(own.event_shape)}. Give one Distribution per glob."
+            )
 
     @property
     def std(self) -> float:

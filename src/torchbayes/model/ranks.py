@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchbayes.checks import check_counts, check_flags, check_positive, given
+
 
 class LostRankError(RuntimeError):
     """A process of the fit has died or stopped with an error of its own."""
@@ -48,6 +50,14 @@ class Ranks:
     data_group: Any = None
     chain_group: Any = None
     opened: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(data=self.data, chains=self.chains)
+        check_counts(least=0, data_rank=self.data_rank, chain_rank=self.chain_rank)
+        check_flags(opened=self.opened)
+        for name, rank, shares in (("data", self.data_rank, self.data), ("chain", self.chain_rank, self.chains)):
+            if rank >= shares:
+                raise ValueError(f"`{name}_rank` must be less than the number of shares, {shares}; got {rank}.")
 
     @classmethod
     def grid(
@@ -76,8 +86,8 @@ class Ranks:
         Raises:
             ValueError: if the shares do not multiply to the number of processes, or are not positive.
         """
-        if any(shares is not None and shares < 1 for shares in (data, chains)):
-            raise ValueError(f"`data` and `chains` must be at least 1; got {data} and {chains}.")
+        check_counts(**given(data=data, chains=chains))
+        check_positive(timeout=timeout)
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         opened = not dist.is_initialized()
         if opened and int(os.environ.get("WORLD_SIZE", "1")) == 1:

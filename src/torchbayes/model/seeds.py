@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
+from torchbayes.checks import as_seed, whole
+
 _MASK = (1 << 64) - 1
 
 
@@ -117,7 +119,11 @@ def member_seeds(seed: int, members: int) -> list[int]:
 
     Returns:
         M integers.
+
+    Raises:
+        ValueError: if the seed is not a whole number, or M not one of at least 1.
     """
+    seed, members = as_seed(seed), whole("members", members)
     return [seed, *(mix(Purpose.MEMBER, seed, member) for member in range(1, members))]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_memory
 from torchbayes.native.build import load
 from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Stage, network, prior
 
@@ -165,6 +166,8 @@ class DenseKernel:
         """
         weights_SD, inputs = weights_SD.contiguous(), inputs.contiguous()
         rows = self._rows(inputs, inputs, 1, chunk_size)
+        needed = len(weights_SD) * rows.count * self._outputs * weights_SD.itemsize
+        check_memory(needed, "outputs of the drawn functions", draws=len(weights_SD))
         outputs_SBK = weights_SD.new_empty(len(weights_SD), rows.count, self._outputs)
         self._functions["predict", weights_SD.dtype](
             ctypes.byref(self._network),

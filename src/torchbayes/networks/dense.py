@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from torchbayes.checks import check_choice, check_counts, check_each
 from torchbayes.networks.shapes import InputShape, check_outputs, num_features
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "swish": nn.SiLU}
@@ -34,10 +35,8 @@ def mlp(
         ValueError: if a size is not positive or the activation is unknown.
     """
     check_outputs(num_outputs)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"`activation` must be one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
-    if any(width < 1 for width in hidden):
-        raise ValueError(f"`hidden` must be positive widths; got {tuple(hidden)}.")
+    check_choice(tuple(ACTIVATIONS), activation=activation)
+    check_each(check_counts, least=0, hidden=hidden)
     widths = [num_features(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from torchbayes.checks import seen
 from torchbayes.networks.convolutional import lenet, small_cnn
 from torchbayes.networks.dense import linear, mlp
 from torchbayes.networks.resnet import preresnet20, resnet20_frn
@@ -48,8 +49,8 @@ def build(name: str, input_shape: InputShape, num_outputs: int, **settings: Any)
     Raises:
         ValueError: if the name or a setting is unknown, or the network cannot take the shape.
     """
-    if name not in _FACTORIES:
-        raise ValueError(f"There is no network {name!r}. {_suggest(name, _FACTORIES)}")
+    if not isinstance(name, str) or name not in _FACTORIES:
+        raise ValueError(f"There is no network {seen(name)}. {_suggest(str(name), _FACTORIES)}")
     factory, _ = _FACTORIES[name]
     parameters = inspect.signature(factory).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchbayes.checks import check_counts, check_flags, check_positive
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
 
 WIDTHS = (16, 32, 64)
@@ -53,6 +54,9 @@ class FilterResponseNorm2d(nn.Module):
 
     def __init__(self, channels: int, *, eps: float = 1e-6, threshold: bool = False) -> None:
         super().__init__()
+        check_counts(channels=channels)
+        check_positive(eps=eps)
+        check_flags(threshold=threshold)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(channels))
         self.bias = nn.Parameter(torch.empty(channels))
@@ -158,6 +162,7 @@ def resnet20_frn(
         ValueError: if the input is not an image or too small.
     """
     check_outputs(num_outputs)
+    check_flags(bias=bias, threshold=threshold)
     channels, *_ = image_shape(input_shape, smallest=8, network="resnet20_frn")
     stem = [
         _Conv2d(channels, WIDTHS[0], 3, padding=1, bias=bias),

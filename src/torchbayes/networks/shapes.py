@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+from torchbayes.checks import check_counts, is_whole, seen
 
 InputShape = int | Sequence[int]
 
@@ -20,10 +23,10 @@ def num_features(input_shape: InputShape) -> int:
     Raises:
         ValueError: if the shape is empty or a size is not positive.
     """
-    sizes = [input_shape] if isinstance(input_shape, int) else list(input_shape)
-    if not sizes or min(sizes) < 1:
+    sizes = _sizes(input_shape)
+    if not sizes:
         raise ValueError(
-            f"`input_shape` must be one or more positive sizes, without the batch axis; got {input_shape}."
+            f"`input_shape` must be one or more positive sizes, without the batch axis; got {seen(input_shape)}."
         )
     return math.prod(sizes)
 
@@ -42,17 +45,18 @@ def image_shape(input_shape: InputShape, *, smallest: int, network: str) -> tupl
     Raises:
         ValueError: if it is not three positive sizes, or the image is too small.
     """
-    sizes = [input_shape] if isinstance(input_shape, int) else list(input_shape)
-    if len(sizes) != 3 or min(sizes) < 1:
+    sizes = _sizes(input_shape)
+    if len(sizes) != 3:
         raise ValueError(
-            f"`{network}` takes images: `input_shape` must be (channels, height, width); got {input_shape}. "
+            f"`{network}` takes images: `input_shape` must be (channels, height, width); got {seen(input_shape)}. "
             "Use `mlp` for vectors."
         )
     channels, height, width = sizes
     if min(height, width) < smallest:
         smaller = "`small_cnn` (from 8x8) or `mlp`" if smallest > 8 else "`mlp`"
         raise ValueError(
-            f"`{network}` needs images of at least {smallest}x{smallest} pixels; got {height}x{width}. Use {smaller}."
+            f"`{network}` needs an `input_shape` of at least {smallest}x{smallest} pixels; got {height}x{width}. "
+            f"Use {smaller}."
         )
     return channels, height, width
 
@@ -66,5 +70,12 @@ def check_outputs(num_outputs: int) -> None:
     Raises:
         ValueError: if it is not positive.
     """
-    if num_outputs < 1:
-        raise ValueError(f"`num_outputs` must be at least 1; got {num_outputs}.")
+    check_counts(num_outputs=num_outputs)
+
+
+def _sizes(input_shape: Any) -> list[int]:
+    """Return the sizes of a shape; none where it is not made of positive whole numbers."""
+    sizes = [input_shape] if is_whole(input_shape) else input_shape
+    if not isinstance(sizes, Sequence) or not all(is_whole(size) and size > 0 for size in sizes):
+        return []
+    return [int(size) for size in sizes]

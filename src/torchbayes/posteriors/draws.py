@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import as_seed
 from torchbayes.model.seeds import Purpose, generator
+from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -23,6 +25,9 @@ class Draws(Posterior):
     weights_MSD: Tensor
 
     kind = "draws"
+
+    def __post_init__(self) -> None:
+        check_weights(self.model, "M", "S", weights_MSD=self.weights_MSD)
 
     @property
     def members(self) -> int:
@@ -47,7 +52,8 @@ class Draws(Posterior):
             Tensor (draws, D); row s is from chain s mod M.
         """
         members, kept, size = self.weights_MSD.shape
-        per_chain = self.check_draws(draws) // members
+        draws, seed = self.check_draws(draws), as_seed(seed)
+        per_chain = draws // members
         if per_chain == kept:
             return self.weights_MSD.transpose(0, 1).reshape(draws, size)
         source = generator(Purpose.KEPT, seed)

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers
+from torchbayes.model.network import Buffers, taking
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Functions:
     model: Model
     weights_SD: Tensor
     buffers_S: Buffers | None = None
+
+    def __post_init__(self) -> None:
+        check_weights(self.model, "S", weights_SD=self.weights_SD)
 
     @property
     def draws(self) -> int:
@@ -56,10 +60,9 @@ class Functions:
         Raises:
             ValueError: if there are no rows, or `chunk_size` is not positive.
         """
+        check_counts(chunk_size=chunk_size)
         inputs = self.model.place(inputs)
         rows = batch_size(inputs)
-        if chunk_size < 1:
-            raise ValueError(f"`chunk_size` must be at least 1; got {chunk_size}.")
         if rows == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
         kernel = self.model.kernel
@@ -75,6 +78,32 @@ class Functions:
             for start in range(0, rows, chunk_size):
                 where = slice(start, start + chunk_size)
                 part = inputs if rows <= chunk_size else rows_of(inputs, where)
-                parts.append(self.model.network(own, part, buffers))
+                with taking(part):
+                    parts.append(self.model.network(own, part, buffers))
+                if s == start == 0:
+                    needed = self.draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
+                    check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=self.draws)
             results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(results)
+
+
+def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
+    """Check that tensors hold weights of a model, in rows of its D.
+
+    Args:
+        model: the model.
+        axes: letters of the axes before D, the first of which must not be empty.
+        weights: the tensors by name.
+
+    Raises:
+        TypeError: if the model is none, or a tensor.
+        ValueError: if a tensor has other axes.
+    """
+    check_kind(Model, "a Model", model=model)
+    check_tensor(*axes, "D", **weights)
+    for name, tensor in weights.items():
+        if tensor.shape[-1] != model.layout.size or not len(tensor):
+            raise ValueError(
+                f"`{name}` must hold the {model.layout.size} weights of the model in each row, at least one; got shape "
+                f"{tuple(tensor.shape)}."
+            )

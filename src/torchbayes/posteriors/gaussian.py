@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_object
 from torchbayes.linalg import Structure, restore
+from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals
 
 
@@ -26,6 +28,15 @@ class Gaussian(Posterior):
     covariance: Structure
 
     kind = "gaussian"
+
+    def __post_init__(self) -> None:
+        check_weights(self.model, "M", mean_MD=self.mean_MD)
+        check_object(("sqrt_matvec", "noise_size"), "Diagonal(variance_MD)", covariance=self.covariance)
+        if self.covariance.size != self.mean_MD.shape[-1]:
+            raise ValueError(
+                f"`covariance` must be over the {self.mean_MD.shape[-1]} weights of the means; got one over "
+                f"{self.covariance.size}."
+            )
 
     @property
     def members(self) -> int:
@@ -46,11 +57,18 @@ class Gaussian(Posterior):
 
         Returns:
             Tensor (S, D).
+
+        Raises:
+            ValueError: if there is not one covariance for each mean.
         """
-        members = self.members
-        noise = normals(seed, self.check_draws(draws), self.covariance.noise_size, like=self.mean_MD)
-        noise = noise.view(draws // members, members, -1)
-        return (self.mean_MD + self.covariance.sqrt_matvec(noise)).flatten(0, 1)
+        members, draws = self.members, self.check_draws(draws)
+        noise = normals(seed, draws, self.covariance.noise_size, like=self.mean_MD)
+        centred = self.covariance.sqrt_matvec(noise.view(draws // members, members, -1))
+        if centred.shape[1] != members:
+            raise ValueError(
+                f"`covariance` must have one matrix for each of the {members} members; got {centred.shape[1]}."
+            )
+        return (self.mean_MD + centred).flatten(0, 1)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log q(w), the log density of the mixture.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_kind
 from torchbayes.linalg import Diagonal, Scaled
 from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, restore_curvature
@@ -259,6 +260,7 @@ def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
     Raises:
         ValueError: if the posterior is a mixture.
     """
+    check_kind((LaplacePosterior, Gaussian), "a Laplace posterior or a Gaussian one", posterior=posterior)
     warn_of(posterior.problems)
     gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     if gaussian.members > 1:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import as_seed
+from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -22,6 +24,9 @@ class Point(Posterior):
     weights_MD: Tensor
 
     kind = "point"
+
+    def __post_init__(self) -> None:
+        check_weights(self.model, "M", weights_MD=self.weights_MD)
 
     @property
     def members(self) -> int:
@@ -38,12 +43,12 @@ class Point(Posterior):
 
         Args:
             draws: S, a multiple of M.
-            seed: ignored, a point mass has no randomness.
+            seed: any, a point mass has no randomness.
 
         Returns:
             Tensor (S, D).
         """
-        del seed
+        as_seed(seed)
         return self.weights_MD[torch.arange(self.check_draws(draws)) % self.members]
 
     def tensors(self) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchbayes.checks import as_seed, check_memory, is_whole, seen
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, generator
@@ -97,14 +98,20 @@ class Posterior(ABC):
             S.
 
         Raises:
-            ValueError: if S is not a positive multiple of M.
+            ValueError: if S is not a positive multiple of M, or so many weights cannot be held.
         """
         members = self.members
+        if not is_whole(draws):
+            raise ValueError(f"`draws` must be a whole number, a multiple of the {members} members; got {seen(draws)}.")
+        draws = int(draws)
         if draws < 1 or draws % members:
             low = max(draws, 0) // members * members
             high = low + members
             advice = f"Try {low} or {high}." if low > 0 else f"Try {high}."
             raise ValueError(f"`draws` must be a multiple of the {members} members; got {draws}. {advice}")
+        network = self.model.network
+        needed = draws * self.model.layout.size * network.dtype.itemsize
+        check_memory(needed, "the drawn weights", network.device, draws=draws)
         return draws
 
     def functions(self, draws: int | None = None, *, seed: int = 0) -> Functions:
@@ -124,7 +131,7 @@ class Posterior(ABC):
         """
         draws = self.check_draws(self.default_draws if draws is None else draws)
         warn_of(self.problems)
-        weights_SD = self.sample(draws, seed=seed)
+        weights_SD = self.sample(draws, seed=as_seed(seed))
         return Functions(self.model, weights_SD, self._buffers_of(weights_SD))
 
     def _buffers_of(self, weights_SD: Tensor) -> Buffers | None:
@@ -186,7 +193,7 @@ def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
     Returns:
         Tensor (draws, size).
     """
-    noise = torch.empty(draws, size, dtype=like.dtype, device=like.device)
+    seed, noise = as_seed(seed), torch.empty(draws, size, dtype=like.dtype, device=like.device)
     for s in range(draws):
         noise[s].normal_(generator=generator(Purpose.GAUSSIAN, seed, s, device=like.device))
     return noise

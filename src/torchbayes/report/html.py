@@ -10,6 +10,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchbayes.checks import check_kind, check_object, check_text
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report.style import DPI, png
 from torchbayes.report.tables import Table
@@ -35,6 +36,11 @@ class Picture:
     title: str
     image: Figure | bytes | str | Path
     caption: str
+
+    def __post_init__(self) -> None:
+        check_text(title=self.title, caption=self.caption)
+        if not isinstance(self.image, bytes | str | Path):
+            check_object(("savefig",), "what the functions of `figures` give", image=self.image)
 
 
 def versions() -> dict[str, str]:
@@ -80,6 +86,12 @@ def write_report(
     import jinja2
     import yaml
 
+    tables, figures = list(_parts("tables", tables, Table)), list(_parts("figures", figures, Picture))
+    check_kind((str, Path), "a path", path=path)
+    check_text(title=title, lead=lead)
+    if settings is not None:
+        check_kind((str, Mapping), "YAML text or a mapping", settings=settings)
+
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(
         resources.files("torchbayes.report").joinpath("template.html").read_text("utf-8")
@@ -95,6 +107,18 @@ def write_report(
         versions=versions(),
     )
     return write_whole(path, page.encode())
+
+
+def _parts(name: str, parts: Any, kind: type) -> Iterable[Any]:
+    """Return parts of a report, of one kind.
+
+    Raises:
+        TypeError: if one is of another.
+    """
+    found = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
+    for part in found:
+        check_kind(kind, f"objects of {kind.__name__}", **{name: part})
+    return found
 
 
 def _figure(picture: Picture) -> dict[str, Any]:

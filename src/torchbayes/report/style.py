@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from torchbayes.checks import check_choice, check_counts, check_kind, check_object, seen
 from torchbayes.posteriors.files import write_whole
 
 if TYPE_CHECKING:
@@ -105,8 +106,13 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
 
     Returns:
         name -> look.
+
+    Raises:
+        TypeError: if there are no names.
     """
-    names = list(dict.fromkeys(methods))
+    names = [] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(dict.fromkeys(methods))
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"`methods` must be names, at least one; got {seen(methods)}.")
     by_key = {key: look for look, keys in _KNOWN.items() for key in keys}
     found = {name: look for name in names if (look := by_key.get("".join(filter(str.isalnum, name.lower()))))}
     taken = {look.colour for look in found.values()}
@@ -254,8 +260,35 @@ def metric_label(metric: str, better: Literal["low", "high"] | None = None) -> s
         For example "accuracy (higher is better)".
     """
     label, known = _METRICS.get(metric.lower(), (metric, None))
+    if better is not None:
+        check_choice(("low", "high"), better=better)
     direction = better or known
     return label if direction is None else f"{label}, {direction}er is better"
+
+
+def check_panels(**mappings: Any) -> None:
+    """Check what figures are made of: name -> values.
+
+    Raises:
+        TypeError: if one is no mapping.
+        ValueError: if one is empty.
+    """
+    for name, value in mappings.items():
+        check_kind(Mapping, "a mapping from names", **{name: value})
+        if not value:
+            raise ValueError(f"`{name}` must hold at least one entry; got none.")
+
+
+def check_pairs(length: int, **mappings: Mapping[str, Any]) -> None:
+    """Check that every entry of mappings is a tuple of some length.
+
+    Raises:
+        TypeError: if one is not.
+    """
+    for name, mapping in mappings.items():
+        for key, value in mapping.items():
+            if not isinstance(value, tuple | list) or len(value) != length:
+                raise TypeError(f"`{name}` must hold tuples of {length}; got {seen(value)} for {key!r}.")
 
 
 def as_array(values: Any, ndim: int, name: str, *, finite: bool = False) -> np.ndarray:
@@ -271,10 +304,14 @@ def as_array(values: Any, ndim: int, name: str, *, finite: bool = False) -> np.n
         A new or shared array.
 
     Raises:
+        TypeError: if there is something else than numbers.
         ValueError: if the number of axes is another, nothing is there, or a value is not finite where it must be.
     """
-    plain = values.detach().cpu().double().numpy() if hasattr(values, "detach") else values
-    array = np.asarray(plain, dtype=np.float64)
+    try:
+        plain = values.detach().cpu().double().numpy() if hasattr(values, "detach") else values
+        array = np.asarray(plain, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must be numbers; got {seen(values)}.") from error
     if array.ndim != ndim or array.size == 0:
         raise ValueError(f"`{name}` must have {ndim} axes and not be empty; got shape {array.shape}.")
     if finite and not np.isfinite(array).all():
@@ -293,6 +330,8 @@ def png(figure: Figure, *, dpi: int = DPI) -> bytes:
     Returns:
         The bytes of the file.
     """
+    check_object(("savefig",), "what the functions of `figures` give", figure=figure)
+    check_counts(dpi=dpi)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None}, facecolor="white")
     return stream.getvalue()
@@ -309,4 +348,5 @@ def savefig(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     Returns:
         The path.
     """
+    check_kind((str, Path), "a path", path=path)
     return write_whole(path, png(figure, dpi=dpi))

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from torchbayes.checks import check_kind, check_text, seen
 
 if TYPE_CHECKING:
     import rich.table
@@ -63,14 +65,34 @@ class Table:
 
         Raises:
             ValueError: see the class.
+            TypeError: if something is of another kind.
         """
+        columns = self.columns
+        if (
+            isinstance(columns, str)
+            or not isinstance(columns, Sequence)
+            or not all(isinstance(c, str) for c in columns)
+        ):
+            raise TypeError(f"`columns` must be names; got {seen(columns)}.")
+        check_kind((list, tuple), "a sequence of rows", rows=self.rows)
+        check_text(caption=self.caption)
+        check_kind(Mapping, "a mapping from columns", better=self.better, formats=self.formats)
         for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"Every row needs {len(self.columns)} entries, one per column; got {list(row)}.")
+            if not isinstance(row, list | tuple) or len(row) != len(columns):
+                raise ValueError(
+                    f"Every row of `rows` needs {len(columns)} entries, one for each of `columns`; got {seen(row)}."
+                )
+            if wrong := [entry for entry in row if not _is_entry(entry)]:
+                raise TypeError(f"`rows` must hold texts, numbers, (number, error) or None; got {seen(wrong[0])}.")
         if strange := {*self.better, *self.formats} - set(self.columns):
-            raise ValueError(f"No such column: {', '.join(sorted(strange))}. Columns: {', '.join(self.columns)}.")
+            raise ValueError(
+                f"`better` and `formats` must name columns, {', '.join(columns)}; got {', '.join(sorted(strange))}."
+            )
         if wrong := set(self.better.values()) - {"low", "high"}:
             raise ValueError(f"`better` must be 'low' or 'high'; got {', '.join(map(repr, wrong))}.")
+        for spec in self.formats.values():
+            if not any(_formats(number, spec) for number in (0.5, 1)):
+                raise ValueError(f"`formats` must be such as '.3f' or ',d'; got {seen(spec)}.")
 
     @cached_property
     def cells(self) -> list[list[Cell]]:
@@ -137,6 +159,20 @@ class Table:
             Cell(text, best is not None and _main(text) == best, not isinstance(entry, str))
             for text, entry in zip(texts, entries, strict=True)
         ]
+
+
+def _formats(number: float, spec: Any) -> bool:
+    try:
+        format(number, spec)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_entry(entry: Any) -> bool:
+    parts = entry if isinstance(entry, tuple) else (entry,)
+    numbers = all(isinstance(part, float | int | np.floating | np.integer) for part in parts)
+    return entry is None or isinstance(entry, str) or (numbers and 1 <= len(parts) <= 2)
 
 
 def _value(entry: Entry) -> float:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_flags
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters, log_mean_exp
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
@@ -25,6 +26,9 @@ class Bernoulli:
     """
 
     soft: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(soft=self.soft)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

@@ -7,16 +7,17 @@ labels q have c_k = w_k q_k, smoothing puts (1 − ε) q + ε / K in the place o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_each, check_not_negative, check_share, is_whole, plain, seen
 from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Parameters, log_mean_exp
 from torchbayes.model.likelihoods.shapes import check_tensor, per_datum
 
@@ -41,14 +42,16 @@ class Categorical:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.weights, Tensor | np.ndarray):
+            object.__setattr__(self, "weights", tuple(self.weights.tolist()) if self.weights.ndim else ())
+        plain(self)
         if self.weights is not None:
-            given: Any = self.weights
-            weights = tuple(given.tolist() if isinstance(given, Tensor) else map(float, given))
-            object.__setattr__(self, "weights", weights)
-            if not weights or not all(0 <= w < math.inf for w in weights) or not any(weights):
-                raise ValueError(f"`weights` must be finite numbers >= 0, one for each class; got {weights}.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"`label_smoothing` must lie in [0, 1); got {self.label_smoothing}.")
+            check_each(check_not_negative, weights=self.weights)
+            if not any(self.weights):
+                raise ValueError(f"`weights` must be above 0 for a class at least; got {self.weights}.")
+        if self.ignore_index is not None and not is_whole(self.ignore_index):
+            raise ValueError(f"`ignore_index` must be a whole number, such as -100; got {seen(self.ignore_index)}.")
+        check_share(label_smoothing=self.label_smoothing)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

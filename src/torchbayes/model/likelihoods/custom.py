@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_function, seen
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.shapes import aligned, check_tensor, per_datum
 
@@ -23,6 +24,9 @@ class Custom:
     """
 
     function: Callable[[Tensor], Distribution]
+
+    def __post_init__(self) -> None:
+        check_function("a function from outputs to a torch Distribution", function=self.function)
 
     def __repr__(self) -> str:  # the same in every process, so that a run can be resumed
         return f"Custom({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
@@ -69,12 +73,11 @@ def as_likelihood(given: Likelihood | Callable[[Tensor], Distribution]) -> Likel
         TypeError: if it is a class where an object is needed, or neither.
     """
     if isinstance(given, type) and isinstance(given, Likelihood):
-        raise TypeError(f"a likelihood must be an object; got the class {given.__name__}. Write {given.__name__}().")
+        raise TypeError(f"a `likelihood` must be an object; got the class {given.__name__}. Write {given.__name__}().")
     if isinstance(given, Likelihood):
         return given
     if not callable(given):
         raise TypeError(
-            f"a likelihood must be one of torchbayes.likelihoods or a function of the outputs; got "
-            f"{type(given).__name__}."
+            f"a `likelihood` must be one of torchbayes.likelihoods or a function of the outputs; got {seen(given)}."
         )
     return Custom(given)

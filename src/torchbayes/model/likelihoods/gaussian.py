@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum, positive
-from torchbayes.model.priors import Normal, Prior
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum
+from torchbayes.model.priors import Normal, Prior, check_prior
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,17 @@ class Gaussian:
     prior: Prior = field(default_factory=lambda: Normal(scale=2.0))
 
     def __post_init__(self) -> None:
+        plain(self)
         if isinstance(self.scale, str):
             if self.scale != "learned":
                 raise ValueError(f"`scale` must be a number, a tuple of numbers or 'learned'; got {self.scale!r}.")
-        elif not self.scales or not positive(*self.scales):
-            raise ValueError(f"`scale` must be positive; got {self.scale}.")
-        if not positive(self.initial):
-            raise ValueError(f"`initial` must be positive; got {self.initial}.")
+        elif isinstance(self.scale, tuple):
+            check_each(check_scale, scale=self.scale)
+        else:
+            check_scale(scale=self.scale)
+        check_counts(outputs=self.outputs)
+        check_scale(initial=self.initial)
+        check_prior(prior=self.prior)
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -112,8 +117,8 @@ class HeteroscedasticGaussian:
     floor: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not 0 <= self.floor < math.inf:
-            raise ValueError(f"`floor` must be a finite number >= 0; got {self.floor}.")
+        plain(self)
+        check_not_negative(floor=self.floor)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchbayes.model.priors import Prior
+from torchbayes.checks import check_counts, check_each, check_numbers, plain
+from torchbayes.model.priors import Prior, check_prior
 
 Parameters = Mapping[str, Tensor]
 NONE: Parameters = {}
@@ -45,6 +46,12 @@ class Learned:
     shape: tuple[int, ...]
     initial: float
     prior: Prior
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_each(check_counts, least=0, shape=self.shape)
+        check_numbers(initial=self.initial)
+        check_prior(prior=self.prior)
 
 
 @runtime_checkable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -72,8 +71,3 @@ def check_real(targets: Any, shape: torch.Size) -> None:
     if not torch.isfinite(targets).all():
         bad = int((~torch.isfinite(targets)).sum())
         raise ValueError(f"targets must be finite; {bad} of {targets.numel()} are NaN or infinite. Remove those rows.")
-
-
-def positive(*values: float) -> bool:
-    """Return whether all numbers are positive and finite."""
-    return all(0 < value < math.inf for value in values)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_positive, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum, positive
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class StudentT:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not positive(self.df, self.scale):
-            raise ValueError(f"`df` and `scale` must be positive; got {self.df} and {self.scale}.")
+        plain(self)
+        check_positive(df=self.df)
+        check_scale(scale=self.scale)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

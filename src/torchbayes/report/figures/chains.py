@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchbayes.checks import check_counts
 from torchbayes.report.style import (
     FAINT,
     QUIET,
     as_array,
+    check_pairs,
+    check_panels,
     house_style,
     legend_above,
     new_figure,
@@ -51,10 +54,13 @@ def rhat_histogram(spaces: Mapping[str, Any]) -> Figure:
     Raises:
         ValueError: if there is no space or none of the values is a number.
     """
+    check_panels(spaces=spaces)
     values = {name: _known(of_space, f"R-hat of {name}") for name, of_space in spaces.items()}
     everything = np.concatenate([np.zeros(0), *values.values()])
     if not everything.size:
-        raise ValueError(f"There must be an R-hat that is a number; got none in {', '.join(values) or 'no space'}.")
+        raise ValueError(
+            f"`spaces` must have an R-hat that is a number; got none in {', '.join(values) or 'no space'}."
+        )
     finite = everything[np.isfinite(everything)]
     top = max(1.2, 1.1 * float(finite.max(initial=1.0)))
     edges = _unstretched(np.linspace(_stretched(1.0), _stretched(top), 42))
@@ -98,10 +104,13 @@ def ess_histograms(spaces: Mapping[str, tuple[Any, Any]], *, chains: int, draws:
     Raises:
         ValueError: if there is no space or none of the values is a number.
     """
+    check_panels(spaces=spaces)
+    check_pairs(2, spaces=spaces)
+    check_counts(chains=chains, draws=draws)
     pairs = {name: [_known(of_space, f"ESS of {name}") for of_space in pair] for name, pair in spaces.items()}
     everything = np.concatenate([np.zeros(0), *(of_space for pair in pairs.values() for of_space in pair)])
     if not everything.size:
-        raise ValueError(f"There must be a size that is a number; got none in {', '.join(pairs) or 'no space'}.")
+        raise ValueError(f"`spaces` must have a size that is a number; got none in {', '.join(pairs) or 'no space'}.")
     marks = {"100 for each chain": ENOUGH * chains, "all draws": chains * draws}
     low, high = min(everything.min(), *marks.values()), max(everything.max(), *marks.values())
     edges = np.geomspace(low / 1.1, high * 1.1, 36)
@@ -143,15 +152,17 @@ def traces_and_ranks(quantities: Mapping[str, tuple[Any, Any, str]]) -> Figure:
     Raises:
         ValueError: if there is no quantity, a value is not finite or shapes do not fit.
     """
-    if not quantities:
-        raise ValueError("`quantities` must hold at least one; got none.")
+    check_panels(quantities=quantities)
+    check_pairs(3, quantities=quantities)
     figure = new_figure(7.4, 1.95 * len(quantities) + 0.5)
     grid = figure.subplots(len(quantities), 2, width_ratios=[1.7, 1], squeeze=False)
     most = 0
     for (trace, ranks), (name, (values, at, over)) in zip(grid, quantities.items(), strict=True):
         values_MS, at_S = as_array(values, 2, name, finite=True), as_array(at, 1, f"numbers of {name}")
         if values_MS.shape[1] != len(at_S):
-            raise ValueError(f"{name!r} has {values_MS.shape[1]} values in each chain, and {len(at_S)} numbers.")
+            raise ValueError(
+                f"`quantities`: {name!r} has {values_MS.shape[1]} values in each chain, and {len(at_S)} numbers."
+            )
         colours = _colours(len(values_MS))
         thinned = _thinned(len(at_S))
         for of_chain, colour in zip(values_MS, colours, strict=True):

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from torchbayes.checks import check_choice, check_kind, check_numbers, check_text, seen
 from torchbayes.report.style import (
     FAINT,
     INK,
     QUIET,
     Look,
     as_array,
+    check_panels,
     grid_shape,
     house_style,
     legend_above,
@@ -47,8 +49,7 @@ def spread_of(values: np.ndarray, spread: Spread) -> tuple[np.ndarray, np.ndarra
     Raises:
         ValueError: if the spread is unknown.
     """
-    if spread not in _SPREADS:
-        raise ValueError(f"`spread` must be one of {', '.join(_SPREADS)}; got {spread!r}.")
+    check_choice(tuple(_SPREADS), spread=spread)
     mean, repeats = values.mean(-1), values.shape[-1]
     if spread == "range":
         return mean, values.min(-1), values.max(-1)
@@ -81,6 +82,8 @@ def severity_curves(
     Raises:
         ValueError: if shapes do not fit.
     """
+    check_panels(methods=methods)
+    check_text(metric=metric, over=over)
     arrays = {name: as_array(values, 2, f"values of {name}") for name, values in methods.items()}
     lengths = {len(values) for values in arrays.values()}
     if len(lengths) != 1:
@@ -131,9 +134,11 @@ def metric_dots(
     Raises:
         ValueError: if there is no data set.
     """
-    if not datasets:
-        raise ValueError("`datasets` must hold at least one data set; got none.")
-    published = published or {}
+    check_panels(datasets=datasets)
+    check_panels(**{f"datasets[{name!r}]": values for name, values in datasets.items()})
+    check_text(metric=metric, over=over)
+    published = {} if published is None else published
+    check_kind(Mapping, "a mapping", published=published)
     methods = list(dict.fromkeys(name for values in datasets.values() for name in values))
     sources = list(dict.fromkeys(name for values in published.values() for name in values))
     heights = {name: -index for index, name in enumerate([*methods, *sources])}
@@ -200,10 +205,15 @@ def fidelity_dots(
         ValueError: if there is no measure, or a ceiling is of none of them.
     """
     ceilings, better = ceilings or {}, better or {}
+    check_panels(panels=panels)
+    check_kind(Mapping, "a mapping", ceilings=ceilings, better=better)
+    check_text(among=among)
+    for measure, values in panels.items():
+        check_panels(**{f"panels[{measure!r}]": values})
+        check_numbers(**{f"panels[{measure!r}][{name!r}]": value for name, value in values.items()})
     strange = sorted(set(ceilings) - set(panels))
-    if not panels or strange:
-        named = f"; got ceilings of {', '.join(strange)}" if panels else ", at least one; got none"
-        raise ValueError(f"`panels` must hold the measures{named}.")
+    if strange:
+        raise ValueError(f"`panels` must hold the measures of `ceilings`; got ceilings of {', '.join(strange)}.")
     methods = list(dict.fromkeys(name for values in panels.values() for name in values))
     drawn, heights = looks(methods), {name: -index for index, name in enumerate(methods)}
     width = max(map(len, methods), default=0) * 0.075 + 2.6 * len(panels)
@@ -246,15 +256,23 @@ def training_curves(
         The figure, one axes per key.
 
     Raises:
+        TypeError: if there are no keys, or something else than records.
         ValueError: if a key occurs in no record.
     """
+    check_panels(runs=runs)
+    check_text(x=x)
+    if isinstance(keys, str) or not isinstance(keys, Sequence) or not keys:
+        raise TypeError(f"`keys` must be keys of the log, at least one; got {seen(keys)}.")
+    for name, records in runs.items():
+        if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+            raise TypeError(f"`runs` must hold the records of each log; got {seen(records)} for {name!r}.")
     rows, columns = grid_shape(len(keys), widest=3)
     figure = new_figure(max(3.1 * columns, 4.6), 2.6 * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False)
     handles: dict[str, Any] = {}
     for axes, key in zip(grid.flat, keys, strict=False):
         for name, look in looks(runs).items():
-            records = [record for record in runs[name] if key in record]
+            records = [record for record in runs[name] if key in record and x in record]
             if not records:
                 continue
             steps = [record[x] for record in records]
@@ -263,7 +281,7 @@ def training_curves(
                 axes.plot(steps, values, color=look.colour, linewidth=0.6, alpha=0.4)
             handles[name] = axes.plot(steps, values.mean(1), color=look.colour)[0]
         if not axes.lines:
-            raise ValueError(f"No record has {key!r}. Choose among the keys of the log.")
+            raise ValueError(f"No record of `runs` has {key!r} of `keys`. Choose among the keys of the log.")
         axes.set(xlabel=x, ylabel=metric_label(key).replace(", ", "\n"))
     remove_spare(grid, len(keys))
     legend_above(figure, handles)

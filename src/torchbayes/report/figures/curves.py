@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchbayes.checks import check_kind, check_text
 from torchbayes.report.figures.comparison import spread_of
 from torchbayes.report.style import (
     QUIET,
     as_array,
+    check_panels,
     grid_shape,
     house_style,
     legend_above,
@@ -52,10 +54,15 @@ def measure_curves(
     Raises:
         ValueError: if there is no measure, shapes do not fit the places, or a level or share is of no measure.
     """
-    levels = levels or {}
+    levels = {} if levels is None else levels
+    check_panels(panels=panels)
+    check_kind(Mapping, "a mapping", levels=levels)
+    check_text(label=label, over=over)
+    check_kind((list, tuple, set, frozenset), "measures", percent=percent)
+    check_kind((Sequence, np.ndarray), "numbers or names", places=places)
     strange = sorted({*levels, *percent} - {*panels, label})
-    if not panels or strange:
-        raise ValueError(f"`panels` must hold every measure, at least one; missing: {', '.join(strange) or 'all'}.")
+    if strange:
+        raise ValueError(f"`panels` must hold every measure of `levels` and `percent`; missing: {', '.join(strange)}.")
     drawn = looks(name for values in panels.values() for name in values)
     rows, columns = grid_shape(len(panels), widest=3 if len(panels) % 2 else 2)
     figure = new_figure(max(3.2 * columns, 4.8), 2.5 * rows + 0.9)
@@ -66,7 +73,7 @@ def measure_curves(
         for name, given in values.items():
             array = as_array(given, 2, f"{measure} of {name}")
             if len(array) != len(places):
-                raise ValueError(f"{measure} of {name} must have {len(places)} places; got {len(array)}.")
+                raise ValueError(f"{measure} of {name} must have {len(places)} `places`; got {len(array)}.")
             repeats.add(array.shape[1])
             handles[name] = _line(axes, places, array, drawn[name])
         if measure in levels:

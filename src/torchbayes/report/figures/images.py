@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchbayes.checks import check_counts, check_kind
 from torchbayes.report.style import (
     INK,
     QUIET,
     as_array,
+    check_panels,
     house_style,
     legend_above,
     looks,
@@ -83,6 +85,9 @@ def uncertain_images(
     """
     pictures = as_array(images, 4, "images", finite=True)
     methods = probs if isinstance(probs, Mapping) else {"": probs}
+    check_panels(probs=methods)
+    check_counts(count=count)
+    check_kind((list, tuple), "names", class_names=class_names)
     arrays = {
         name: as_array(values, 2, f"probs of {name}" if name else "probs", finite=True)
         for name, values in methods.items()
@@ -92,11 +97,14 @@ def uncertain_images(
     for name, values in arrays.items():
         if values.shape != expected or len(labels) != len(pictures):
             raise ValueError(
-                f"Need probabilities {expected} and {len(pictures)} targets for {len(pictures)} images and "
-                f"{len(class_names)} names; got {values.shape} {f'for {name} ' if name else ''}and {len(labels)}."
+                f"`probs` must have shape {expected} and `targets` {len(pictures)} rows, for {len(pictures)} `images` "
+                f"and {len(class_names)} `class_names`; got {values.shape} {f'for {name} ' if name else ''}and "
+                f"{len(labels)}."
             )
+    if labels.min() < 0 or labels.max() >= len(class_names):
+        raise ValueError(f"`targets` must lie in 0..{len(class_names) - 1}; got {labels.min()} to {labels.max()}.")
     ranked = list(arrays)[-1] if rank_by is None else rank_by
-    if ranked not in arrays:
+    if not isinstance(ranked, str) or ranked not in arrays:
         raise ValueError(f"`rank_by` must be one of {', '.join(arrays)}; got {ranked!r}.")
     uncertainty = entropy(arrays[ranked])
     chosen = np.argsort(-uncertainty, kind="stable")[:count]

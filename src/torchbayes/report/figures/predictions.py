@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchbayes.checks import check_kind, seen
 from torchbayes.report.style import (
     INK,
     QUIET,
     Look,
     as_array,
+    check_panels,
     grid_shape,
     house_style,
     legend_above,
@@ -49,6 +51,21 @@ class Band:
     total_std: Any
     draws: Any = None
 
+    def __post_init__(self) -> None:
+        arrays = [
+            as_array(getattr(self, name), 1, name, finite=True) for name in ("x", "mean", "epistemic_std", "total_std")
+        ]
+        if len({len(array) for array in arrays}) > 1:
+            raise ValueError(
+                f"`x`, `mean`, `epistemic_std` and `total_std` must have one length; got "
+                f"{', '.join(str(len(array)) for array in arrays)}."
+            )
+        for name, array in zip(("epistemic_std", "total_std"), arrays[2:], strict=True):
+            if (array < 0).any():
+                raise ValueError(f"`{name}` must not be negative; got {array.min():g}.")
+        if self.draws is not None and as_array(self.draws, 2, "draws").shape[1] != len(arrays[0]):
+            raise ValueError(f"`draws` must have {len(arrays[0])} columns, those of x; got {np.shape(self.draws)}.")
+
 
 @house_style
 def predictive_band(
@@ -69,18 +86,18 @@ def predictive_band(
         ValueError: if there is no method.
     """
     bands = {"": methods} if isinstance(methods, Band) else methods
-    if not bands:
-        raise ValueError("`methods` must hold at least one method; got none.")
+    check_panels(methods=bands)
+    check_kind(Band, "bands by name", **{f"methods[{name!r}]": band for name, band in bands.items()})
+    line = [] if truth is None else _points_of("truth", truth)
+    points = _points_of("train_x, train_y", (train_x, train_y))
     rows, columns = grid_shape(len(bands), widest=4)
     figure = new_figure(2.4 * columns + 0.4 if len(bands) > 1 else 5.4, (2.2 if len(bands) > 1 else 3.0) * rows + 0.6)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    points = as_array(train_x, 1, "train_x"), as_array(train_y, 1, "train_y")
     drawn = any(band.draws is not None for band in bands.values())
     handles = _band_legend(QUIET if len(bands) > 1 else looks(bands)[next(iter(bands))].colour, draws=drawn)
     for axes, (name, look) in zip(grid.flat, looks(bands).items(), strict=False):
         _band_panel(axes, bands[name], look)
-        if truth is not None:
-            line = [as_array(values, 1, "truth") for values in truth]
+        if line:
             handles["true function"] = axes.plot(*line, color=INK, linewidth=1.1, linestyle=(0, (4, 2)))[0]
         handles["training data"] = axes.plot(*points, "o", color=INK, markersize=2.6, alpha=0.75, linewidth=0)[0]
         if name:
@@ -91,6 +108,22 @@ def predictive_band(
     figure.supylabel("target")
     legend_above(figure, handles)
     return figure
+
+
+def _points_of(name: str, pair: Any) -> list[np.ndarray]:
+    """Return x and y of points, finite and of one length.
+
+    Raises:
+        TypeError: if they are no pair.
+        ValueError: if they differ in length.
+    """
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"`{name}` must be a pair (x, y); got {seen(pair)}.")
+    names = name.split(", ") if ", " in name else (name, name)
+    points = [as_array(values, 1, own, finite=True) for own, values in zip(names, pair, strict=True)]
+    if len(points[0]) != len(points[1]):
+        raise ValueError(f"`{'` and `'.join(names)}` must have one length; got {len(points[0])} and {len(points[1])}.")
+    return points
 
 
 def _band_panel(axes: Axes, band: Band, look: Look) -> None:
@@ -149,10 +182,11 @@ def classification_surface(methods: Mapping[str, Any], x: Any, y: Any, *, inputs
     Raises:
         ValueError: if there is no method or a surface does not fit the grid.
     """
-    if not methods:
-        raise ValueError("`methods` must hold at least one method; got none.")
-    x, y = as_array(x, 1, "x"), as_array(y, 1, "y")
+    check_panels(methods=methods)
+    x, y = as_array(x, 1, "x", finite=True), as_array(y, 1, "y", finite=True)
     points, classes = as_array(inputs, 2, "inputs"), as_array(targets, 1, "targets")
+    if points.shape != (len(classes), 2):
+        raise ValueError(f"`inputs` must have shape (N, 2) and `targets` (N,); got {points.shape}, {classes.shape}.")
     figure = new_figure(2.35 * len(methods) + 1.1, 5.0)
     grid = figure.subplots(2, len(methods), sharex=True, sharey=True, squeeze=False)
     kinds = (("P(class 1)", "PuOr_r", 1.0), ("entropy (nats)", "cividis", float(np.log(2))))
@@ -160,7 +194,10 @@ def classification_surface(methods: Mapping[str, Any], x: Any, y: Any, *, inputs
     for column, (name, look) in enumerate(looks(methods).items()):
         probs = as_array(methods[name], 2, f"surface of {name}")
         if probs.shape != (len(y), len(x)):
-            raise ValueError(f"The surface of {name!r} must be {(len(y), len(x))} like the grid; got {probs.shape}.")
+            raise ValueError(
+                f"`methods`: the surface of {name!r} must be {(len(y), len(x))} like the grid of `x` and `y`; got "
+                f"{probs.shape}."
+            )
         inner = np.clip(probs, 1e-12, 1 - 1e-12)
         surfaces = probs, -inner * np.log(inner) - (1 - inner) * np.log1p(-inner)
         images = [

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from torchbayes.checks import check_counts, check_object, check_text
 from torchbayes.report.style import (
     FAINT,
     QUIET,
     Look,
     as_array,
+    check_pairs,
+    check_panels,
     grid_shape,
     house_style,
     legend_above,
@@ -82,8 +85,9 @@ def reliability_diagram(methods: Mapping[str, Bins]) -> Figure:
     Raises:
         ValueError: if there is no method, or a method has no point in any bin.
     """
-    if not methods:
-        raise ValueError("`methods` must hold at least one method; got none.")
+    check_panels(methods=methods)
+    for name, bins in methods.items():
+        check_object(("confidence", "accuracy", "count"), "metrics.reliability(...)", **{f"methods[{name!r}]": bins})
     rows, columns = grid_shape(len(methods))
     figure = new_figure(max(2.2 * columns, 3.4), 3.4 * rows + 0.45)
     grid = figure.subplots(2 * rows, columns, height_ratios=[3.6, 1] * rows, sharex=True, squeeze=False)
@@ -162,8 +166,10 @@ def entropy_histograms(
     Raises:
         ValueError: if there is no method or K < 2.
     """
-    if not methods or num_classes < 2:
-        raise ValueError(f"Need at least one method and two classes; got {len(methods)} and {num_classes}.")
+    check_panels(methods=methods)
+    check_pairs(2, methods=methods)
+    check_counts(least=2, num_classes=num_classes)
+    check_text(known=known)
     rows, columns = grid_shape(len(methods))
     figure = new_figure(max(2.5 * columns, 4.2), 2.45 * rows + 0.5)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

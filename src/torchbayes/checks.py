@@ -1,0 +1,342 @@
+"""Checks of what users ask for, in one voice: what is wrong, the value seen, what to do.
+
+Every room may use them. A whole number is any integer but a bool; 2.0 is none, so that a count that was computed with
+`/` is found out. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers;
+`plain` turns those among settings into Python's, which can be written to files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LONGEST = 80  # letters of a value in a message
+
+
+def plain(settings: Any) -> None:
+    """Turn numbers of numpy and tensors without axes among the fields of a frozen dataclass into Python's, in place.
+
+    Args:
+        settings: the object, in its `__post_init__`.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        own = tuple(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
+        if own is not value:
+            object.__setattr__(settings, field.name, own)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None, for settings that may be left open."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def whole(name: str, value: Any, *, least: int = 1) -> int:
+    """Return a whole number as Python's.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        least: smallest value allowed.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: if it is not a whole number of at least `least`.
+    """
+    if not is_whole(value) or operator.index(value) < least:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}; got {seen(value)}.")
+    return operator.index(value)
+
+
+def check_counts(*, least: int = 1, **counts: Any) -> None:
+    """Check settings that count something.
+
+    Raises:
+        ValueError: if one is not a whole number of at least `least`.
+    """
+    for name, value in counts.items():
+        whole(name, value, least=least)
+
+
+def as_seed(seed: Any) -> int:
+    """Return a seed as Python's integer.
+
+    Raises:
+        ValueError: if it is not a whole number from 0 to 2⁶⁴ − 1.
+    """
+    if not is_whole(seed) or not 0 <= operator.index(seed) < 2**64:
+        raise ValueError(f"`seed` must be a whole number from 0 to 2**64 - 1; got {seen(seed)}.")
+    return operator.index(seed)
+
+
+def check_numbers(**values: Any) -> None:
+    """Check settings that are any finite number.
+
+    Raises:
+        ValueError: if one is no number, NaN or infinite.
+    """
+    for name, value in values.items():
+        if not _is_number(value) or not math.isfinite(value):
+            raise ValueError(f"`{name}` must be a finite number; got {seen(value)}.")
+
+
+def check_positive(**values: Any) -> None:
+    """Check settings that must be positive.
+
+    Raises:
+        ValueError: if one is no number above 0, or infinite.
+    """
+    for name, value in values.items():
+        if not _is_number(value) or not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be {_finite(value)}above 0; got {seen(value)}.")
+
+
+def check_scale(**values: Any) -> None:
+    """Check settings whose square and its inverse must be numbers too, such as standard deviations.
+
+    Raises:
+        ValueError: if one does not lie in [1e-150, 1e150].
+    """
+    check_positive(**values)
+    for name, value in values.items():
+        if not 1e-150 <= value <= 1e150:
+            raise ValueError(f"`{name}` must lie in [1e-150, 1e150], lest its square be 0 or infinite; got {value!r}.")
+
+
+def check_not_negative(**values: Any) -> None:
+    """Check settings that must not be negative.
+
+    Raises:
+        ValueError: if one is no number of at least 0, or infinite.
+    """
+    for name, value in values.items():
+        if not _is_number(value) or not 0 <= value < math.inf:
+            raise ValueError(f"`{name}` must be {_finite(value)}at least 0; got {seen(value)}.")
+
+
+def check_share(**shares: Any) -> None:
+    """Check settings that are a share of something.
+
+    Raises:
+        ValueError: if one does not lie in [0, 1).
+    """
+    for name, value in shares.items():
+        if not _is_number(value) or not 0 <= value < 1:
+            raise ValueError(f"`{name}` must lie in [0, 1), as a share; got {seen(value)}.")
+
+
+def check_flags(**flags: Any) -> None:
+    """Check settings that are True or False.
+
+    Raises:
+        ValueError: if one is neither.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"`{name}` must be True or False; got {seen(value)}.")
+
+
+def check_choice(words: Sequence[str], **values: Any) -> None:
+    """Check settings that are one of a few words.
+
+    Raises:
+        ValueError: if one is not.
+    """
+    for name, value in values.items():
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"`{name}` must be one of {', '.join(words)}; got {seen(value)}.")
+
+
+def check_text(**values: Any) -> None:
+    """Check settings that are texts.
+
+    Raises:
+        TypeError: if one is not.
+    """
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise TypeError(f"`{name}` must be text; got {seen(value)}.")
+
+
+def check_each(check: Callable[..., None], *, length: int | None = None, least: int = 1, **values: Any) -> None:
+    """Check settings that are tuples of numbers.
+
+    Args:
+        check: of one number, such as `check_positive`.
+        length: of each tuple; any if None.
+        least: smallest length.
+        values: the tuples by name.
+
+    Raises:
+        ValueError: if one is no tuple of that length, or one of its numbers is refused.
+    """
+    for name, value in values.items():
+        if not isinstance(value, tuple | list) or len(value) < least or len(value) != (length or len(value)):
+            many = f"{length}" if length else f"at least {least}"
+            raise ValueError(f"`{name}` must be a tuple of {many} numbers; got {seen(value)}.")
+        for number in value:
+            check(**{name: number})
+
+
+def check_object(attributes: Sequence[str], example: str, **values: Any) -> None:
+    """Check settings that are objects with certain attributes, where a class or its name is easily written instead.
+
+    Args:
+        attributes: what the objects have.
+        example: how a good one is written, such as "Adam()".
+        values: the objects by name.
+
+    Raises:
+        TypeError: if one is a class, or has not the attributes.
+    """
+    for name, value in values.items():
+        fits = all(hasattr(value, attribute) for attribute in attributes)
+        if fits and not isinstance(value, type):
+            continue
+        advice = f" Write {value.__name__}()." if fits else ""
+        raise TypeError(f"`{name}` must be an object such as {example}; got {seen(value)}.{advice}")
+
+
+def check_kind(kinds: type | tuple[type, ...], what: str, **values: Any) -> None:
+    """Check arguments that are objects of certain classes.
+
+    Args:
+        kinds: the classes.
+        what: what is meant, with an article.
+        values: the objects by name.
+
+    Raises:
+        TypeError: if one is of another class.
+    """
+    for name, value in values.items():
+        if not isinstance(value, kinds):
+            raise TypeError(f"`{name}` must be {what}; got {seen(value)}.")
+
+
+def check_function(what: str, **values: Any) -> None:
+    """Check arguments that are called.
+
+    Args:
+        what: what is meant, with an article.
+        values: the functions by name.
+
+    Raises:
+        TypeError: if one cannot be called.
+    """
+    for name, value in values.items():
+        if not callable(value):
+            raise TypeError(f"`{name}` must be {what}; got {seen(value)}.")
+
+
+def check_tensor(*axes: str, **values: Any) -> None:
+    """Check arguments that are tensors with these axes, one letter or number each; any axes if none is said.
+
+    Raises:
+        TypeError: if one is no tensor.
+        ValueError: if one has other axes.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`{name}` must be a tensor; got {seen(value)}. Use torch.as_tensor.")
+        if axes and value.ndim != len(axes):
+            wanted = ", ".join(axes) + ("," if len(axes) == 1 else "")
+            raise ValueError(f"`{name}` must have shape ({wanted}); got {tuple(value.shape)}.")
+
+
+def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", **counts: int) -> None:
+    """Check that what is asked for can be held, before it is asked for.
+
+    Args:
+        needed: bytes it takes at least.
+        holding: what takes them, in words.
+        device: where it is held.
+        counts: the argument that decides, by name.
+
+    Raises:
+        ValueError: if less memory is free; the message says how much, and how many would fit.
+    """
+    free = free_memory(device)
+    if needed <= free:
+        return
+    ((name, count),) = counts.items()
+    raise ValueError(
+        f"`{name}` must be smaller; got {count:,}: {holding} would take {_size(needed)}, and {_size(free)} are free. "
+        f"Ask for {int(count * free / needed):,} at most."
+    )
+
+
+def free_memory(device: torch.device | str = "cpu") -> float:
+    """Return the bytes that can still be had on a device; infinite where the system does not say."""
+    if torch.device(device).type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        free = 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        free = math.inf
+    return min(free, _free_in_container())
+
+
+def _free_in_container() -> float:
+    """Return what the control group of a container leaves: its limit, less what cannot be reclaimed."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+        lines = (group / "memory.stat").read_text("utf-8").splitlines()
+        cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, StopIteration, ValueError, IndexError):  # no such group, or no limit ("max")
+        return math.inf
+    return float(max(limit - used + cached, 0))
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:,.1f} MiB"
+
+
+def seen(value: Any) -> str:
+    """Return a value as a message shows it: short, a class or a tensor by name."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, Tensor | np.ndarray) and value.ndim:
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = ""
+    if isinstance(value, str) and len(text) > _LONGEST:
+        return f"{text[:_LONGEST]}…{text[0]}"
+    return text if 0 < len(text) <= _LONGEST else f"an object of type {type(value).__name__}"
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number, and not a bool."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 0 and is_whole(value.item())
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 0 and _is_number(value.item())
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    single = isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
+    return value.item() if single else value
+
+
+def _finite(value: Any) -> str:
+    return "finite and " if _is_number(value) and math.isinf(value) else ""

@@ -1,0 +1,159 @@
+"""Errors in one line, and the report of those that nobody foresaw."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+import torchbayes
+from torchbayes.checks import seen
+
+DEBUG = "TORCHBAYES_DEBUG"
+_KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
+_KINDS |= {"tuple": "a list of numbers", "list": "a list", "NoneType": "null"}
+# how jsonargparse says what is wrong, on lines of their own
+_KEY = re.compile(r'^( *)(?:- )?Parser key "([^"]+)":', re.MULTILINE)
+_OWN = re.compile(r"^ *(?:- )?(`[\w.]+` must .*; got .*\.)$", re.MULTILINE)
+_EXPECTED = re.compile(r"Expected an? (<class '[\w.]+'>|typing\.Literal\[[^\]]*\])\. Got value: ?(.*)")
+_OTHER = re.compile(r"Expected (an? [^.\n]*)\. Got value: ?(.*)")
+_GIVEN = re.compile(r"Given value: ?(.*)")
+_NESTED = re.compile(r"NestedArg\(key='([\w.]+)', val=(.*)\)$")
+
+
+def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
+    """Return an error as one readable line.
+
+    Args:
+        error: of this library, or of jsonargparse, whose messages about a choice of classes run over many lines.
+        options: the options there are, for those that are not.
+
+    Returns:
+        The line.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "there is not enough memory. Use fewer members or draws, or a smaller batch or chunk size."
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", said):
+        close = difflib.get_close_matches(unknown[1], list(options), n=3, cutoff=0.5)
+        advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
+        return f"there is no option {unknown[1]}. {advice}"
+    if missing := re.search(r"arguments are required: (.*)", said):
+        return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
+    if own := _OWN.search(said):  # a sentence of ours among what jsonargparse says of every class of a union
+        return own[1]
+    keys = _path(said)
+    line = _of_option(".".join(keys), said[said.index(f'"{keys[-1]}"') :]) if keys else said
+    return " ".join(line.split()) or f"{type(error).__name__} without a word."
+
+
+def _path(said: str) -> list[str]:
+    """Return the keys of the option that is wrong: each further in than the one before."""
+    keys, depth = [], -1
+    for found in _KEY.finditer(said):
+        if len(found[1]) <= depth:
+            break
+        keys, depth = [*keys, found[2]], len(found[1])
+    return keys
+
+
+def _of_option(name: str, said: str) -> str:
+    """Return what is wrong with an option, by what jsonargparse says behind its innermost key."""
+    if option := re.search(r"'([\w.]+)':\s+Option '(\w+)' is not accepted", said):
+        return f"`--{name}` is {option[1].rpartition('.')[2]}, which has no setting {option[2]!r}."
+    if wrong := _EXPECTED.search(said):
+        return f"`--{name}` must be {_meant([wrong[1]])}; got {_shown(wrong[2])}."
+    if wrong := _OTHER.search(said):
+        return f"`--{name}` must be {wrong[1]}; got {_shown(wrong[2])}."
+    union = re.search(r"Subtypes: \[(.*)\]$", said, re.MULTILINE)
+    given = _GIVEN.search(said)
+    if union is None or given is None:
+        return f"`--{name}`: {said.partition(':')[2]}"
+    value = given[1]
+    if nested := _NESTED.search(value):
+        name, value = f"{name}.{nested[1]}", nested[2].strip("'")
+    types = re.findall(r"<class '[\w.]+'>|typing\.Literal\[[^\]]*\]", union[1])
+    classes = [kind.rpartition(".")[2].rstrip("'>") for kind in types if "torchbayes." in kind]
+    if classes:
+        return f"`--{name}` cannot be {_shown(value)}. {suggest(value, classes)}"
+    return f"`--{name}` must be {_meant(types)}; got {_shown(value)}."
+
+
+def _meant(types: Sequence[str]) -> str:
+    """Return types in words."""
+    words = []
+    for kind in types:
+        if kind.startswith("typing.Literal"):
+            words.append("one of " + ", ".join(re.findall(r"'([^']*)'", kind)))
+        else:
+            name = kind.rpartition("'")[0].rpartition("'")[2].rpartition(".")[2]
+            words.append(_KINDS.get(name, name))
+    return " or ".join(dict.fromkeys(words))
+
+
+def _shown(value: str) -> str:
+    return seen(value.strip())
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the known names that are close to a wrong one, or all.
+
+    Args:
+        name: the wrong one.
+        known: the right ones.
+
+    Returns:
+        One sentence.
+    """
+    names = {right.lower(): right for right in known}
+    close = [names[right] for right in difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)]
+    return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names.values())}."
+
+
+def debugging() -> bool:
+    """Return whether tracebacks are wanted on the terminal."""
+    return bool(os.environ.get(DEBUG))
+
+
+def is_foreseen(error: BaseException) -> bool:
+    """Return whether an error is said by this library, or by the system about files or memory: a sentence is enough.
+
+    An error of the same class from the depths of another library is one that should have been refused before.
+    """
+    if isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | argparse.ArgumentError):
+        return True
+    if not isinstance(error, ValueError | TypeError | RuntimeError):
+        return False
+    raised = traceback.extract_tb(error.__traceback__)
+    return bool(raised) and Path(raised[-1].filename).is_relative_to(Path(torchbayes.__file__).parent)
+
+
+def report(error: BaseException, argv: Sequence[str]) -> str:
+    """Write the report of an error that nobody foresaw.
+
+    Args:
+        error: the error.
+        argv: what the command was given.
+
+    Returns:
+        One line that names the error and where the report is.
+    """
+    text = "\n".join([
+        f"torchbayes {torchbayes.__version__}, Python {sys.version.split()[0]}, {sys.platform}",
+        f"arguments: {list(argv)}",
+        "",
+        *traceback.format_exception(error),
+    ])
+    handle, name = tempfile.mkstemp(prefix="torchbayes-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    said = " ".join(str(error).split())
+    return f"an error that was not foreseen, {type(error).__name__}: {said or 'no word'}. The report is {Path(name)}."

@@ -1,0 +1,136 @@
+"""Data files, read and checked: what a file holds must be what its set is, and the message names the file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+# what numpy says of an archive that is cut short, overwritten, or of another kind
+_BROKEN = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, OSError, NotImplementedError, RuntimeError)
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Read arrays of an npz archive.
+
+    Args:
+        path: The archive.
+        names: Names of the arrays.
+
+    Returns:
+        The arrays, in that order.
+
+    Raises:
+        ValueError: The archive is damaged, has no such array, or one that is not made of numbers.
+    """
+    try:
+        with path.open("rb") as file:  # numpy leaves a damaged file open
+            archive = np.load(file, allow_pickle=False)
+            held = set(getattr(archive, "files", ()))  # a single array is no archive
+            arrays = [archive[name] for name in names if name in held]
+    except _BROKEN as error:
+        raise ValueError(f"{path} is not a whole npz archive of arrays ({error}). Fetch it again.") from error
+    if missing := [name for name in names if name not in held]:
+        raise ValueError(f"{path} must hold {', '.join(names)}; it has no {', '.join(missing)}. Fetch it again.")
+    for name, array in zip(names, arrays, strict=True):
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"`{name}` of {path} must be numbers; got {array.dtype}. Fetch it again.")
+    return arrays
+
+
+def check_finite(path: Path, **arrays: np.ndarray) -> None:
+    """Check that arrays of a file are finite.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name, array in arrays.items():
+        if bad := int((~np.isfinite(array)).sum()):
+            raise ValueError(
+                f"`{name}` of {path} must be finite; {bad} of {array.size} values are NaN or infinite. Fetch it again."
+            )
+
+
+def check_shape(path: Path, shape: tuple[int | None, ...], **arrays: np.ndarray) -> None:
+    """Check the shape of arrays of a file.
+
+    Args:
+        path: The file.
+        shape: Sizes of the axes, None for any but zero.
+        arrays: The arrays by name.
+
+    Raises:
+        ValueError: One has another shape.
+    """
+    for name, array in arrays.items():
+        alike = array.ndim == len(shape) and all(s in {None, n} for s, n in zip(shape, array.shape, strict=True))
+        if not alike or not array.size:
+            wanted = ", ".join("n" if size is None else str(size) for size in shape)
+            raise ValueError(f"`{name}` of {path} must have shape ({wanted}); got {array.shape}. Fetch it again.")
+
+
+def check_indices(path: Path, below: int, **arrays: np.ndarray) -> None:
+    """Check that arrays of a file are distinct places in another array.
+
+    Args:
+        path: The file.
+        below: Length of the other array.
+        arrays: The places by name, each used once along the last axis.
+
+    Raises:
+        ValueError: One is not a whole number from 0 to `below` − 1, or is there twice.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iu" or not array.size or array.min() < 0 or array.max() >= below:
+            seen = f"{array.min()} to {array.max()}" if array.size else "nothing"
+            raise ValueError(
+                f"`{name}` of {path} must be whole numbers from 0 to {below - 1}; got {seen} of {array.dtype}. "
+                f"Fetch it again."
+            )
+        ordered = np.sort(array, axis=-1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise ValueError(f"`{name}` of {path} must name nothing twice, and does. Fetch it again.")
+
+
+def check_labels(path: Path, labels: np.ndarray, rows: int, classes: int) -> None:
+    """Check labels of a file: one for each row, in 0..K−1.
+
+    Args:
+        path: The file of the labels.
+        labels: What it holds.
+        rows: Number of rows they belong to.
+        classes: K.
+
+    Raises:
+        ValueError: Their number is another, or one is no class.
+    """
+    if labels.shape != (rows,):
+        raise ValueError(
+            f"{path} must hold a label for each of {rows} rows; got shape {labels.shape}. Fetch both again."
+        )
+    if labels.dtype.kind not in "iu" or not rows or labels.min() < 0 or labels.max() >= classes:
+        seen = f"{labels.min()} to {labels.max()}" if rows else "none"
+        raise ValueError(
+            f"labels of {path} must lie in 0..{classes - 1}; got {seen} of {labels.dtype}. Fetch it again."
+        )
+
+
+def check_apart(name: str, train: np.ndarray, test: np.ndarray) -> None:
+    """Check that test rows are not training rows: a few may be equal, most may not.
+
+    Args:
+        name: Of the set.
+        train: Training rows.
+        test: Test rows.
+
+    Raises:
+        ValueError: More than half of the test rows are among the training rows.
+    """
+    known = {hash(row.tobytes()) for row in train}  # of 64 bits: no two of a set's rows share one by chance
+    if (shared := sum(hash(row.tobytes()) in known for row in test)) > len(test) / 2:
+        raise ValueError(
+            f"{shared} of the {len(test)} test rows of `{name}` are among its training rows. A file stands under "
+            f"another's name: fetch them again."
+        )

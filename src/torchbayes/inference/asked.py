@@ -1,0 +1,107 @@
+"""Checks of a whole call of `fit` or `sample`, before anything is read, made or written."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import (
+    check_counts,
+    check_flags,
+    check_function,
+    check_kind,
+    check_memory,
+    check_object,
+    given,
+    seen,
+)
+from torchbayes.inference.sampler import Sampler
+from torchbayes.model.model import Model
+from torchbayes.model.ranks import Ranks
+from torchbayes.posteriors.posterior import Posterior
+
+
+def check_method(method: Any, attributes: Sequence[str] = ("members", "init", "step")) -> None:
+    """Check that a method is an object with settings, not its class or name.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    check_object(attributes, "SWAG(epochs=60)", method=method)
+
+
+def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
+    """Check the arguments of `fit` that are not data.
+
+    Args:
+        model: as of `fit`, like the others.
+        method: how to infer.
+        start: where to begin.
+        options: directory, resume, steps, callbacks and ranks.
+
+    Raises:
+        TypeError: if one is of another kind than is meant.
+        ValueError: if a number or a flag is none.
+    """
+    check_kind(Model, "a Model", model=model)
+    check_method(method)
+    kinds = (nn.Module, Posterior, Tensor)
+    check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))
+    check_kind((str, Path), "a path", **given(directory=options["directory"]))
+    check_flags(resume=options["resume"])
+    check_counts(**given(steps=options["steps"]))
+    callbacks = options["callbacks"]
+    if callbacks is not None:
+        check_kind((list, tuple), "a list or tuple of functions", callbacks=callbacks)
+        for callback in callbacks:
+            check_function("a list or tuple of functions", callbacks=callback)
+    check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
+    check_members(model, method)
+
+
+def check_members(model: Model, method: Any) -> None:
+    """Check that weights and gradients of all members, or the draws of all chains, can be held.
+
+    Raises:
+        ValueError: if they cannot.
+    """
+    network = model.network
+    row = model.layout.size * network.dtype.itemsize
+    name = "chains" if isinstance(method, Sampler) else "members"
+    check_memory(
+        2 * method.members * row, "weights and gradients of all members", network.device, **{name: method.members}
+    )
+
+
+def check_sample(density: Any, method: Any) -> None:
+    """Check density and method of a call of `sample`.
+
+    Raises:
+        TypeError: if one is of another kind than is meant.
+    """
+    if isinstance(density, type) or inspect.isroutine(density) or not callable(density):  # a function gives no gradient
+        raise TypeError(
+            f"`density` must be a LogDensity with data or a FunctionDensity; got {seen(density)}. Wrap a function of "
+            f"the weights in FunctionDensity."
+        )
+    check_method(method)
+    check_kind(Sampler, "a sampler, such as HMC()", method=method)
+
+
+def check_finite_start(**starts: Tensor) -> None:
+    """Check where chains or members begin.
+
+    Raises:
+        ValueError: if a weight is NaN or infinite.
+    """
+    for name, weights in starts.items():
+        bad = int((~torch.isfinite(weights)).sum())
+        if bad:
+            raise ValueError(
+                f"`{name}` is not finite: {bad} of {weights.numel()} weights are NaN or infinite. Start elsewhere."
+            )

@@ -1,0 +1,220 @@
+"""Figures, tables and reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.refusals.nonsense import COUNT, MAPPING, NAMED, NAN, OBJECT, PATH, WORD, Case, but
+from torchbayes import report
+from torchbayes.report import figures
+
+_GRID = np.linspace(0.0, 1.0, 5)
+_CURVE = (None, "text", 3, [], [NAN] * 5, [[1.0]], ["a"] * 5)
+_DRAWS = np.random.default_rng(0).normal(size=(2, 20))
+_PROBS = np.full((3, 2), 0.5)
+_BINS = torch.ones(2)
+
+
+def _band() -> figures.Band:
+    return figures.Band(_GRID, _GRID, 0 * _GRID + 0.1, 0 * _GRID + 0.2)
+
+
+def _bins() -> Any:
+    class Bins:
+        confidence, accuracy, count = _BINS / 2, _BINS / 2, _BINS
+
+    return Bins()
+
+
+def _figure() -> Any:
+    return figures.rhat_histogram({"weights": _GRID + 1})
+
+
+def _picture() -> report.Picture:
+    return report.Picture("title", report.png(_figure(), dpi=20), "caption")
+
+
+_METHODS = (*MAPPING, {})
+
+PICTURES = {
+    "figures.Band": Case(
+        figures.Band,
+        lambda: {"x": _GRID, "mean": _GRID, "epistemic_std": 0 * _GRID, "total_std": 0 * _GRID},
+        {
+            "x": _CURVE,
+            "mean": (*_CURVE, _GRID[:3]),
+            "epistemic_std": (*_CURVE, -_GRID, _GRID[:3]),
+            "total_std": (*_CURVE, -_GRID, _GRID[:3]),
+            "draws": ("text", 3, _GRID, np.zeros((2, 3))),
+        },
+    ),
+    "figures.predictive_band": Case(
+        figures.predictive_band,
+        lambda: {"methods": {"HMC": _band()}, "train_x": _GRID, "train_y": _GRID},
+        {
+            "methods": (*_METHODS, {"HMC": 3}),
+            "train_x": _CURVE,
+            "train_y": (*_CURVE, _GRID[:3]),
+            "truth": ("text", 3, (_GRID,), (_GRID, _GRID[:3])),
+        },
+    ),
+    "figures.classification_surface": Case(
+        figures.classification_surface,
+        lambda: {
+            "methods": {"HMC": np.full((4, 5), 0.5)},
+            "x": _GRID,
+            "y": _GRID[:4],
+            "inputs": np.zeros((3, 2)),
+            "targets": np.array([0, 1, 0]),
+        },
+        {
+            "methods": (*_METHODS, {"HMC": np.zeros((2, 2))}, {"HMC": "text"}),
+            "x": (*_CURVE, _GRID[:3]),
+            "y": (*_CURVE, _GRID),
+            "inputs": (None, "text", np.zeros((3, 3)), np.zeros(3)),
+            "targets": (None, "text", np.zeros((3, 3)), np.zeros(2)),
+        },
+    ),
+    "figures.reliability_diagram": Case(
+        figures.reliability_diagram, lambda: {"methods": {"HMC": _bins()}}, {"methods": (*_METHODS, {"HMC": 3})}
+    ),
+    "figures.entropy_histograms": Case(
+        figures.entropy_histograms,
+        lambda: {"methods": {"HMC": (_GRID / 2, {"noise": _GRID / 2})}, "num_classes": 3},
+        {"methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID,)}), "num_classes": (*COUNT, 1), "known": NAMED},
+    ),
+    "figures.rhat_histogram": Case(
+        figures.rhat_histogram, lambda: {"spaces": {"weights": _GRID + 1}}, {"spaces": (*_METHODS, {"weights": "text"})}
+    ),
+    "figures.ess_histograms": Case(
+        figures.ess_histograms,
+        lambda: {"spaces": {"weights": (_GRID + 10, _GRID + 10)}, "chains": 2, "draws": 50},
+        {"spaces": (*_METHODS, {"weights": 3}, {"weights": (_GRID,)}), "chains": COUNT, "draws": COUNT},
+    ),
+    "figures.traces_and_ranks": Case(
+        figures.traces_and_ranks,
+        lambda: {"quantities": {"weight": (_DRAWS, np.arange(20), "draw")}},
+        {"quantities": (*_METHODS, {"weight": 3}, {"weight": (_DRAWS, np.arange(3), "draw")})},
+    ),
+    "figures.fidelity_dots": Case(
+        figures.fidelity_dots,
+        lambda: {"panels": {"agreement": {"SWAG": 0.9}}},
+        {
+            "panels": (*_METHODS, {"agreement": {}}, {"agreement": {"SWAG": "text"}}),
+            "ceilings": ("text", 3, {"other": [1.0]}),
+            "better": ("text", 3, {"agreement": "sideways"}),
+            "among": NAMED,
+        },
+    ),
+    "figures.measure_curves": Case(
+        figures.measure_curves,
+        lambda: {"panels": {"nll": {"SWAG": _DRAWS[:, :3].T}}, "places": [1, 2, 3]},
+        {
+            "panels": (*_METHODS, {"nll": {"SWAG": "text"}}, {"nll": {"SWAG": _DRAWS}}),
+            "places": (None, 3, [], [1]),
+            "label": NAMED,
+            "over": NAMED,
+            "levels": ("text", 3, {"other": ("exact", 1.0)}),
+            "percent": (3, None),
+        },
+    ),
+    "figures.metric_dots": Case(
+        figures.metric_dots,
+        lambda: {"datasets": {"boston": {"SWAG": [1.0, 2.0]}}, "metric": "nll"},
+        {
+            "datasets": (*_METHODS, {"boston": {}}, {"boston": {"SWAG": "text"}}),
+            "metric": NAMED,
+            "published": ("text", 3),
+            "over": NAMED,
+            "better": but(WORD, None),
+        },
+    ),
+    "figures.severity_curves": Case(
+        figures.severity_curves,
+        lambda: {"methods": {"SWAG": _DRAWS}, "metric": "nll"},
+        {
+            "methods": (*_METHODS, {"SWAG": "text"}, {"SWAG": _GRID}),
+            "metric": NAMED,
+            "over": NAMED,
+            "spread": WORD,
+            "better": but(WORD, None),
+        },
+    ),
+    "figures.training_curves": Case(
+        figures.training_curves,
+        lambda: {"runs": {"SWAG": [{"epoch": 1, "loss": [0.5]}]}},
+        {
+            "runs": (*_METHODS, {"SWAG": 3}, {"SWAG": [3]}),
+            "keys": (None, 3, [], ["nothing"]),
+            "x": (None, 3),
+        },
+    ),
+    "figures.uncertain_images": Case(
+        figures.uncertain_images,
+        lambda: {
+            "images": np.zeros((3, 1, 4, 4)),
+            "probs": _PROBS,
+            "class_names": ["a", "b"],
+            "targets": [0, 1, 0],
+            "count": 2,
+        },
+        {
+            "images": (None, "text", np.zeros((3, 4)), np.full((3, 1, 4, 4), NAN), np.zeros((2, 1, 4, 4))),
+            "probs": (None, "text", np.zeros(3), np.full((3, 2), NAN), {}),
+            "class_names": (None, 3, ["a"], []),
+            "targets": (None, "text", [0, 1], [0, 1, 5]),
+            "count": COUNT,
+            "rank_by": ("nonsense", 3, ["nonsense"], str),
+        },
+    ),
+    "report.Table": Case(
+        report.Table,
+        lambda: {"columns": ["a", "b"], "rows": [["x", 1.0]]},
+        {
+            "columns": (None, 3, "text", ["a"], [3, 4]),
+            "rows": (None, 3, "text", [["x"]], [3], [["x", {}]]),
+            "caption": NAMED,
+            "better": (None, 3, "text", {"c": "low"}, {"b": "sideways"}),
+            "formats": (None, 3, "text", {"c": ".3f"}, {"b": 3}, {"b": "nonsense"}),
+        },
+    ),
+    "report.Picture": Case(
+        report.Picture,
+        lambda: {"title": "t", "image": b"\x89PNG", "caption": "c"},
+        {"title": NAMED, "image": (None, 3, NAN, [b""]), "caption": NAMED},
+    ),
+    "report.looks": Case(report.looks, lambda: {"methods": ["SWAG"]}, {"methods": (None, 3, [3], "SWAG")}),
+    "report.png": Case(report.png, lambda: {"figure": _figure()}, {"figure": OBJECT, "dpi": COUNT}),
+    "report.savefig": Case(
+        report.savefig,
+        lambda: {"figure": _figure(), "path": "picture.png"},
+        {"figure": OBJECT, "path": PATH, "dpi": COUNT},
+    ),
+    "report.write_report": Case(
+        report.write_report,
+        lambda: {"path": "report.html", "title": "title"},
+        {
+            "path": PATH,
+            "title": NAMED,
+            "lead": NAMED,
+            "tables": (None, 3, "text", [3]),
+            "figures": (None, 3, "text", [3], [_figure]),
+            "settings": (3, NAN, ["x"]),
+        },
+    ),
+}
+# what is inside a mapping goes by the names there
+_INSIDE = ("`values of", "`surface of", "`R-hat of", "`ESS of", "`entropies of", " of SWAG", "`loss`", "`nothing`")
+PICTURES = {
+    name: Case(
+        case.call,
+        case.good,
+        case.wrong,
+        case.free,
+        {a: (f"`{a}", *_INSIDE) for a in ("methods", "panels", "datasets", "spaces", "quantities", "runs", "x")},
+    )
+    for name, case in PICTURES.items()
+}

@@ -1,0 +1,191 @@
+"""Settings: methods, optimisers, schedules, priors and likelihoods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributions import Normal
+
+import torchbayes as tb
+from tests.refusals.nonsense import (
+    COUNT,
+    FLAG,
+    FUNCTION,
+    INF,
+    NAN,
+    NOT_NEGATIVE,
+    OBJECT,
+    OPEN_SHARE,
+    POSITIVE,
+    REAL,
+    SHARE,
+    WHOLE,
+    WORD,
+    Case,
+    but,
+    maybe,
+)
+from torchbayes.model import likelihoods, priors
+
+_OPTIMIZER = (*OBJECT, tb.Adam, tb.Cosine(), torch.optim.Adam)
+_SCHEDULE = (*OBJECT, tb.Cosine, tb.Steady(), tb.SGD())
+_STEP_SCHEDULE = (*OBJECT, tb.Cycles, tb.Cosine())
+_PRIOR = (*OBJECT, priors.Normal, tb.likelihoods.Categorical())
+_PAIR = (None, 0.9, "ab", (0.9,), (NAN, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, "a"), (True, 0.9))
+
+_TRAINED: dict[str, tuple[Any, ...]] = {
+    "members": COUNT,
+    "epochs": COUNT,
+    "batch_size": COUNT,
+    "optimizer": _OPTIMIZER,
+    "plan": WORD,
+}
+_AVERAGED = {**_TRAINED, "averaging_lr": POSITIVE, "burn_in": SHARE, "per_epoch": COUNT}
+_SAMPLED: dict[str, tuple[Any, ...]] = {
+    "chains": COUNT,
+    "steps": COUNT,
+    "burn_in": (*WHOLE, 1000),
+    "thin": (*COUNT, 900),
+    "plan": WORD,
+    "chunk_size": COUNT,
+}
+_METROPOLIS = {**_SAMPLED, "step_size": maybe(POSITIVE), "target_acceptance": OPEN_SHARE}
+_STOCHASTIC = {
+    **_SAMPLED,
+    "step_size": POSITIVE,
+    "batch_size": maybe(COUNT),
+    "schedule": _STEP_SCHEDULE,
+}
+_CURVED: dict[str, tuple[Any, ...]] = {
+    "structure": WORD,
+    "curvature": WORD,
+    "prior": WORD,
+    "noise": FLAG,
+    "batch_size": COUNT,
+    "samples": COUNT,
+    "sharing": WORD,
+    "joint_bias": FLAG,
+    "chunk": COUNT,
+}
+
+METHODS = {
+    "MAP": Case(tb.MAP, wrong={**_TRAINED, "schedule": _SCHEDULE}),
+    "SWA": Case(tb.SWA, wrong=_AVERAGED),
+    "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),
+    "Laplace": Case(
+        tb.Laplace, wrong={**_CURVED, "rank": COUNT, "passes": COUNT, "check_mode": FLAG, "members": COUNT}
+    ),
+    "OnlineLaplace": Case(
+        tb.OnlineLaplace,
+        wrong={
+            **_CURVED,
+            "epochs_of_descent": COUNT,
+            "every": COUNT,
+            "burn_in": SHARE,
+            "optimizer": _OPTIMIZER,
+            "schedule": _SCHEDULE,
+            "plan": WORD,
+        },
+    ),
+    "HMC": Case(
+        tb.HMC,
+        wrong={
+            **_METROPOLIS,
+            "trajectory": maybe(POSITIVE),
+            "jitter": SHARE,
+            "mass": WORD,
+            "max_leapfrogs": COUNT,
+            "leapfrogs_in_burn_in": COUNT,
+            "accept_in_burn_in": FLAG,
+        },
+    ),
+    "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "mass": WORD, "max_doublings": COUNT}),
+    "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
+    "MALA": Case(tb.MALA, wrong=_METROPOLIS),
+    "SGLD": Case(tb.SGLD, wrong={**_STOCHASTIC, "preconditioned": FLAG, "decay": SHARE, "floor": POSITIVE}),
+    "SGHMC": Case(
+        tb.SGHMC,
+        wrong={
+            **_STOCHASTIC,
+            "momentum": SHARE,
+            "form": WORD,
+            "noise_estimate": (*NOT_NEGATIVE, 0.5),
+            "preconditioned": FLAG,
+            "decay": SHARE,
+            "floor": POSITIVE,
+        },
+    ),
+    "SGNHT": Case(tb.SGNHT, wrong={**_STOCHASTIC, "diffusion": POSITIVE}),
+}
+
+OPTIMISERS = {
+    "SGD": Case(tb.SGD, wrong={"lr": POSITIVE, "momentum": SHARE, "nesterov": FLAG}),
+    "Adam": Case(tb.Adam, wrong={"lr": POSITIVE, "betas": _PAIR, "eps": POSITIVE}),
+    "AdamW": Case(tb.AdamW, wrong={"lr": POSITIVE, "betas": _PAIR, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE}),
+    "Constant": Case(tb.Constant),
+    "Cosine": Case(tb.Cosine, wrong={"final": NOT_NEGATIVE, "warmup": SHARE}),
+    "PiecewiseLinear": Case(tb.PiecewiseLinear, wrong={"final": NOT_NEGATIVE, "end": (*NOT_NEGATIVE, 1.5)}),
+    "Decay": Case(tb.Decay, wrong={"offset": POSITIVE, "power": NOT_NEGATIVE}),
+    "Cycles": Case(tb.Cycles, wrong={"length": COUNT, "exploration": SHARE, "draws": COUNT}),
+    "Steady": Case(tb.Steady),
+}
+
+_SCALED = {"scale": POSITIVE, "loc": REAL}
+PRIORS = {
+    "priors.Normal": Case(priors.Normal, wrong=_SCALED),
+    "priors.Laplace": Case(priors.Laplace, wrong=_SCALED),
+    "priors.StudentT": Case(priors.StudentT, wrong={**_SCALED, "df": POSITIVE}),
+    "priors.Logistic": Case(priors.Logistic, wrong=_SCALED),
+    "priors.NormalMixture": Case(
+        priors.NormalMixture,
+        wrong={
+            name: (None, 1.0, "ab", (), (1.0,), (1.0, NAN), (1.0, 0.0), (1.0, -1.0), (1.0, INF), (1.0, "a"))
+            for name in ("scales", "proportions")
+        },
+    ),
+    "priors.Flat": Case(priors.Flat),
+    "priors.FanInNormal": Case(priors.FanInNormal, wrong={"gain": POSITIVE, "bias_scale": POSITIVE}),
+    "priors.Univariate": Case(
+        priors.Univariate,
+        lambda: {"distribution": Normal(0.0, 1.0)},
+        {"distribution": (*OBJECT, Normal, Normal(torch.zeros(2), 1.0))},
+    ),
+}
+
+LIKELIHOODS = {
+    "likelihoods.Categorical": Case(
+        likelihoods.Categorical,
+        wrong={
+            "weights": (1.0, "ab", (), (1.0, NAN), (1.0, -1.0), (1.0, INF), (1.0, "a"), (0.0, 0.0), torch.zeros(())),
+            "ignore_index": (NAN, 1.5, "a", [1], True, int),
+            "label_smoothing": SHARE,
+        },
+    ),
+    "likelihoods.Bernoulli": Case(likelihoods.Bernoulli, wrong={"soft": FLAG}),
+    "likelihoods.Gaussian": Case(
+        likelihoods.Gaussian,
+        wrong={
+            "scale": (*but(POSITIVE, "a lot", [1]), "learnt", (), (1.0, NAN), (1.0, 0.0), (1.0, -1.0), (1.0, "a")),
+            "outputs": COUNT,
+            "initial": POSITIVE,
+            "prior": _PRIOR,
+        },
+    ),
+    "likelihoods.HeteroscedasticGaussian": Case(likelihoods.HeteroscedasticGaussian, wrong={"floor": NOT_NEGATIVE}),
+    "likelihoods.StudentT": Case(likelihoods.StudentT, wrong={"df": POSITIVE, "scale": POSITIVE}),
+    "likelihoods.Poisson": Case(likelihoods.Poisson),
+    "likelihoods.Custom": Case(
+        likelihoods.Custom, lambda: {"function": lambda f: Normal(f, 1.0)}, {"function": (*FUNCTION, Normal(0.0, 1.0))}
+    ),
+    "likelihoods.Weighted": Case(
+        likelihoods.Weighted, lambda: {"base": likelihoods.Poisson()}, {"base": (*OBJECT, likelihoods.Poisson)}
+    ),
+    "likelihoods.Learned": Case(
+        likelihoods.Learned,
+        lambda: {"shape": (1,), "initial": 0.0, "prior": priors.Normal()},
+        {"shape": (None, "ab", 3, (-1,), (1.5,), ("a",)), "initial": REAL, "prior": _PRIOR},
+    ),
+}
+
+SETTINGS = {**METHODS, **OPTIMISERS, **PRIORS, **LIKELIHOODS}

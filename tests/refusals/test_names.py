@@ -1,0 +1,76 @@
+"""Every public name has its nonsense, or a reason why it has none: a new one without entries fails here."""
+
+import inspect
+
+import pytest
+
+import torchbayes as tb
+from tests.refusals.pictures import PICTURES
+from tests.refusals.rooms import ROOMS
+from tests.refusals.settings import SETTINGS
+from tests.refusals.verbs import VERBS
+from torchbayes import data, diagnostics, evidence, metrics, networks, report
+from torchbayes.report import figures
+
+TABLES = {**SETTINGS, **VERBS, **ROOMS, **PICTURES}
+ROOMS_OF = {
+    "": tb,
+    "likelihoods.": tb.likelihoods,
+    "priors.": tb.priors,
+    "metrics.": metrics,
+    "diagnostics.": diagnostics,
+    "evidence.": evidence,
+    "data.": data,
+    "networks.": networks,
+    "report.": report,
+    "figures.": figures,
+}
+RESULTS = [
+    "Batch",
+    "Chains",
+    "Diagnosis",
+    "Evaluation",
+    "Event",
+    "FunctionalLaplace",
+    "LaplacePosterior",
+    "data.Data",
+    "data.Pair",
+    "evidence.Evidence",
+    "diagnostics.Modes",
+    "diagnostics.Summary",
+]
+PROTOCOLS = [
+    "likelihoods.Likelihood",
+    "likelihoods.Parameters",
+    "priors.Prior",
+    "priors.SampledPrior",
+    "priors.ShapedPrior",
+    "figures.Better",
+]
+FILES = ["load"]  # tests/posteriors/test_files.py damages files
+TAKE_NOTHING = ["data.names", "data.ood_names", "networks.names", "report.versions"]
+ELSEWHERE = {*RESULTS, *PROTOCOLS, *FILES, *TAKE_NOTHING}
+
+
+def names():
+    """Every public name with its room, but errors, rooms and constants."""
+    found = []
+    for prefix, room in ROOMS_OF.items():
+        own = [n for n, o in vars(room).items() if inspect.isclass(o) and o.__module__ == room.__name__ and n[0] != "_"]
+        for name in getattr(room, "__all__", own):
+            thing = getattr(room, name)
+            error = inspect.isclass(thing) and issubclass(thing, Exception | Warning)
+            if callable(thing) and not error:
+                found.append(prefix + name)
+    return found
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_public_name_has_its_nonsense(name):
+    assert (name in TABLES) != (name in ELSEWHERE)
+
+
+def test_the_reasons_are_of_names_that_are_there():
+    assert set(names()) >= ELSEWHERE
+    malformed = sum(len(values) for case in TABLES.values() for values in case.wrong.values())
+    assert malformed >= 600

@@ -1,0 +1,76 @@
+"""Good models, data and posteriors for calls of which one argument is then replaced by nonsense; each made once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.laws.cases import normal
+from torchbayes.linalg import Diagonal
+from torchbayes.model.seeds import seeded
+
+INPUTS = normal(12, 2, dtype=torch.float32)
+LABELS = torch.arange(12) % 3
+DATA = (INPUTS, LABELS)
+
+
+def net() -> nn.Module:
+    """A small classifier, always with the same weights."""
+    with seeded(1):
+        return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+@cache
+def model() -> tb.Model:
+    return tb.Model(net(), tb.likelihoods.Categorical())
+
+
+@cache
+def regression() -> tb.Model:
+    with seeded(1):
+        return tb.Model(nn.Linear(2, 1), tb.likelihoods.Gaussian(0.5))
+
+
+def weights(members: int, draws: int | None = None) -> Tensor:
+    size = model().layout.size
+    found = normal(members * (draws or 1), size, seed=3, dtype=torch.float32)
+    return found if draws is None else found.unflatten(0, (members, draws))
+
+
+@cache
+def point() -> tb.Point:
+    return tb.Point(model(), weights(2))
+
+
+@cache
+def gaussian() -> tb.Gaussian:
+    return tb.Gaussian(model(), weights(1), Diagonal(torch.ones_like(weights(1))))
+
+
+@cache
+def chains() -> tb.Draws:
+    return tb.Draws(model(), weights(2, 6))
+
+
+@cache
+def laplace() -> tb.LaplacePosterior:
+    found = tb.fit(model(), DATA, tb.Laplace(structure="diagonal", check_mode=False), start=net(), callbacks=())
+    assert isinstance(found, tb.LaplacePosterior)
+    return found
+
+
+@cache
+def functions() -> tb.Functions:
+    return point().functions()
+
+
+@cache
+def predictive() -> tb.Predictive:
+    return tb.predict(point(), INPUTS)
+
+
+def density() -> tb.FunctionDensity:
+    return tb.FunctionDensity(lambda w: -0.5 * (w**2).sum(-1))

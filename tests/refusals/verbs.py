@@ -1,0 +1,336 @@
+"""The verbs and nouns: models, fits, posteriors, predictions."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchbayes as tb
+from tests.refusals import things
+from tests.refusals.nonsense import (
+    CHOICE_OF_DRAWS,
+    COUNT,
+    FLAG,
+    FUNCTION,
+    MAPPING,
+    NAN,
+    OBJECT,
+    PATH,
+    POSITIVE,
+    SEED,
+    WHOLE,
+    WORD,
+    Case,
+    but,
+    maybe,
+    tensors,
+)
+from torchbayes.linalg import Diagonal
+
+_FULL = torch.full((12, 2), NAN)
+_INPUTS = (
+    None,
+    "text",
+    3,
+    NAN,
+    torch.zeros(0, 2),
+    torch.zeros(12, 3),
+    torch.zeros(12),
+    _FULL,
+    torch.full((12, 2), 1e39, dtype=torch.float64),
+)
+_MODEL = (*OBJECT, tb.Model, nn.Linear(2, 3))
+_POSTERIOR = (*OBJECT, tb.Point, nn.Linear(2, 3), torch.zeros(3))
+_LABELS = (
+    None,
+    "text",
+    NAN,
+    torch.zeros(12),
+    torch.zeros(11, dtype=torch.int64),
+    torch.full((12,), 3),
+    torch.full((12,), -1),
+    torch.zeros(12, 1, dtype=torch.int64),
+)
+_DATA = (
+    None,
+    "text",
+    3,
+    NAN,
+    (),
+    (things.INPUTS,),
+    (things.INPUTS, things.LABELS[:5]),
+    (things.INPUTS[:0], things.LABELS[:0]),
+    (_FULL, things.LABELS),
+    (things.INPUTS, things.LABELS.float()),
+    (things.INPUTS, things.LABELS + 1),
+    [],
+    (things.INPUTS, None),
+    (None, things.LABELS),
+    ("text", things.LABELS),
+    dict,
+)
+_METHOD = (None, "SWAG", 3, NAN, tb.MAP, tb.SWAG, tb.HMC, tb.Adam(), ["MAP"])
+_START = ("text", 3, NAN, tb.Point, nn.Linear(2, 3), torch.zeros(4), torch.zeros(3, 27), torch.full((27,), NAN))
+
+
+def _fit() -> dict[str, Any]:
+    return {"model": things.model(), "data": things.DATA, "method": tb.MAP(epochs=1), "callbacks": ()}
+
+
+def _predict() -> dict[str, Any]:
+    return {"posterior": things.point(), "inputs": things.INPUTS}
+
+
+def _prediction(**wrong: Any) -> dict[str, Any]:
+    return {"posterior": _POSTERIOR, "draws": CHOICE_OF_DRAWS, "seed": SEED, "chunk_size": COUNT, **wrong}
+
+
+@wraps(tb.stream)
+def _stream(**options: Any) -> None:
+    list(tb.stream(**options))
+
+
+_POSTERIORS = dict.fromkeys(("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`")
+
+VERBS = {
+    "Model": Case(
+        tb.Model,
+        lambda: {"network": things.net(), "likelihood": tb.likelihoods.Categorical()},
+        {
+            "network": (*OBJECT, torch.zeros(3), nn.ReLU(), lambda: 3),
+            "likelihood": (*but(OBJECT, object), tb.likelihoods.Categorical, tb.priors.Normal(), {"a": 1}),
+            "prior": (
+                *OBJECT,
+                tb.priors.Normal,
+                tb.likelihoods.Categorical(),
+                {"*": None},
+                {"*": tb.priors.Normal},
+                {"x": tb.priors.Normal()},
+                {},
+            ),
+            "random": (
+                None,
+                3,
+                "nothing",
+                [],
+                [3],
+                {"0.weight": torch.ones(2)},
+                {"x": torch.ones(2, dtype=torch.bool)},
+                {},
+            ),
+            "temperature": POSITIVE,
+            "tempering": WORD,
+            "batch": but(FUNCTION, None),
+            "shared": (None, NAN, [None], [1.5], dict),
+        },
+    ),
+    "fit": Case(
+        tb.fit,
+        _fit,
+        {
+            "model": _MODEL,
+            "data": _DATA,
+            "method": _METHOD,
+            "start": _START,
+            "seed": SEED,
+            "directory": but(PATH, None),
+            "resume": FLAG,
+            "steps": (*but(COUNT, None), 5),
+            "callbacks": ("text", 3, NAN, [3], [None]),
+            "ranks": (*but(OBJECT, None), tb.Ranks),
+        },
+    ),
+    "sample": Case(
+        tb.sample,
+        lambda: {
+            "density": things.density(),
+            "method": tb.HMC(2, 4, 2, step_size=0.1, trajectory=0.2),
+            "start_MD": torch.zeros(2, 3),
+        },
+        {
+            "density": (*OBJECT, tb.FunctionDensity, things.density),
+            "method": (*_METHOD, tb.MAP()),
+            "start_MD": (
+                None,
+                "text",
+                3,
+                NAN,
+                torch.zeros(3, 3),
+                torch.zeros(2, 0),
+                torch.full((2, 3), NAN),
+                torch.zeros(2, 3, dtype=torch.int64),
+            ),
+            "seed": SEED,
+        },
+    ),
+    "predict": Case(tb.predict, _predict, _prediction(inputs=_INPUTS)),
+    "stream": Case(
+        _stream,
+        lambda: {"posterior": things.point(), "batches": [things.DATA]},
+        _prediction(batches=(None, "text", 3, NAN, [3], [(things.INPUTS,)])),
+    ),
+    "evaluate": Case(
+        tb.evaluate,
+        lambda: {"posterior": things.point(), "data": things.DATA},
+        _prediction(data=_DATA, target_scale=POSITIVE),
+    ),
+    "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
+    "detection": Case(
+        tb.detection,
+        lambda: dict.fromkeys(("inside", "outside"), tb.uncertainty(things.point(), things.INPUTS)),
+        {"inside": OBJECT, "outside": OBJECT},
+    ),
+    "fidelity": Case(
+        tb.fidelity,
+        lambda: {"probs_NK": torch.full((4, 2), 0.5), "reference_NK": torch.full((4, 2), 0.5)},
+        dict.fromkeys(("probs_NK", "reference_NK"), (*tensors((4, 2), (4,), (3, 2)), torch.full((4, 2), NAN))),
+    ),
+    "TemperatureScaling": Case(tb.TemperatureScaling, lambda: {"temperature": 2.0}, {"temperature": POSITIVE}),
+    "TemperatureScaling.fit": Case(
+        tb.TemperatureScaling.fit,
+        lambda: {"predictive": things.predictive(), "targets": things.LABELS},
+        {"predictive": (*OBJECT, things.point()), "targets": _LABELS},
+    ),
+    "diagnose": Case(
+        tb.diagnose,
+        lambda: {"posterior": things.chains(), "inputs": things.INPUTS},
+        {
+            "posterior": (*_POSTERIOR, things.point()),
+            "inputs": (*_INPUTS[:6], *_INPUTS[7:]),
+            "targets": but(_LABELS, None),
+            "log": ("no/such/run", 3, NAN, dict, [3], [{}], [{"step": 1}]),
+            "burn_in": but(WHOLE, None),
+            "chunk_size": maybe(COUNT),
+        },
+    ),
+    "tune": Case(
+        tb.tune,
+        lambda: {"posterior": things.laplace()},
+        {
+            "posterior": (*_POSTERIOR, things.point()),
+            "prior": WORD,
+            "noise": FLAG,
+            "on": but(_DATA, None),
+        },
+    ),
+    "subnetwork": Case(
+        tb.subnetwork,
+        lambda: {"posterior": things.gaussian(), "size": 3},
+        {"posterior": (*_POSTERIOR, things.point()), "size": (*COUNT, 1000)},
+    ),
+    "as_prior": Case(
+        tb.as_prior, lambda: {"posterior": things.gaussian()}, {"posterior": (*_POSTERIOR, things.point())}
+    ),
+    "functional_laplace": Case(
+        tb.functional_laplace,
+        lambda: {"model": things.model(), "data": things.DATA, "start": things.net()},
+        {
+            "model": _MODEL,
+            "data": _DATA,
+            "start": (*_START, None),
+            "link": WORD,
+            "largest": (*COUNT, 3),
+            "chunk": COUNT,
+        },
+    ),
+    "member_seeds": Case(tb.member_seeds, lambda: {"seed": 0, "members": 2}, {"seed": SEED, "members": COUNT}),
+    "LogDensity": Case(
+        tb.LogDensity,
+        lambda: {"model": things.model(), "num_data": 12},
+        {
+            "model": _MODEL,
+            "num_data": COUNT,
+            "data": ("text", 3, NAN, [1], things.DATA, tb.Batch),
+            "plan": WORD,
+            "chunk_size": COUNT,
+            "training": FLAG,
+            "ranks": (*but(OBJECT, None), tb.Ranks),
+        },
+    ),
+    "FunctionDensity": Case(tb.FunctionDensity, lambda: {"log_density": torch.sum}, {"log_density": FUNCTION}),
+    "Ranks": Case(
+        tb.Ranks,
+        wrong={"data": COUNT, "chains": COUNT, "data_rank": (*WHOLE, 1), "chain_rank": (*WHOLE, 1), "opened": FLAG},
+        free={"data_group": "a process group", "chain_group": "a process group"},
+    ),
+    "Point": Case(
+        tb.Point,
+        lambda: {"model": things.model(), "weights_MD": things.weights(2)},
+        {"model": _MODEL, "weights_MD": tensors((27,), (2, 3), (0, 27), (1, 2, 27))},
+        _POSTERIORS,
+    ),
+    "Draws": Case(
+        tb.Draws,
+        lambda: {"model": things.model(), "weights_MSD": things.weights(2, 6)},
+        {"model": _MODEL, "weights_MSD": tensors((27,), (2, 27), (0, 2, 27), (2, 6, 5))},
+        _POSTERIORS,
+    ),
+    "Gaussian": Case(
+        tb.Gaussian,
+        lambda: {
+            "model": things.model(),
+            "mean_MD": things.weights(1),
+            "covariance": Diagonal(torch.ones(1, 27)),
+        },
+        {
+            "model": _MODEL,
+            "mean_MD": tensors((27,), (1, 3), (0, 27)),
+            "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3))),
+        },
+        _POSTERIORS,
+    ),
+    "Functions": Case(
+        tb.Functions,
+        lambda: {"model": things.model(), "weights_SD": things.weights(2)},
+        {"model": _MODEL, "weights_SD": tensors((27,), (2, 3), (0, 27))},
+        {"buffers_S": "what the network holds"},
+    ),
+    "Linearised": Case(
+        tb.Linearised,
+        lambda: {"posterior": things.gaussian()},
+        {"posterior": (*_POSTERIOR, things.point()), "link": WORD, "samples": COUNT, "seed": SEED, "chunk": COUNT},
+    ),
+    "Predictive": Case(
+        tb.Predictive,
+        lambda: {"outputs_SBK": torch.zeros(2, 4, 3), "likelihood": tb.likelihoods.Categorical()},
+        {
+            "outputs_SBK": tensors((), (3,), (0, 4, 3)),
+            "likelihood": (*OBJECT, tb.likelihoods.Categorical),
+            "parameters": MAPPING,
+            "function_variance": but(tensors((4, 3), (2, 4)), None),
+        },
+    ),
+    "Predictive.from_probs": Case(
+        tb.Predictive.from_probs,
+        lambda: {"probs": torch.full((4, 2), 0.5)},
+        {"probs": (*tensors((4, 2), (4,), (0, 2)), torch.full((4, 2), NAN), torch.ones(4, 2, dtype=torch.int64))},
+    ),
+    "Predictive.quantile": Case(
+        lambda levels: tb.Predictive(torch.zeros(2, 4, 1), tb.likelihoods.Gaussian()).quantile(levels),
+        lambda: {"levels": 0.5},
+        {"levels": (None, "text", NAN, 0.0, 1.0, -0.5, [0.5, 2.0], torch.zeros(0))},
+    ),
+    "Predictive.sample": Case(
+        lambda count, seed=0: things.predictive().sample(count, seed=seed),
+        lambda: {"count": 3},
+        {"count": COUNT, "seed": SEED},
+    ),
+    "Posterior.functions": Case(
+        lambda draws, seed=0: things.point().functions(draws, seed=seed),
+        lambda: {"draws": 2},
+        {"draws": but(CHOICE_OF_DRAWS, None), "seed": SEED},
+    ),
+    "Posterior.sample": Case(
+        lambda draws, seed=0: things.gaussian().sample(draws, seed=seed),
+        lambda: {"draws": 2},
+        {"draws": but(COUNT, None), "seed": SEED},
+    ),
+    "Functions.call": Case(
+        lambda inputs, chunk_size=2: things.functions()(inputs, chunk_size=chunk_size),
+        lambda: {"inputs": things.INPUTS},
+        {"inputs": (None, "text", 3, NAN, torch.zeros(0, 2), torch.zeros(12, 3)), "chunk_size": COUNT},
+    ),
+}
