@@ -15,6 +15,8 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, mix
 
+# a run whose length is not set: enough steps to train a small table, where an epoch has few
+USUAL_EPOCHS, USUAL_STEPS = 50, 2000
 # marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
 WORKSPACE = {"workspace": True}
 
@@ -99,13 +101,18 @@ def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def epochs_of(epochs: int | None, steps_per_epoch: int) -> int:
+    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than 2,000 steps."""
+    return max(USUAL_EPOCHS, -(-USUAL_STEPS // steps_per_epoch)) if epochs is None else epochs
+
+
 def start(
     weights_MD: Tensor,
     buffers: Buffers,
     seeds: Sequence[int],
     *,
     optimizer: Optimizer,
-    epochs: int,
+    epochs: int | None,
     steps_per_epoch: int,
 ) -> Trajectory:
     """Return the trajectory before its first step."""
@@ -117,7 +124,7 @@ def start(
         tuple(seeds),
         0,
         steps_per_epoch,
-        epochs * steps_per_epoch,
+        epochs_of(epochs, steps_per_epoch) * steps_per_epoch,
     )
 
 

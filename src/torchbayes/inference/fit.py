@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
-from torchbayes.inference.descent import DivergedError
+from torchbayes.inference.descent import DivergedError, epochs_of
 from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
@@ -199,7 +199,7 @@ def _loop(
     """
     share, per_epoch, kept = run.share, source.steps_per_epoch, run.kept
     seeds = member_seeds(run.about["seed"], method.members)[share.mine]
-    steps = method.steps if isinstance(method, Sampler) else method.epochs * per_epoch
+    steps = method.steps if isinstance(method, Sampler) else epochs_of(method.epochs, per_epoch) * per_epoch
     first, skip = divmod(state.step, per_epoch)
     if skip and state.step < steps:  # what was said of an epoch when the run ended within it is said of all of it below
         run.cut_log(state.step - skip)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchbayes.inference.descent import Info, Trajectory, descend, start
 from torchbayes.inference.optimizers import Adam, Optimizer
 from torchbayes.inference.schedules import Cosine, Schedule
-from torchbayes.inference.settings import check_counts
+from torchbayes.inference.settings import check_counts, check_epochs
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -31,7 +31,7 @@ class MAP:
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
@@ -39,14 +39,15 @@ class MAP:
     """
 
     members: int = 1
-    epochs: int = 50
+    epochs: int | None = None
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=Adam)
     schedule: Schedule = field(default_factory=Cosine)
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
+        check_counts(members=self.members, batch_size=self.batch_size)
+        check_epochs(self.epochs)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

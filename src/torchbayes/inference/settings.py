@@ -16,6 +16,16 @@ def check_counts(**counts: int) -> None:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
 
 
+def check_epochs(epochs: int | None) -> None:
+    """Check a length, where None leaves it to the rule.
+
+    Raises:
+        ValueError: if it is not a whole number of at least 1.
+    """
+    if epochs is not None:
+        check_counts(epochs=epochs)
+
+
 def check_share(**shares: float) -> None:
     """Check settings that are a share of the run.
 
