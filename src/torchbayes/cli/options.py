@@ -189,7 +189,7 @@ def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
     if name == "OnlineLaplace":
         single = usual.ensemble
         own: dict[str, Any] = {"batch_size": single.batch_size, "optimizer": single.optimizer, "plan": plan}
-        return OnlineLaplace(epochs_of_descent=single.epochs, **own)
+        return OnlineLaplace(**own, epochs_of_descent=single.epochs or USUAL_EPOCHS)
     return replace(usual.ensemble, members=1, plan=plan) if name == "MAP" else swag
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.optimizers import Optimizer, Slots
+from torchbayes.model.batch import tensors_of
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -48,6 +49,11 @@ class Trajectory:
     step: int
     steps_per_epoch: int
     total_steps: int
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Itself, as states of other methods have one."""
+        return self
 
     @property
     def done(self) -> float:
@@ -128,6 +134,11 @@ def start(
     )
 
 
+def _largest(batch: Batch) -> float:
+    values = [t.abs().max() for t in tensors_of(tuple(batch)) if t.is_floating_point() and t.numel()]
+    return max((float(value) for value in values), default=0.0)
+
+
 def descend(
     density: LogDensity, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
 ) -> tuple[Trajectory, Info]:
@@ -159,8 +170,9 @@ def descend(
         member = int((~finite_M).nonzero()[0])
         raise DivergedError(
             f"the fit diverged at step {now.step} of {now.total_steps}: the loss of member {member} is "
-            f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. "
-            f"Lower the learning rate, or look for extreme values in the data."
+            f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. The batch holds values "
+            f"up to {_largest(batch):.3g}: standardise inputs and targets if they are large, or lower the learning "
+            f"rate."
         )
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
     return replace(now, step=now.step + 1), Info(loss_M, -log_likelihood_M / density.num_data, lr)

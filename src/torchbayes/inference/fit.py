@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
 from torchbayes.inference.descent import DivergedError, epochs_of
+from torchbayes.inference.health import problems_of
 from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
@@ -32,7 +33,7 @@ from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.posteriors.problems import warn_of
+from torchbayes.posteriors.problems import not_finite, warn_of
 
 
 def fit(
@@ -117,9 +118,12 @@ def fit(
     state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
     if run.kept is not None:
         posterior: Posterior = run.kept.posterior()
+        posterior = posterior.with_problems(not_finite(posterior.tensors()))
         run.save(partial(run.kept.save, problems=posterior.problems))
     else:
-        posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)  # type: ignore[union-attr]
+        whole = share.whole(state)
+        posterior = method.posterior(density, whole).calibrated(source.inputs)  # type: ignore[union-attr]
+        posterior = posterior.with_problems(problems_of(posterior, whole, source))
         run.save(posterior.save)
     warn_of(posterior.problems)
     return posterior
