@@ -116,16 +116,23 @@ def fit(
     if isinstance(method, Sampler):
         run.kept = Kept(model, method, state, directory=run.directory, share=share)
     state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
-    if run.kept is not None:
+    posterior = _result(density, source, method, state=state, run=run)
+    warn_of(posterior.problems)
+    return posterior
+
+
+def _result(density: LogDensity, source: Source, method: Method | Sampler, *, state: Any, run: Run) -> Posterior:
+    """Return the posterior that a state stands for, with what is known to be wrong with it, and write it."""
+    if isinstance(method, Sampler):
+        assert run.kept is not None
         posterior: Posterior = run.kept.posterior()
         posterior = posterior.with_problems(not_finite(posterior.tensors()))
         run.save(partial(run.kept.save, problems=posterior.problems))
-    else:
-        whole = share.whole(state)
-        posterior = method.posterior(density, whole).calibrated(source.inputs)  # type: ignore[union-attr]
-        posterior = posterior.with_problems(problems_of(posterior, whole, source))
-        run.save(posterior.save)
-    warn_of(posterior.problems)
+        return posterior
+    whole = run.share.whole(state)
+    posterior = method.posterior(density, whole).calibrated(source.inputs)
+    posterior = posterior.with_problems(problems_of(posterior, whole, source))
+    run.save(posterior.save)
     return posterior
 
 

@@ -36,8 +36,8 @@ _CHUNK = 2**24
 def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is that of rows which it interpolates.
 
-    Members differ in nothing that matters here, so one is looked at. Only small data are, N times outputs at most 2,048;
-    and only where there are enough weights to interpolate, a quarter of that.
+    Members differ in nothing that matters here, so one is looked at; and only small data are, of at most 2,048 values,
+    under a network with a quarter as many weights or more, as fewer cannot interpolate.
 
     Args:
         posterior: a point or a Gaussian.

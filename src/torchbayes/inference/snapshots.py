@@ -11,7 +11,6 @@ from torchbayes.inference.settings import check_counts, check_epochs, check_posi
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 
-
 # where they are not set: how many snapshots, and the averaging phase's share of the optimiser's learning rate
 USUAL_SNAPSHOTS, USUAL_SHARE = 50, 0.25
 
