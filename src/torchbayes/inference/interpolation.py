@@ -37,7 +37,7 @@ def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is that of rows which it interpolates.
 
     Members differ in nothing that matters here, so one is looked at; and only small data are, of at most 2,048 values,
-    under a network with a quarter as many weights or more, as fewer cannot interpolate.
+    under a network with half as many weights or more: fewer cannot make residuals a third of what they should be.
 
     Args:
         posterior: a point or a Gaussian.
@@ -46,7 +46,7 @@ def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
     model, likelihood = posterior.model, posterior.model.likelihood
     if type(likelihood) is not GaussianLikelihood or likelihood.scale != "learned":
         return []
-    if source.num_data > min(_LARGEST, 4 * model.layout.size) or (
+    if source.num_data > min(_LARGEST, 2 * model.layout.size) or (
         model.network.batch_norms and not posterior.statistics_known
     ):
         return []
