@@ -190,6 +190,7 @@ def test_forms_of_the_same_data_give_the_same_posterior() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # nor do these
 def test_workers_change_nothing() -> None:
     method, model = tb.MAP(epochs=2, plan="loop"), regression()
     found = [
