@@ -188,7 +188,7 @@ def test_a_broken_mean_is_named() -> None:
     seen, last = (
         float(distributions.Normal(inputs @ w[:3] + w[3], 0.5).log_prob(targets).mean()) for w in (mean_MD[1], BEST)
     )
-    assert f"({seen:.4g} against {last:.4g} nats a row)" in said
+    assert f"({seen:.4g} against {last:.4g} nats a target)" in said
 
 
 def test_broken_draws_are_named() -> None:
@@ -199,7 +199,7 @@ def test_broken_draws_are_named() -> None:
 
 
 def test_half_of_what_was_gained_may_be_lost() -> None:
-    """At a noise of 0.05 residuals of half a unit cost 50 nats a row, but a constant would cost 1,000."""
+    """At a noise of 0.05 residuals of half a unit cost 50 nats a target, but a constant would cost 1,000."""
     model, best_MD = linear(0.05), BEST.unsqueeze(0)
     inputs, targets = table()
     shifted = best_MD + torch.tensor([0.0, 0, 0, 0.3]).double()
@@ -370,7 +370,7 @@ def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
 @pytest.mark.parametrize("rows", [100, 300])
 @pytest.mark.parametrize("likelihood", ["learned", "fixed", "counts", "classes", "heavy tails"])
 def test_a_default_swag_is_no_worse_than_its_own_trajectory(rows: int, likelihood: str) -> None:
-    """Held out, in nats a row; under SGD at 0.05 and 0.01, the defaults before, some of these diverged."""
+    """Held out, in nats a target; under SGD at 0.05 and 0.01, the defaults before, some of these diverged."""
     kinds = {
         "learned": (tb.likelihoods.Gaussian("learned"), lambda f, e: f + 0.3 * e),
         "fixed": (tb.likelihoods.Gaussian(0.3), lambda f, e: f + 0.3 * e),

@@ -1,6 +1,6 @@
 r"""What a fit by descent is worth: whether its result explains the very rows it was trained on.
 
-All numbers are mean log likelihoods of a row, in nats, over at most 512 training rows spread over the data.
+All numbers are mean log likelihoods of a target, in nats, over at most 512 training rows spread over the data.
 
     c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
     ℓ    at the weights where the trajectory ended
@@ -8,7 +8,7 @@ All numbers are mean log likelihoods of a row, in nats, over at most 512 trainin
 
 A trajectory has learned nothing where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and
 more than half of what ℓ gains over a constant. Draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
-half a nat a row, as the data determine γ ≤ n directions (MacKay 1992).
+half a nat a target, as the data determine γ ≤ n directions (MacKay 1992).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torchbayes.inference.batches import Source
 from torchbayes.inference.descent import Trajectory
 from torchbayes.inference.interpolation import noise_problems
 from torchbayes.model.batch import Batch, rows_of, tensors_of
+from torchbayes.model.likelihoods.weighted import num_values
 from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
@@ -32,7 +33,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import not_finite
 
 _ROWS, _DRAWS = 512, 8
-_WORTHLESS, _BROKEN = 1.0, 0.5  # nats a row
+_WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
 _EXPLODED = 100.0  # prior standard deviations
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not looked for
 _LARGE = 1000.0  # root mean square of inputs
@@ -77,7 +78,7 @@ def problems_of(posterior: Posterior, state: Any, source: Source) -> list[str]:
 
 
 def log_likelihood(posterior: Posterior, batches: Sequence[Batch], *, seed: int = 0) -> Tensor:
-    """Return the mean log likelihood of the rows under one draw of every member.
+    """Return the mean log likelihood of the targets under one draw of every member.
 
     Args:
         posterior: with training inputs at hand, if its network needs them.
@@ -94,12 +95,12 @@ def log_likelihood(posterior: Posterior, batches: Sequence[Batch], *, seed: int 
         one = Functions(model, drawn.weights_SD[m : m + 1], buffers)
         learned = {n: p[0] for n, p in one.parameters.items()}
         each = [model.likelihood.log_prob(one(b.inputs)[0], b.targets, learned).double().sum() for b in batches]
-        found.append(torch.stack(each).sum() / sum(batch.size for batch in batches))
+        found.append(torch.stack(each).sum() / _values(model, batches))
     return torch.stack(found).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=math.inf).unsqueeze(0)
 
 
 def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
-    """Return the mean log likelihood of the rows under the best constant outputs and learned likelihood parameters.
+    """Return the mean log likelihood of the targets under the best constant outputs and learned likelihood parameters.
 
     Args:
         model: the model.
@@ -117,7 +118,12 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
         return -math.inf
     constant = torch.zeros_like(outputs[0][0], dtype=torch.float64).requires_grad_()
     learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
-    return _highest(lambda: _total(model, batches, constant, learned) / rows, [constant, *learned.values()])
+    return _highest(lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()])
+
+
+def _values(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the number of targets, each as often as it counts; 1 if none does."""
+    return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
 
 
 def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
@@ -157,7 +163,7 @@ def _worthless(last_M: Tensor, constant: float) -> list[str]:
         return []
     return [
         f"the training rows are less likely under {_named(bad)} than under a constant ({float(last_M[bad[0]]):.4g} "
-        f"against {constant:.4g} nats a row), so it was trained too little or has diverged (standardise inputs and "
+        f"against {constant:.4g} nats a target), so it was trained too little or has diverged (standardise inputs and "
         f"targets, train longer, or lower the learning rate)"
     ]
 
@@ -177,7 +183,7 @@ def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, c
         if bad:
             return [
                 f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
-                f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a row), as these "
+                f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as these "
                 f"still moved too far (lower `averaging_lr`, or train longer before averaging)"
             ]
     return []
