@@ -93,11 +93,11 @@ def defaults(data: str) -> Defaults:
         return replace(found, note=_DIGITS)
     if data == "cifar10":  # 1/(N s²) is a weight decay of 3e-4, as in Maddox et al. (2019)
         problem = Problem(data, "preresnet20", prior_scale=0.25)
-        return _carried_over(_settings(problem, 100, 128, optimizer=SGD(0.1), averaging_lr=0.02), 50_000)
+        return _carried_over(_settings(problem, 100, 128, optimizer=SGD(0.1), averaging_lr=0.02), 50_000, epochs=100)
     if data in {"mnist", "fashion_mnist", "kmnist"}:
         problem = Problem(data, "lenet", prior_scale=0.2)
         found = _settings(problem, 10, 128, optimizer=SGD(0.05), averaging_lr=0.02, per_epoch=4)
-        return _carried_over(found, 60_000)
+        return _carried_over(found, 60_000, epochs=10)
     if data == "two_moons":
         found = _settings(Problem(data, "mlp", threads=1), 300, 200, optimizer=Adam(0.01), averaging_lr=0.01)
         hmc = HMC(4, 200, 100, jitter=0.2, max_leapfrogs=300, plan=found.hmc.plan)
@@ -125,13 +125,13 @@ _DIGITS = (
 
 
 def _settings(
-    problem: Problem, epochs: int, batch_size: int, *, optimizer: SGD | Adam, averaging_lr: float, **swag: Any
+    problem: Problem, epochs: int, batch_size: int, *, optimizer: SGD | Adam, averaging_lr: float, per_epoch: int = 1
 ) -> Defaults:
     plan = usual_plan(problem)
     return Defaults(
         problem,
         MAP(5, epochs, batch_size, optimizer, plan=plan),
-        SWAG(5, epochs, batch_size, optimizer, averaging_lr, plan=plan, **swag),
+        SWAG(5, epochs, batch_size, optimizer, averaging_lr, per_epoch=per_epoch, plan=plan),
         Laplace(),
         HMC(plan=plan),
         SGLD(batch_size=batch_size, plan=plan),
@@ -140,9 +140,9 @@ def _settings(
     )
 
 
-def _carried_over(usual: Defaults, num_data: int) -> Defaults:
+def _carried_over(usual: Defaults, num_data: int, *, epochs: int) -> Defaults:
     """Return settings with samplers as on the digits, at the same learning rates on the mean loss; not tried."""
-    steps = usual.ensemble.epochs * num_data // usual.ensemble.batch_size // 100 * 100
+    steps = epochs * num_data // usual.ensemble.batch_size // 100 * 100
     length = (4, steps, steps * 3 // 5, steps // 20)
     rates = {"sgld": 0.14 / num_data, "sghmc": 0.04 / num_data, "csghmc": 0.14 / num_data}
     return replace(_sampled(usual, usual.hmc, length, **rates), methods=OPTIMISED)

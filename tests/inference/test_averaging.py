@@ -20,7 +20,14 @@ from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.model.seeds import member_seeds
 
 MEMBERS = 2
-SHORT = {"members": MEMBERS, "batch_size": 6, "averaging_lr": 0.1, "plan": "loop"}
+SHORT = {
+    "members": MEMBERS,
+    "batch_size": 6,
+    "optimizer": tb.SGD(),
+    "averaging_lr": 0.1,
+    "per_epoch": 1,
+    "plan": "loop",
+}
 
 
 def recorded(method: tb.SWA | tb.SWAG) -> tuple[Any, np.ndarray]:
@@ -192,14 +199,14 @@ def test_snapshots_are_spread_over_the_epoch_and_end_with_it(per_epoch: int, exp
 
 
 def test_more_snapshots_than_steps_are_one_a_step() -> None:
-    posterior, _ = recorded(tb.SWAG(epochs=2, burn_in=0.0, per_epoch=99, rank=20, **SHORT))
+    posterior, _ = recorded(tb.SWAG(**{**SHORT, "per_epoch": 99}, epochs=2, burn_in=0.0, rank=20))
     assert isinstance(posterior.covariance, LowRankPlusDiagonal)
     assert posterior.covariance.factor_MRD.shape[1] == 2 * 4
 
 
 def test_the_averaging_phase_runs_at_its_own_rate() -> None:
     rates: list[float] = []
-    method = tb.SWAG(**{**SHORT, "averaging_lr": 0.02}, epochs=20, burn_in=0.5, optimizer=tb.SGD(lr=0.08))
+    method = tb.SWAG(**{**SHORT, "averaging_lr": 0.02, "optimizer": tb.SGD(lr=0.08)}, epochs=20, burn_in=0.5)
     tb.fit(model_of(), rows_of(), method, callbacks=[lambda event: rates.append(event.record["lr"])])
     assert rates[:5] == pytest.approx([0.08] * 5)
     assert rates[9:] == pytest.approx([0.02] * 11)

@@ -178,6 +178,7 @@ def test_reading_leaves_global_random_state_alone(data: Callable[[], Any]) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # three epochs do not train
 def test_forms_of_the_same_data_give_the_same_posterior() -> None:
     """Tables and datasets read the same rows in the same order."""
     method = tb.MAP(members=2, epochs=3, batch_size=5, plan="loop")
@@ -189,6 +190,7 @@ def test_forms_of_the_same_data_give_the_same_posterior() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # nor do these
 def test_workers_change_nothing() -> None:
     method, model = tb.MAP(epochs=2, plan="loop"), regression()
     found = [

@@ -201,8 +201,8 @@ def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
         return usual.laplace
     if name == "OnlineLaplace":
         single = usual.ensemble
-        own: dict[str, Any] = {"batch_size": single.batch_size, "optimizer": single.optimizer, "plan": plan}
-        return OnlineLaplace(epochs_of_descent=single.epochs, **own)
+        own: dict[str, Any] = {"epochs_of_descent": single.epochs, "batch_size": single.batch_size, "plan": plan}
+        return OnlineLaplace(optimizer=single.optimizer, **own)
     return replace(usual.ensemble, members=1, plan=plan) if name == "MAP" else swag
 
 

@@ -31,6 +31,7 @@ from torchbayes.experiments.experiment import Experiment, as_json
 from torchbayes.experiments.hmc_problem import Problem, Setup, mixing, named, run_hmc, set_up
 from torchbayes.experiments.hmc_reference_report import summarise
 from torchbayes.inference import HMC, MAP, SGD, SGHMC, SGLD, Adam, Cycles, fit
+from torchbayes.inference.descent import epochs_of
 from torchbayes.inference.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Draws, Functions, Posterior
@@ -117,7 +118,7 @@ def passes_of(method: MAP | Sampler, rows: int) -> float:
         The number.
     """
     if isinstance(method, MAP):
-        return float(method.members * method.epochs)
+        return float(method.members * epochs_of(method.epochs, -(-rows // method.batch_size)))
     return method.members * method.steps * min(1.0, (method.rows or rows) / rows)
 
 

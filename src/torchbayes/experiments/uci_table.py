@@ -93,6 +93,7 @@ class Recipe:
             Adam(self.lr),
             self.averaging_lr,
             self.burn_in,
+            per_epoch=1,
             rank=self.rank,
             plan="vmap",
         )

@@ -44,6 +44,10 @@ class Source(Protocol):
         """Return all rows, in a fixed order."""
         ...
 
+    def some(self, count: int) -> list[Batch]:
+        """Return about `count` rows spread over the data, always the same ones, in batches as they come."""
+        ...
+
     def check(self) -> None:
         """Raise ValueError or TypeError when the data do not fit the model."""
         ...
@@ -53,6 +57,12 @@ def even_bounds(num_data: int, batch_size: int) -> list[int]:
     """Return the bounds of ceil(N / batch_size) slices whose sizes differ by at most one."""
     steps = -(-num_data // batch_size)
     return [num_data * step // steps for step in range(steps + 1)]
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Return at most `count` numbers out of 0..total − 1, evenly spaced."""
+    count = min(count, total)
+    return [total * k // count for k in range(count)]
 
 
 def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
@@ -94,6 +104,12 @@ class Table:
         """Yield the inputs in a fixed order."""
         for start, stop in zip(self._bounds[:-1], self._bounds[1:], strict=True):
             yield rows_of(self._rows.inputs, slice(start, stop))
+
+    def some(self, count: int) -> list[Batch]:
+        """Return rows spread over the table, in batches of the usual size."""
+        chosen = torch.tensor(spread(count, self.num_data), device=self._model.network.device)
+        size = self._bounds[1]
+        return [self._rows.map(lambda t, part=part: t.index_select(0, part)) for part in chosen.split(size)]
 
     def check(self) -> None:
         """Check a few rows against the network and all rows for shape, range and finiteness.
@@ -169,6 +185,12 @@ class Loader:
             _checked(self._model, self._first, batch) for batch in self._read([list(range(self._size))])
         ])
 
+    def some(self, count: int) -> list[Batch]:
+        """Return rows spread over the data set, in batches of the usual size."""
+        chosen, size = spread(count, self._size), self._bounds[1]
+        lists = [chosen[at : at + size] for at in range(0, len(chosen), size)]
+        return [_checked(self._model, self._first, batch) for batch in self._read(lists)]
+
     def check(self) -> None:
         """Check the first batch.
 
@@ -241,6 +263,11 @@ class Stream:
         """Return all rows, checked, in the order of the stream."""
         return concatenate([_checked(self._model, self._first, batch) for batch in self._batches])
 
+    def some(self, count: int) -> list[Batch]:
+        """Return whole batches spread over the stream."""
+        wanted = set(spread(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
+        return [_checked(self._model, self._first, b) for number, b in enumerate(self._batches) if number in wanted]
+
     def check(self) -> None:
         """Check the first batch.
 
@@ -276,6 +303,10 @@ class Whole:
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in the order of the source."""
         yield from self._source.inputs()
+
+    def some(self, count: int) -> list[Batch]:
+        """Return rows of the source."""
+        return self._source.some(count)
 
     def check(self) -> None:
         """Check the source."""

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.optimizers import Optimizer, Slots
+from torchbayes.model.batch import tensors_of
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, mix
 
+# a run whose length is not set: enough steps to train a small table, where an epoch has few
+USUAL_EPOCHS, USUAL_STEPS = 50, 2000
 # marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
 WORKSPACE = {"workspace": True}
 
@@ -46,6 +49,11 @@ class Trajectory:
     step: int
     steps_per_epoch: int
     total_steps: int
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Itself, as states of other methods have one."""
+        return self
 
     @property
     def done(self) -> float:
@@ -99,13 +107,18 @@ def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def epochs_of(epochs: int | None, steps_per_epoch: int) -> int:
+    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than 2,000 steps."""
+    return max(USUAL_EPOCHS, -(-USUAL_STEPS // steps_per_epoch)) if epochs is None else epochs
+
+
 def start(
     weights_MD: Tensor,
     buffers: Buffers,
     seeds: Sequence[int],
     *,
     optimizer: Optimizer,
-    epochs: int,
+    epochs: int | None,
     steps_per_epoch: int,
 ) -> Trajectory:
     """Return the trajectory before its first step."""
@@ -117,8 +130,13 @@ def start(
         tuple(seeds),
         0,
         steps_per_epoch,
-        epochs * steps_per_epoch,
+        epochs_of(epochs, steps_per_epoch) * steps_per_epoch,
     )
+
+
+def _largest(batch: Batch) -> float:
+    values = [t.abs().max() for t in tensors_of(tuple(batch)) if t.is_floating_point() and t.numel()]
+    return max((float(value) for value in values), default=0.0)
 
 
 def descend(
@@ -152,8 +170,9 @@ def descend(
         member = int((~finite_M).nonzero()[0])
         raise DivergedError(
             f"the fit diverged at step {now.step} of {now.total_steps}: the loss of member {member} is "
-            f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. "
-            f"Lower the learning rate, or look for extreme values in the data."
+            f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. The batch holds values "
+            f"up to {_largest(batch):.3g}: standardise inputs and targets if they are large, or lower the learning "
+            f"rate."
         )
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
     return replace(now, step=now.step + 1), Info(loss_M, -log_likelihood_M / density.num_data, lr)

@@ -15,7 +15,8 @@ from torchbayes.checks import as_seed
 from torchbayes.inference.asked import check_finite_start, check_fit
 from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
-from torchbayes.inference.descent import DivergedError
+from torchbayes.inference.descent import DivergedError, epochs_of
+from torchbayes.inference.health import problems_of
 from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
@@ -33,7 +34,7 @@ from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, packed
-from torchbayes.posteriors.problems import warn_of
+from torchbayes.posteriors.problems import not_finite, warn_of
 
 
 def fit(
@@ -121,13 +122,23 @@ def fit(
         if isinstance(method, Sampler):
             run.kept = Kept(model, method, state, directory=run.directory, share=share, run=run.name)
         state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
-        if run.kept is not None:
-            posterior: Posterior = run.kept.posterior()
-            run.save(*run.kept.packed(posterior.problems))
-        else:
-            posterior = method.posterior(density, share.whole(state)).calibrated(source.inputs)  # type: ignore[union-attr]
-            run.save(*packed(posterior))
+        posterior = _result(density, source, method, state=state, run=run)
     warn_of(posterior.problems)
+    return posterior
+
+
+def _result(density: LogDensity, source: Source, method: Method | Sampler, *, state: Any, run: Run) -> Posterior:
+    """Return the posterior that a state stands for, with what is known to be wrong with it, and write it."""
+    if isinstance(method, Sampler):
+        assert run.kept is not None
+        posterior: Posterior = run.kept.posterior()
+        posterior = posterior.with_problems(not_finite(posterior.tensors()))
+        run.save(*run.kept.packed(posterior.problems))
+        return posterior
+    whole = run.share.whole(state)
+    posterior = method.posterior(density, whole).calibrated(source.inputs)
+    posterior = posterior.with_problems(problems_of(posterior, whole, source))
+    run.save(*packed(posterior))
     return posterior
 
 
@@ -205,7 +216,7 @@ def _loop(
     """
     share, per_epoch, kept = run.share, source.steps_per_epoch, run.kept
     seeds = member_seeds(run.about["seed"], method.members)[share.mine]
-    steps = method.steps if isinstance(method, Sampler) else method.epochs * per_epoch
+    steps = method.steps if isinstance(method, Sampler) else epochs_of(method.epochs, per_epoch) * per_epoch
     first, skip = divmod(state.step, per_epoch)
     if skip and state.step < steps:  # what was said of an epoch when the run ended within it is said of all of it below
         run.cut_log(state.step - skip)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from torchbayes.checks import check_counts, given
 from torchbayes.inference.descent import Info, Trajectory, descend, start
 from torchbayes.inference.optimizers import Adam, Optimizer
 from torchbayes.inference.schedules import Cosine, Schedule
-from torchbayes.inference.settings import check_counts, check_schedule, check_training
+from torchbayes.inference.settings import check_schedule, check_training
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -31,7 +32,7 @@ class MAP:
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
@@ -39,7 +40,7 @@ class MAP:
     """
 
     members: int = 1
-    epochs: int = 50
+    epochs: int | None = None
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=Adam)
     schedule: Schedule = field(default_factory=Cosine)
@@ -47,7 +48,7 @@ class MAP:
 
     def __post_init__(self) -> None:
         check_training(self)
-        check_counts(epochs=self.epochs)
+        check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
 
     def init(

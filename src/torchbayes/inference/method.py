@@ -22,8 +22,8 @@ class Method(Protocol):
         ...
 
     @property
-    def epochs(self) -> int:
-        """Passes over the data."""
+    def epochs(self) -> int | None:
+        """Passes over the data; None for the usual length, of `descent.epochs_of`."""
         ...
 
     @property

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.inference.descent import Info, Trajectory, descend
 from torchbayes.inference.optimizers import Optimizer
 from torchbayes.inference.schedules import PiecewiseLinear
+from torchbayes.inference.settings import check_training
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
+
+# where they are not set: how many snapshots, and the averaging phase's share of the optimiser's learning rate
+USUAL_SNAPSHOTS, USUAL_SHARE = 50, 0.25
 
 
 class Averaging(Protocol):
     """Settings of a method that averages snapshots."""
+
+    @property
+    def members(self) -> int:
+        """M, independent runs."""
+        ...
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes over the data."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per step."""
+        ...
 
     @property
     def optimizer(self) -> Optimizer:
@@ -20,7 +40,7 @@ class Averaging(Protocol):
         ...
 
     @property
-    def averaging_lr(self) -> float:
+    def averaging_lr(self) -> float | None:
         """Constant learning rate of the averaging phase."""
         ...
 
@@ -30,9 +50,22 @@ class Averaging(Protocol):
         ...
 
     @property
-    def per_epoch(self) -> int:
+    def per_epoch(self) -> int | None:
         """Snapshots per epoch."""
         ...
+
+
+def check_averaging(settings: Averaging) -> None:
+    """Check the settings.
+
+    Raises:
+        ValueError: if one is not in its range.
+        TypeError: if the optimiser is no object of that kind.
+    """
+    check_training(settings)
+    check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
+    check_share(burn_in=settings.burn_in)
+    check_positive(**given(averaging_lr=settings.averaging_lr))
 
 
 def averaging_step(
@@ -50,40 +83,40 @@ def averaging_step(
     Returns:
         The new trajectory, what was seen, and whether a snapshot is due.
     """
-    schedule = PiecewiseLinear(settings.averaging_lr / settings.optimizer.lr, settings.burn_in)
-    lr = settings.optimizer.lr * schedule.factor(trajectory.done)
+    own = settings.averaging_lr
+    share = USUAL_SHARE if own is None else own / settings.optimizer.lr
+    lr = settings.optimizer.lr * PiecewiseLinear(share, settings.burn_in).factor(trajectory.done)
     now, info = descend(density, trajectory, batch, optimizer=settings.optimizer, lr=lr, donate=donate)
     return now, info, is_snapshot(now, settings.burn_in, settings.per_epoch)
 
 
-def first_averaging_epoch(trajectory: Trajectory, burn_in: float) -> int:
-    """Return the first epoch whose end gives a snapshot: round(burn_in · epochs)."""
+def averaging_start(trajectory: Trajectory, burn_in: float) -> int:
+    """Return the steps before the averaging phase: round(burn_in · epochs) epochs, and at most all but one."""
     epochs = trajectory.total_steps // trajectory.steps_per_epoch
-    return min(round(burn_in * epochs), epochs - 1)
+    return min(round(burn_in * epochs), epochs - 1) * trajectory.steps_per_epoch
 
 
-def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int) -> int:
-    """Return how many snapshots the whole run will take."""
-    epochs = trajectory.total_steps // trajectory.steps_per_epoch
-    return (epochs - first_averaging_epoch(trajectory, burn_in)) * min(per_epoch, trajectory.steps_per_epoch)
+def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> int:
+    """Return how many snapshots the whole run will take: at most one a step."""
+    steps = trajectory.total_steps - averaging_start(trajectory, burn_in)
+    wanted = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
+    return min(wanted, steps)
 
 
-def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int) -> bool:
+def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> bool:
     """Say whether the weights after the step just taken are collected.
 
-    Snapshots are spread evenly over each epoch from the first averaging epoch on; the last one falls on its end.
+    Snapshots are spread evenly over the averaging phase; the last one falls on its end.
 
     Args:
         trajectory: the trajectory after the step.
         burn_in: share of the epochs before averaging starts.
-        per_epoch: snapshots per epoch, at most one a step.
+        per_epoch: snapshots per epoch; None for the usual number in all.
 
     Returns:
         True when a snapshot is due.
     """
-    length = trajectory.steps_per_epoch
-    epoch, position = divmod(trajectory.step - 1, length)
-    if epoch < first_averaging_epoch(trajectory, burn_in):
-        return False
-    per_epoch = min(per_epoch, length)
-    return (position + 1) * per_epoch // length > position * per_epoch // length
+    start = averaging_start(trajectory, burn_in)
+    planned, steps = planned_snapshots(trajectory, burn_in, per_epoch), trajectory.total_steps - start
+    taken = max(trajectory.step - start, 0)
+    return taken * planned // steps > max(taken - 1, 0) * planned // steps

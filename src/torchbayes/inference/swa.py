@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.inference.descent import Info, Trajectory, start
-from torchbayes.inference.optimizers import SGD, Optimizer
-from torchbayes.inference.settings import check_counts, check_positive, check_share, check_training
-from torchbayes.inference.snapshots import averaging_step
+from torchbayes.inference.optimizers import Adam, Optimizer
+from torchbayes.inference.snapshots import averaging_step, check_averaging
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -52,29 +51,26 @@ class SWA:
 
     Attributes:
         members: M, independent runs; several make MultiSWA.
-        epochs: passes over the data.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase.
         burn_in: share of the epochs before averaging starts.
-        per_epoch: snapshots per epoch.
+        per_epoch: snapshots per epoch; None spreads 50 over the averaging phase, however long its epochs are.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
     members: int = 1
-    epochs: int = 50
+    epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=SGD)
-    averaging_lr: float = 0.01
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    averaging_lr: float | None = None
     burn_in: float = 0.5
-    per_epoch: int = 1
+    per_epoch: int | None = None
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
-        check_training(self)
-        check_counts(epochs=self.epochs, per_epoch=self.per_epoch)
-        check_share(burn_in=self.burn_in)
-        check_positive(averaging_lr=self.averaging_lr)
+        check_averaging(self)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

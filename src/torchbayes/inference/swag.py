@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_not_negative, given
+from torchbayes.checks import check_counts, check_not_negative, given
 from torchbayes.inference.descent import Info, Trajectory, start
-from torchbayes.inference.optimizers import SGD, Optimizer
-from torchbayes.inference.settings import check_counts, check_positive, check_share, check_training
-from torchbayes.inference.snapshots import averaging_step, planned_snapshots
+from torchbayes.inference.optimizers import Adam, Optimizer
+from torchbayes.inference.snapshots import averaging_step, check_averaging, planned_snapshots
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
@@ -135,34 +134,31 @@ class SWAG:
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior.
         burn_in: share of the epochs before averaging starts.
-        per_epoch: snapshots per epoch.
+        per_epoch: snapshots per epoch; None spreads 50 over the averaging phase, however long its epochs are.
         rank: K, snapshots kept for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
     members: int = 1
-    epochs: int = 50
+    epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=SGD)
-    averaging_lr: float = 0.01
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    averaging_lr: float | None = None
     burn_in: float = 0.5
-    per_epoch: int = 1
+    per_epoch: int | None = None
     rank: int = 20
     scale: float | None = None
     plan: Way | str = "auto"
 
     def __post_init__(self) -> None:
-        check_training(self)
-        check_counts(epochs=self.epochs, per_epoch=self.per_epoch)
+        check_averaging(self)
         check_counts(least=0, rank=self.rank)
-        check_share(burn_in=self.burn_in)
-        check_positive(averaging_lr=self.averaging_lr)
         if self.rank == 1:
             raise ValueError(f"`rank` must be 0 (diagonal alone) or at least 2; got {self.rank}.")
         check_not_negative(**given(scale=self.scale))

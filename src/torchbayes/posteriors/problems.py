@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 _PACKAGE, _GENERATED = str(Path(__file__).parents[1]), "<string>"  # where the constructors of dataclasses come from
+_LOOKED_AT = 1000
 
 
 class ProblemWarning(UserWarning):
@@ -26,6 +30,20 @@ def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
     if problems:
         text = f"{what} should not be trusted: {'; '.join(problems)}."
         warnings.warn(text, ProblemWarning, stacklevel=_levels_to_caller())
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return a problem if what defines a posterior, as `Posterior.tensors` gives it, holds NaN or infinite numbers.
+
+    Args:
+        tensors: by name; of one with more than 1,000 rows for a member, such as draws, as many are looked at.
+    """
+    for name, tensor in tensors.items():
+        for m, part in enumerate(tensor.unbind() if tensor.ndim > 1 else [tensor]):
+            rows = part[:: -(-len(part) // _LOOKED_AT)] if part.ndim > 1 and len(part) else [part]
+            if not all(bool(torch.isfinite(row).all()) for row in rows):
+                return [f"`{name}` of member {m} is not finite (fit again at smaller steps)"]
+    return []
 
 
 def _levels_to_caller() -> int:

@@ -22,6 +22,9 @@ from torchbayes.model.priors import Normal, Prior, check_prior
 class Gaussian:
     """y ~ N(f, scale²): regression with fixed, per-output or learned noise.
 
+    A learned scale is a weight like the others: its mode goes to zero as a network comes to pass through the training
+    rows. `fit` says so where rows are few (`Posterior.problems`).
+
     Attributes:
         scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred
             as `likelihood.log_scale` in the flat vector).

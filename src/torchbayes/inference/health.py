@@ -1,0 +1,218 @@
+r"""What a fit by descent is worth: whether its result explains the very rows it was trained on.
+
+All numbers are mean log likelihoods of a target, in nats, over at most 512 training rows spread over the data.
+
+    c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
+    ℓ    at the weights where the trajectory ended
+    a    at the average of SWA and SWAG, and of draws of SWAG
+
+A trajectory has learned nothing where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and
+more than half of what ℓ gains over a constant. Draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
+half a nat a target, as the data determine γ ≤ n directions (MacKay 1992).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from torchbayes.inference.batches import Source
+from torchbayes.inference.descent import Trajectory
+from torchbayes.inference.interpolation import noise_problems
+from torchbayes.model.batch import Batch, rows_of, tensors_of
+from torchbayes.model.likelihoods.weighted import num_values
+from torchbayes.model.model import Model
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import not_finite
+
+_ROWS, _DRAWS = 512, 8
+_WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
+_EXPLODED = 100.0  # prior standard deviations
+_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not looked for
+_LARGE = 1000.0  # root mean square of inputs
+
+
+@runtime_checkable
+class Descending(Protocol):
+    """The state of a method that descends."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The running weights."""
+        ...
+
+
+def problems_of(posterior: Posterior, state: Any, source: Source) -> list[str]:
+    """Return what is wrong with the result of a fit, as clauses.
+
+    Methods that do not descend are only asked for numbers that are not finite. What is found does not depend on whether
+    the run was interrupted, or which processes shared it.
+
+    Args:
+        posterior: the result.
+        state: the method's last state, of all members.
+        source: the training data.
+    """
+    found = not_finite(posterior.tensors())
+    if found or not isinstance(state, Descending) or not isinstance(posterior, Point | Gaussian):
+        return found
+    batches = source.some(_ROWS)
+    posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
+    end = state.trajectory
+    last, averaged = posterior, end is not state
+    if averaged:
+        about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration}
+        last = Point(posterior.model, end.weights_MD, **about)
+    last_M, constant = log_likelihood(last, batches)[0], constant_log_likelihood(posterior.model, batches)
+    found += _worthless(last_M, constant) + _exploded(last.model, end.weights_MD) + _unscaled(last.model, batches)
+    if averaged:
+        found += _broken(posterior, batches, last_M=last_M, constant=constant)
+    return found or noise_problems(posterior, source)
+
+
+def log_likelihood(posterior: Posterior, batches: Sequence[Batch], *, seed: int = 0) -> Tensor:
+    """Return the mean log likelihood of the targets under one draw of every member.
+
+    Args:
+        posterior: with training inputs at hand, if its network needs them.
+        batches: the rows.
+        seed: of the draws.
+
+    Returns:
+        Float64 tensor (1, M), in nats; −∞ where it is not a number.
+    """
+    model, drawn = posterior.model, posterior.functions(posterior.members, seed=seed)
+    found = []
+    for m in range(drawn.draws):
+        buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
+        one = Functions(model, drawn.weights_SD[m : m + 1], buffers)
+        learned = {n: p[0] for n, p in one.parameters.items()}
+        each = [model.likelihood.log_prob(one(b.inputs)[0], b.targets, learned).double().sum() for b in batches]
+        found.append(torch.stack(each).sum() / _values(model, batches))
+    return torch.stack(found).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=math.inf).unsqueeze(0)
+
+
+def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the mean log likelihood of the targets under the best constant outputs and learned likelihood parameters.
+
+    Args:
+        model: the model.
+        batches: the rows.
+
+    Returns:
+        c in nats; −∞ if there are too few rows to know, too many outputs, or their shape is not the same for all.
+    """
+    with torch.no_grad():
+        outputs = [model.network(model.network.weights(), rows_of(b.inputs, slice(0, 2))) for b in batches]
+    shapes, rows = {tuple(o.shape[1:]) for o in outputs}, sum(batch.size for batch in batches)
+    own = model.likelihood.parameters()
+    free = outputs[0][0].numel() + sum(math.prod(p.shape) for p in own.values())
+    if len(shapes) > 1 or rows <= free + 1 or free > _CONSTANTS:
+        return -math.inf
+    constant = torch.zeros_like(outputs[0][0], dtype=torch.float64).requires_grad_()
+    learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
+    return _highest(
+        lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()]
+    )
+
+
+def _values(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the number of targets, each as often as it counts; 1 if none does."""
+    return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
+
+
+def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
+    """Return the log likelihood of all rows under the same outputs."""
+    everywhere = ((constant.expand(b.size, *constant.shape), b.targets) for b in batches)
+    return torch.stack([model.likelihood.log_prob(f, targets, learned).sum() for f, targets in everywhere]).sum()
+
+
+def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
+    """Return the highest value, to about 1e-3; −∞ if none is finite.
+
+    Steps go by the signs of the gradient, so that targets may be of any size: they grow while a sign stays and shrink
+    when it turns (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import.
+    """
+    steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
+    best = -math.inf
+    for _ in range(100):
+        try:
+            with torch.enable_grad():
+                found = value()
+                gradients = torch.autograd.grad(found, free)
+        except (ValueError, RuntimeError):  # a likelihood may refuse outputs that no network gives
+            break
+        best = max(best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf)))
+        for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
+            step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
+            tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
+            old.copy_(new.nan_to_num(0.0))
+        if all(bool((step <= 1e-3 * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
+            break
+    return best
+
+
+def _worthless(last_M: Tensor, constant: float) -> list[str]:
+    bad = (last_M < constant - _WORTHLESS).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the training rows are less likely under {_named(bad)} than under a constant ({float(last_M[bad[0]]):.4g} "
+        f"against {constant:.4g} nats a target), so it was trained too little or has diverged (standardise inputs and "
+        f"targets, train longer, or lower the learning rate)"
+    ]
+
+
+def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float) -> list[str]:
+    """Return what is said of the mean of the snapshots, and of draws around it."""
+    gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
+    least_M = last_M - (gain_M / 2).clamp_min(_BROKEN)
+    checks = {"the average": posterior}
+    if isinstance(posterior, Gaussian):
+        about = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
+        checks = {"the average": Point(posterior.model, posterior.mean_MD, **about), "draws": posterior}
+    for name, checked in checks.items():
+        count = _DRAWS if name == "draws" else 1
+        seen_M = torch.cat([log_likelihood(checked, batches, seed=seed) for seed in range(count)]).mean(0)
+        bad = (seen_M < least_M).nonzero()[:, 0].tolist()
+        if bad:
+            return [
+                f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
+                f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as these "
+                f"still moved too far (lower `averaging_lr`, or train longer before averaging)"
+            ]
+    return []
+
+
+def _exploded(model: Model, weights_MD: Tensor) -> list[str]:
+    size_M = (weights_MD.double().cpu() / model.prior.stds()).square().mean(-1).sqrt()
+    bad = (size_M >= _EXPLODED).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the weights of {_named(bad)} have exploded: they are {float(size_M[bad[0]]):.3g} prior standard deviations "
+        f"from zero (lower the learning rate)"
+    ]
+
+
+def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
+    """Return what is said of large inputs to a network that does not normalise anything."""
+    if any("Norm" in type(module).__name__ for module in model.network.module.modules()):
+        return []
+    inputs = [t.double().square().mean() for t in tensors_of(batches[0].inputs) if t.is_floating_point() and t.numel()]
+    size = max((float(square) ** 0.5 for square in inputs), default=0.0)
+    if size < _LARGE:
+        return []
+    return [f"the inputs are of size {size:.3g}, so functions under the prior are as large (standardise the inputs)"]
+
+
+def _named(members: Sequence[int]) -> str:
+    more = len(members) - 1
+    return f"member {members[0]}" + (f" (and {more} more)" if more else "")

@@ -1,0 +1,393 @@
+"""What a fit says of its own result: against closed forms, and on results that are broken by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributions, nn
+from torch.func import functional_call, jacrev
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchbayes as tb
+from tests.laws.cases import CLASSES, POSTERIORS, model_of, normal, rows_of
+from torchbayes.curvature.tangent import Tangent
+from torchbayes.inference.batches import as_source, spread
+from torchbayes.inference.descent import epochs_of
+from torchbayes.inference.descent import start as start_at
+from torchbayes.inference.health import constant_log_likelihood, log_likelihood, problems_of
+from torchbayes.inference.interpolation import _kernel, left_out, noise_problems
+from torchbayes.inference.snapshots import averaging_start, is_snapshot, planned_snapshots
+from torchbayes.inference.swag import Moments, State
+from torchbayes.linalg import Diagonal
+from torchbayes.model.batch import Batch
+from torchbayes.posteriors.problems import not_finite
+
+ROWS, FEATURES = 60, 3
+ignored = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+
+
+def linear(scale: float | str = 0.5, **settings: Any) -> tb.Model:
+    return tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian(scale), **settings)
+
+
+def table(rows: int = ROWS, noise: float = 0.5) -> tuple[Tensor, Tensor]:
+    inputs = normal(rows, FEATURES, seed=1)
+    return inputs, inputs @ torch.tensor([1.0, -2.0, 0.5]).double() + 1 + noise * normal(rows, seed=2)
+
+
+def table_net(seed: int = 3, width: int = 30) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 1)).double()
+
+
+# --- how long a run is, and what it collects ---
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(1, 2000), (3, 667), (12, 167), (40, 50), (400, 50)])
+def test_the_usual_length_is_in_steps_where_epochs_have_few(steps_per_epoch: int, epochs: int) -> None:
+    assert epochs_of(None, steps_per_epoch) == epochs
+    assert epochs * steps_per_epoch >= 2000
+    assert epochs_of(3, steps_per_epoch) == 3
+
+
+def test_a_default_fit_of_a_small_table_takes_so_many_steps() -> None:
+    events: list[tb.Event] = []
+    model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian(0.5))
+    tb.fit(model, table(20), tb.MAP(), callbacks=[events.append])
+    assert (events[-1].step, events[-1].epochs) == (2000, 2000)
+
+
+@pytest.mark.parametrize("steps_per_epoch", [1, 2, 7, 300])
+def test_the_usual_number_of_snapshots_does_not_depend_on_the_rows(steps_per_epoch: int) -> None:
+    weights_MD = torch.zeros(1, 1)
+    end = start_at(weights_MD, {}, [0], optimizer=tb.Adam(), epochs=None, steps_per_epoch=steps_per_epoch)
+    first, total = averaging_start(end, 0.5), end.total_steps
+    assert planned_snapshots(end, 0.5, None) == 50
+    due = [s for s in range(1, total + 1) if is_snapshot(_at(end, s), 0.5, None)]
+    assert len(due) == 50
+    assert due[-1] == total
+    assert due[0] > first
+    gaps = torch.tensor(due).diff()
+    assert int(gaps.max() - gaps.min()) <= 1
+
+
+def _at(trajectory: Any, step: int) -> Any:
+    return type(trajectory)(**{**vars(trajectory), "step": step})
+
+
+def test_a_short_run_collects_at_most_one_snapshot_a_step() -> None:
+    end = start_at(torch.zeros(1, 1), {}, [0], optimizer=tb.Adam(), epochs=6, steps_per_epoch=2)
+    assert planned_snapshots(end, 0.5, None) == 6
+
+
+def test_the_averaging_phase_runs_at_a_quarter_of_the_rate() -> None:
+    rates: list[float] = []
+    method = tb.SWAG(epochs=20, optimizer=tb.SGD(lr=0.08), plan="loop")
+    tb.fit(linear(1.0), table(), method, callbacks=[lambda event: rates.append(event.record["lr"])])
+    assert rates[:5] == pytest.approx([0.08] * 5)
+    assert rates[9:] == pytest.approx([0.02] * 11)
+
+
+# --- the rows that are looked at ---
+
+
+def test_rows_are_spread_over_the_data() -> None:
+    model, (inputs, targets) = linear(), table()
+    assert spread(4, 10) == [0, 2, 5, 7]
+    assert spread(9, 3) == [0, 1, 2]
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=5, shuffle=True)
+    for data in ((inputs, targets), loader):
+        source = as_source(model, data, 5)
+        source.check()
+        found = source.some(12)
+        assert [b.size for b in found] == [5, 5, 2]
+        assert torch.equal(torch.cat([b.inputs for b in found]), inputs[::5])
+        assert torch.equal(torch.cat([b.targets for b in found]), targets[::5])
+    batches = [(inputs[a : a + 10], targets[a : a + 10]) for a in range(0, ROWS, 10)]
+    stream = as_source(model, batches, 5)
+    assert [torch.equal(b.inputs, batches[k][0]) for b, k in zip(stream.some(30), (0, 2, 4), strict=True)] == [True] * 3
+    assert len(stream.some(3)) == 1
+
+
+# --- the numbers ---
+
+
+def _best(likelihood: Any, targets: Tensor, outputs: int = 1) -> float:
+    model = tb.Model(nn.Linear(FEATURES, outputs).double(), likelihood)
+    inputs = normal(len(targets), FEATURES, seed=1)
+    halves = [Batch(inputs[:20], targets[:20]), Batch(inputs[20:], targets[20:])]
+    return constant_log_likelihood(model, halves)
+
+
+def test_the_best_constant_is_the_closed_form() -> None:
+    """To a thousandth of a nat, where half a nat is the least that is said."""
+    real = 1e4 + 300 * normal(ROWS, seed=2)
+    spread_of = real.std(correction=0)
+    expected = distributions.Normal(real.mean(), spread_of).log_prob(real).mean()
+    assert _best(tb.likelihoods.Gaussian("learned"), real) == pytest.approx(float(expected), abs=1e-3)
+    expected = distributions.Normal(real.mean(), 100.0).log_prob(real).mean()
+    assert _best(tb.likelihoods.Gaussian(100.0), real) == pytest.approx(float(expected), abs=1e-3)
+    counts = distributions.Poisson(torch.full((ROWS,), 3.0).double()).sample().clamp_max(9.0)
+    expected = distributions.Poisson(counts.mean()).log_prob(counts).mean()
+    assert _best(tb.likelihoods.Poisson(), counts) == pytest.approx(float(expected), abs=1e-3)
+    labels = torch.arange(ROWS) ** 2 % 3
+    shares = labels.bincount(minlength=3).double() / ROWS
+    expected = torch.special.xlogy(shares, shares).sum()
+    assert _best(tb.likelihoods.Categorical(), labels, 3) == pytest.approx(float(expected), abs=1e-3)
+
+
+def test_too_few_rows_have_no_best_constant() -> None:
+    """Two rows and a learned noise scale: the likelihood has no bound."""
+    assert constant_log_likelihood(linear("learned"), [Batch(*table(3))]) == -math.inf
+    assert constant_log_likelihood(linear("learned"), [Batch(*table(4))]) > -math.inf
+
+
+def test_log_likelihood_is_that_of_each_member() -> None:
+    model, (inputs, targets) = linear("learned"), table()
+    weights_MD = normal(2, 5, seed=3)
+    batches = [Batch(inputs[:7], targets[:7]), Batch(inputs[7:], targets[7:])]
+    found = log_likelihood(tb.Point(model, weights_MD), batches)
+    for m, w in enumerate(weights_MD):
+        mean = inputs @ w[:3] + w[3]
+        expected = distributions.Normal(mean, w[4].exp()).log_prob(targets).mean()
+        assert float(found[0, m]) == pytest.approx(float(expected), rel=1e-12)
+    broken = tb.Point(model, torch.full_like(weights_MD, math.nan))
+    assert log_likelihood(broken, batches).tolist() == [[-math.inf] * 2]
+
+
+# --- what is said of averages ---
+
+BEST = torch.tensor([1.0, -2.0, 0.5, 1.0]).double()
+
+
+def _averaged(mean_MD: Tensor, variance_MD: Tensor, last_MD: Tensor, model: tb.Model | None = None) -> list[str]:
+    """Problems of a SWAG posterior whose trajectory ended at some weights."""
+    model, data = model or linear(), table()
+    source = as_source(model, data, 16)
+    end = start_at(last_MD, {}, range(len(last_MD)), optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
+    posterior = tb.Gaussian(model, mean_MD, Diagonal(variance_MD))
+    return problems_of(posterior, State(end, Moments.empty(last_MD, 0)), source)
+
+
+def test_a_sound_average_has_no_problem() -> None:
+    best_MD = BEST.expand(3, -1)
+    assert _averaged(best_MD + 0.05, torch.full((3, 4), 0.003).double(), best_MD) == []
+
+
+def test_a_broken_mean_is_named() -> None:
+    best_MD, mean_MD = BEST.repeat(3, 1), BEST.repeat(3, 1)
+    mean_MD[1:] += 1.5
+    (said,) = _averaged(mean_MD, torch.full((3, 4), 1e-3).double(), best_MD)
+    assert "under the average of member 1 (and 1 more)" in said
+    inputs, targets = table()
+    seen, last = (
+        float(distributions.Normal(inputs @ w[:3] + w[3], 0.5).log_prob(targets).mean()) for w in (mean_MD[1], BEST)
+    )
+    assert f"({seen:.4g} against {last:.4g} nats a target)" in said
+
+
+def test_broken_draws_are_named() -> None:
+    variance_MD = torch.full((3, 4), 1e-3).double()
+    variance_MD[2] = 4.0
+    (said,) = _averaged(BEST.repeat(3, 1), variance_MD, BEST.repeat(3, 1))
+    assert "under draws of member 2 than" in said
+
+
+def test_half_of_what_was_gained_may_be_lost() -> None:
+    """At a noise of 0.05 residuals of half a unit cost 50 nats a target, but a constant would cost 1,000."""
+    model, best_MD = linear(0.05), BEST.unsqueeze(0)
+    inputs, targets = table()
+    shifted = best_MD + torch.tensor([0.0, 0, 0, 0.3]).double()
+    batches = [Batch(inputs, targets)]
+    lost = log_likelihood(tb.Point(model, best_MD), batches) - log_likelihood(tb.Point(model, shifted), batches)
+    gained = log_likelihood(tb.Point(model, best_MD), batches) - constant_log_likelihood(model, batches)
+    assert 0.5 < float(lost) < float(gained) / 2
+    assert _averaged(shifted, torch.full((1, 4), 1e-8).double(), best_MD, model) == []
+    far = best_MD + torch.tensor([0.0, 0, 0, 3.0]).double()
+    assert "the average of member 0" in _averaged(far, torch.full((1, 4), 1e-8).double(), best_MD, model)[0]
+
+
+def test_averages_of_batch_norm_networks_are_recalibrated_before_they_are_judged() -> None:
+    model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
+    swag = tb.SWAG(members=2, epochs=6, batch_size=8, optimizer=tb.Adam(0.02), plan="loop")
+    assert tb.fit(model, data, swag, callbacks=()).problems == ()
+
+
+@ignored
+@pytest.mark.parametrize("kind", [tb.SWA, tb.SWAG])
+def test_an_average_at_far_too_high_a_rate_is_a_problem(kind: Any) -> None:
+    model = tb.Model(table_net(), tb.likelihoods.Gaussian("learned"))
+    method = kind(epochs=40, batch_size=10, optimizer=tb.Adam(0.02), averaging_lr=1.0, plan="loop")
+    (said, *_) = tb.fit(model, table(), method, callbacks=()).problems
+    assert "training rows are" in said
+
+
+# --- what is said of the trajectory ---
+
+
+@ignored
+def test_too_short_a_run_is_a_problem() -> None:
+    inputs, targets = table()
+    posterior = tb.fit(linear("learned"), (inputs, 100 * targets), tb.MAP(members=2, epochs=2), callbacks=())
+    (said,) = posterior.problems
+    assert "less likely under member 0 (and 1 more) than under a constant" in said
+    assert "standardise inputs and targets" in said
+
+
+def test_a_problem_is_said_at_once() -> None:
+    inputs, targets = table()
+    with pytest.warns(tb.ProblemWarning, match="than under a constant"):
+        tb.fit(linear("learned"), (inputs, 100 * targets), tb.MAP(epochs=2), callbacks=())
+
+
+@ignored
+def test_exploded_weights_are_a_problem() -> None:
+    model, data = linear(1e4), table()
+    end = torch.tensor([[1e3, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]).double()
+    state = start_at(end, {}, [0, 1], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
+    (said,) = problems_of(tb.Point(model, end, statistics_known=True), state, as_source(model, data, 16))
+    assert "weights of member 0 have exploded: they are 500 prior standard deviations" in said  # 1000/√4
+
+
+def test_large_inputs_are_a_problem_unless_the_network_normalises() -> None:
+    inputs, targets = table()
+    labels = (targets > 0).long()
+    plain = nn.Linear(FEATURES, 2).double()
+    with pytest.warns(tb.ProblemWarning, match=r"the inputs are of size .*standardise the inputs"):
+        tb.fit(tb.Model(plain, tb.likelihoods.Categorical()), (1e4 * inputs, labels), tb.MAP(epochs=400), callbacks=())
+    normed = nn.Sequential(nn.BatchNorm1d(FEATURES, affine=False), nn.Linear(FEATURES, 2)).double()
+    tb.fit(tb.Model(normed, tb.likelihoods.Categorical()), (1e4 * inputs, labels), tb.MAP(epochs=60), callbacks=())
+
+
+def test_a_divergence_says_how_large_the_data_are() -> None:
+    inputs, targets = table()
+    big = 1.5e4 * inputs / inputs.abs().max()
+    with pytest.raises(RuntimeError, match=r"holds values up to 1\.5e\+04: standardise"):
+        tb.fit(linear(), (big, targets), tb.MAP(epochs=40, optimizer=tb.SGD(0.1)), callbacks=())
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_found_in_every_posterior(kind: str, value: float) -> None:
+    posterior = POSTERIORS[kind](model_of(), 2)
+    tensors = {n: t.clone() for n, t in posterior.tensors().items()}
+    assert not_finite(tensors) == []
+    for name in tensors:
+        if tensors[name].is_floating_point() and tensors[name].ndim > 1:
+            broken = {**tensors, name: tensors[name].clone()}
+            broken[name][(1, *[-1] * (tensors[name].ndim - 1))] = value
+            assert not_finite(broken) == [f"`{name}` of member 1 is not finite (fit again at smaller steps)"]
+
+
+@ignored
+@pytest.mark.parametrize("method", [tb.SWAG(members=2, epochs=9, averaging_lr=3.0, plan="loop"), tb.MAP(epochs=4)])
+def test_problems_outlive_kills_and_files(tmp_path: Path, method: Any) -> None:
+    inputs, targets = table()
+    model, data = linear("learned"), (inputs, 50 * targets)
+    whole = tb.fit(model, data, method, callbacks=(), directory=tmp_path / "whole")
+    assert whole.problems
+    tb.load(tmp_path / "whole" / "posterior.safetensors", model)
+    halt = [lambda event: event.epoch == 3]
+    if isinstance(method, tb.MAP):
+        tb.fit(model, data, method, callbacks=halt, directory=tmp_path / "cut")
+    else:
+        with pytest.raises(ValueError, match="at least 2 snapshots"):
+            tb.fit(model, data, method, callbacks=halt, directory=tmp_path / "cut")
+    resumed = tb.fit(model, data, method, callbacks=(), directory=tmp_path / "cut", resume=True)
+    assert resumed.problems == whole.problems
+    assert tb.load(tmp_path / "cut" / "posterior.safetensors", model).problems == whole.problems
+
+
+# --- learned noise ---
+
+
+def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
+    """A linear model's rows left out one by one, each refitted in closed form under the prior and noise."""
+    model = linear("learned", prior={"bias": tb.priors.Normal(0.3, loc=0.4), "*": tb.priors.Normal(0.7)})
+    inputs, targets = table(12)
+    weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
+    found = left_out(model, weights_D, Batch(inputs, targets))
+    assert found is not None
+    design = torch.cat([inputs, torch.ones(12, 1).double()], 1)
+    precision = torch.diag(1 / torch.tensor([0.7, 0.7, 0.7, 0.3]).double() ** 2)
+    loc, noise = torch.tensor([0.0, 0.0, 0.0, 0.4]).double(), math.exp(-0.4)
+    for i in range(12):
+        others = torch.arange(12) != i
+        x, y = design[others], targets[others]
+        mode = torch.linalg.solve(x.T @ x / noise**2 + precision, x.T @ y / noise**2 + precision @ loc)
+        assert float(found[i, 0]) == pytest.approx(float(targets[i] - design[i] @ mode), rel=1e-6)
+
+
+def _convolutional() -> nn.Module:
+    layers = (nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 4, 2))
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("prior", [tb.priors.Normal(0.7), tb.priors.FanInNormal()])
+@pytest.mark.parametrize(("make", "shape"), [(table_net, (FEATURES,)), (_convolutional, (1, 4, 4))])
+def test_the_kernel_is_that_of_the_jacobian(make: Any, shape: tuple[int, ...], prior: Any) -> None:
+    model = tb.Model(make(), tb.likelihoods.Gaussian("learned"), prior)
+    inputs, weights_D = normal(6, *shape, seed=4), model.given_weights()
+    structure = Diagonal(model.prior.stds().square().unsqueeze(0))
+    tangent = Tangent.at(model, weights_D, inputs, buffers=None, structure=structure, chunk=2**20)
+    found = sum(_kernel(part, structure.variance_MD[0]) for part in tangent.linear(inputs).parts)
+    network = make()
+    jacobian = jacrev(lambda w: functional_call(network, model.split(w)[0], (inputs,)))(weights_D).flatten(0, 1)
+    torch.testing.assert_close(found, jacobian * structure.variance_MD[0] @ jacobian.T, rtol=1e-10, atol=1e-12)
+
+
+def test_noise_of_a_network_that_interpolates_is_a_problem() -> None:
+    """30 rows, 151 weights: trained long, the noise runs to a fraction of its size; a short run keeps it."""
+    inputs, targets = table(30)
+    model = tb.Model(table_net(width=60), tb.likelihoods.Gaussian("learned"))
+    short = tb.fit(model, (inputs, targets), tb.MAP(epochs=300), callbacks=())
+    assert short.problems == ()
+    with pytest.warns(tb.ProblemWarning, match="as the network interpolates its training rows"):
+        long: Any = tb.fit(model, (inputs, targets), tb.MAP(epochs=3000, optimizer=tb.Adam(0.02)), callbacks=())
+    (said,) = long.problems
+    scale = float(long.weights_MD[0, -1].exp())
+    assert f"noise scale of member 0 is {scale:.3g}" in said
+    assert scale < 0.2  # the data have 0.5
+    suggested = float(said.split("about ")[1].split(" on rows")[0])
+    assert 0.25 < suggested < 2.5
+
+
+def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
+    data = table()
+    for model in (linear(0.5), linear("learned")):  # few weights, many rows
+        weights_D = torch.cat([model.given_weights()[:4], torch.full((1,), -9.0).double()])
+        point = tb.Point(model, weights_D[None, : model.layout.size])
+        assert noise_problems(point, as_source(model, data, 16)) == []
+
+
+@ignored  # on 100 rows the learned noise is a problem, and said to be
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [100, 300])
+@pytest.mark.parametrize("likelihood", ["learned", "fixed", "counts", "classes", "heavy tails"])
+def test_a_default_swag_is_no_worse_than_its_own_trajectory(rows: int, likelihood: str) -> None:
+    """Held out, in nats a target; under SGD at 0.05 and 0.01, the defaults before, some of these diverged."""
+    kinds = {
+        "learned": (tb.likelihoods.Gaussian("learned"), lambda f, e: f + 0.3 * e),
+        "fixed": (tb.likelihoods.Gaussian(0.3), lambda f, e: f + 0.3 * e),
+        "counts": (tb.likelihoods.Poisson(), lambda f, e: (f / 2 + 1 + 0.3 * e).exp().clamp_max(50).floor()),
+        "classes": (tb.likelihoods.Categorical(), lambda f, e: (f + e > 0).long()),
+        "heavy tails": (tb.likelihoods.StudentT(scale=0.3), lambda f, e: f + 0.3 * e / (1.05 - e.tanh() ** 2)),
+    }
+    family, of = kinds[likelihood]
+    inputs, noise = normal(rows + 500, 8, seed=1, dtype=torch.float32), normal(rows + 500, seed=2, dtype=torch.float32)
+    function = 2 * inputs[:, 0] + (2 * inputs[:, 1]).sin() + 0.5 * inputs[:, 2] * inputs[:, 3]
+    targets = of(function, noise)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, CLASSES if likelihood == "classes" else 1))
+    model, seen = tb.Model(net, family), []
+    posterior = tb.fit(model, (inputs[:rows], targets[:rows]), tb.SWAG(), callbacks=[lambda e: seen.append(e.state)])
+    last = tb.Point(model, seen[-1].trajectory.weights_MD)
+    test = (inputs[rows:], targets[rows:])
+    ours, its = (tb.evaluate(p, test).metrics["nll"] for p in (posterior, last))
+    assert ours < its + 0.02
