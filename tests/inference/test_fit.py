@@ -208,7 +208,7 @@ def test_divergence_names_step_and_member_and_keeps_the_last_finite_state(
 def test_a_huge_learning_rate_diverges_readably(tmp_path: Path) -> None:
     model = tb.Model(nn.Linear(4, 1), tb.likelihoods.Gaussian(0.1))
     method = short(optimizer=tb.SGD(lr=1e6), epochs=20)
-    with pytest.raises(tb.DivergedError, match=r"diverged at step \d+ of 80.*Lower the learning rate") as caught:
+    with pytest.raises(tb.DivergedError, match=r"diverged at step \d+ of 80.*lower the learning rate") as caught:
         tb.fit(model, (INPUTS.float(), normal(24).float()), method, directory=tmp_path, callbacks=())
     kept = load_file(tmp_path / "checkpoint.safetensors")
     assert all(torch.isfinite(t).all() for t in kept.values() if t.is_floating_point())
