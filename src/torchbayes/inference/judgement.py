@@ -115,7 +115,8 @@ def named(which_M: Tensor) -> str:
     chains = which_M.nonzero().flatten().tolist()
     if len(chains) > 3:
         return f"{len(chains)} of {len(which_M)} chains"
-    return f"chain{'s' if len(chains) > 1 else ''} {' and '.join(map(str, chains))}"
+    *most, last = map(str, chains)
+    return f"chains {', '.join(most)} and {last}" if most else f"chain {last}"
 
 
 def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,10 @@ r"""The No-U-Turn sampler (Hoffman and Gelman 2014), multinomial, with the gener
 
 A trajectory is doubled, forwards or backwards in time at random, until it turns back on itself or diverges; the next
 weights are drawn from its points with probabilities ∝ exp(−H), a doubling at a time and in favour of the newer half.
-Doubling j adds a subtree of 2^j leapfrog steps. With ρ the sum of its momenta and v₋, v₊ those of its ends, a subtree
-turns when v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0.
+Doubling j adds a subtree of 2^j leapfrog steps. With v₋, v₊ the momenta of its ends and ρ the sum of all its momenta
+less (v₋ + v₊)/2, a subtree turns when v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0: by the trapezoid rule M⁻¹ρ is the way from one end to
+the other. Where two halves are joined, each of them with the next step of the other is asked too, as in Stan. Else a
+doubling on a normal target could go from less than half a period to more than a whole one, and round and round.
 
 Subtrees are built one step after the other, without recursion (Phan et al. 2019, Lao and Dillon 2020): where smaller
 subtrees begin, momentum and ρ are kept in a slot, and a step whose number ends in k binary ones closes k subtrees.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -163,6 +165,8 @@ class _Trees:
         uniforms_MU = self._uniforms(doubling)
         forwards_M = uniforms_MU[:, 0] < 0.5
         subtree = _Subtree(self, forwards_M, self._slots)
+        far_MD = choose(forwards_M, self._momentum_2MD[0], self._momentum_2MD[1])
+        old = Half(far_MD, subtree.momentum_MD.clone(), self._sum_MD)
         for number in range(2**doubling):
             if not subtree.growing_M.any():
                 break
@@ -180,7 +184,8 @@ class _Trees:
             self._weights_2MD[side] = choose(here_M, subtree.end_MD, self._weights_2MD[side])
             self._momentum_2MD[side] = choose(here_M, subtree.momentum_MD, self._momentum_2MD[side])
             self._gradient_2MD[side] = choose(here_M, subtree.gradient_MD, self._gradient_2MD[side])
-        self.growing_M = whole_M & ~self._turns(self._momentum_2MD[0], self._momentum_2MD[1], self._sum_MD)
+        new = Half(subtree.first_MD, subtree.momentum_MD, subtree.sum_MD)
+        self.growing_M = whole_M & ~joined_turn(old, new, inverse_mass_MD=self._state.inverse_mass_MD)
 
     def _uniforms(self, doubling: int) -> Tensor:
         """Return numbers for direction, choice of half, and choice within the new subtree, (M, 2 + 2^doubling)."""
@@ -190,9 +195,6 @@ class _Trees:
             for s in state.seeds
         ]
         return torch.stack(rows).to(self._energy_M.device)
-
-    def _turns(self, first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor) -> Tensor:
-        return turns(first_MD, last_MD, sum_MD, inverse_mass_MD=self._state.inverse_mass_MD)
 
     def ends(self, forwards_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return weights, momentum and gradient of the end that is to grow, copies."""
@@ -239,11 +241,18 @@ class _Subtree:
         self.growing_M = trees.growing_M.clone()
         self.weights_MD, self.value = self.end_MD.clone(), Value(*(part.clone() for part in trees.value))
         self._first_KMD = self.end_MD.new_empty(slots, members, size)  # momenta at the beginnings of smaller subtrees
-        self._before_KMD = self.end_MD.new_empty(slots, members, size)  # ρ before them
+        self._previous_KMD = self.end_MD.new_empty(slots, members, size)  # momenta one step before those
+        self._before_KMD = self.end_MD.new_empty(slots, members, size)  # sums of all momenta before them
+
+    @property
+    def first_MD(self) -> Tensor:
+        """Momenta after the first step."""
+        return self._first_KMD[0]
 
     def grow(self, density: Density, number: int, uniform_M: Tensor) -> None:
         """Take leapfrog step `number` in every subtree that still grows."""
         rows = self.growing_M.nonzero().squeeze(-1)
+        previous = self.momentum_MD[rows]
         value, gain_M = self._trees.leap(density, rows, self)
         log_weight_M = torch.logaddexp(self.log_weight_M[rows], gain_M)
         chosen = uniform_M[rows].log() < gain_M - log_weight_M
@@ -252,31 +261,67 @@ class _Subtree:
         self.weights_MD[picked] = self.end_MD[picked]
         for kept, new in zip(self.value, value, strict=True):
             kept[picked] = new[chosen]
-        momentum = self.momentum_MD[rows]
+        momentum, last, before = self.momentum_MD[rows], previous, self.sum_MD[rows]
         slot = (number >> 1).bit_count()
         if number % 2 == 0:
-            self._first_KMD[slot, rows], self._before_KMD[slot, rows] = momentum, self.sum_MD[rows]
-        self.sum_MD[rows] += momentum
+            self._first_KMD[slot, rows], self._previous_KMD[slot, rows] = momentum, previous
+            self._before_KMD[slot, rows] = before
+        self.sum_MD[rows] = before + momentum
         turned = torch.zeros_like(chosen)
         closed = (~number & (number + 1)).bit_length() - 1  # ones at the end of the number: subtrees that end here
         mass_MD = self._trees._state.inverse_mass_MD[rows]
+        right = Half(momentum, momentum, momentum)  # the half that begins one slot further on: at first, this step
         for k in range(slot, slot - closed, -1):
-            inside = self.sum_MD[rows] - self._before_KMD[k, rows]
-            turned |= turns(self._first_KMD[k, rows], momentum, inside, inverse_mass_MD=mass_MD)
+            first = self._first_KMD[k, rows]
+            left = Half(first, last, before - self._before_KMD[k, rows])
+            turned |= joined_turn(left, right, inverse_mass_MD=mass_MD)
+            last, before = self._previous_KMD[k, rows], self._before_KMD[k, rows]
+            right = Half(first, momentum, left.sum_MD + right.sum_MD)
         self.growing_M[rows] = ~turned & (gain_M >= -DIVERGENCE)
 
 
-def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD: Tensor) -> Tensor:
-    """Return which subtrees turn back: v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0.
+class Half(NamedTuple):
+    """One of two subtrees that are joined.
+
+    Attributes:
+        first_MD: momenta at the end where it begins.
+        last_MD: momenta at the other.
+        sum_MD: the sum of all momenta.
+    """
+
+    first_MD: Tensor
+    last_MD: Tensor
+    sum_MD: Tensor
+
+
+def joined_turn(left: Half, right: Half, *, inverse_mass_MD: Tensor) -> Tensor:
+    """Return which subtrees turn back when they are joined, or either half with the step of the other next to it.
 
     Args:
-        first_MD: momenta at one end.
-        last_MD: momenta at the other.
-        sum_MD: ρ, the sum of all momenta.
+        left: the half that was there.
+        right: the half that begins where that ends.
         inverse_mass_MD: diagonal of M⁻¹.
 
     Returns:
         Bool (M,).
     """
-    velocity_MD = inverse_mass_MD * sum_MD
+    mass: dict[str, Tensor] = {"inverse_mass_MD": inverse_mass_MD}
+    whole = turns(left.first_MD, right.last_MD, left.sum_MD + right.sum_MD, **mass)
+    beyond = turns(left.first_MD, right.first_MD, left.sum_MD + right.first_MD, **mass)
+    return whole | beyond | turns(left.last_MD, right.last_MD, left.last_MD + right.sum_MD, **mass)
+
+
+def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD: Tensor) -> Tensor:
+    """Return which subtrees turn back: v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0, with ρ the sum less (v₋ + v₊)/2.
+
+    Args:
+        first_MD: momenta at one end.
+        last_MD: momenta at the other.
+        sum_MD: the sum of all momenta, those included.
+        inverse_mass_MD: diagonal of M⁻¹.
+
+    Returns:
+        Bool (M,).
+    """
+    velocity_MD = inverse_mass_MD * (sum_MD - (first_MD + last_MD) / 2)
     return ((first_MD * velocity_MD).sum(-1) <= 0) | ((last_MD * velocity_MD).sum(-1) <= 0)
