@@ -20,18 +20,8 @@ class Averaging(Protocol):
     """Settings of a method that averages snapshots."""
 
     @property
-    def members(self) -> int:
-        """M, independent runs."""
-        ...
-
-    @property
     def epochs(self) -> int | None:
         """Passes over the data."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per step."""
         ...
 
     @property
