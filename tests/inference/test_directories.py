@@ -228,6 +228,20 @@ def test_a_damaged_description_is_removed_and_the_run_goes_on(method: Any, damag
     assert whole["run"] == before
 
 
+@METHODS
+def test_a_checkpoint_without_a_description_is_not_given_another_runs(method: Any, tmp_path: Path) -> None:
+    expected = fitted(method, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors belongs to another run: its seed is 11, now 12"):
+        fitted(method, tmp_path, seed=12)
+    assert not (tmp_path / "config.json").exists()
+    assert_same_tensors(everything(fitted(method, tmp_path)), everything(expected))
+    shutil.copyfile(tmp_path / "posterior.safetensors", tmp_path / "checkpoint.safetensors")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is not a checkpoint but a '(gaussian|draws)'"):
+        fitted(method, tmp_path)
+
+
 def test_advice_on_a_damaged_description_fits_what_is_there(tmp_path: Path) -> None:
     fitted(SWAG, tmp_path)
     path = tmp_path / "config.json"

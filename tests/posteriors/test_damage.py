@@ -205,6 +205,17 @@ def test_a_folder_in_the_place_of_a_file_is_told(cases: list[Case], tmp_path: Pa
         assert outcome == "said", f"{case}: {text}"
 
 
+def test_a_file_of_another_kind_in_its_place_is_told(cases: list[Case], tmp_path: Path) -> None:
+    for number, case in enumerate(case for case in cases if (case.path.parent / "config.json").exists()):
+        expected, names = case.read(case.path), sorted(path.name for path in case.path.parent.iterdir())
+        for name in names:
+            place = tmp_path / f"{number} {name}" / case.path.parent.name
+            shutil.copytree(case.path.parent, place)
+            shutil.copyfile(place / name, place / case.path.name) if name != case.path.name else None
+            outcome, text = _outcome(case.read, place / case.path.name, {**expected})
+            assert outcome == ("same" if name == case.path.name else "said"), f"{case.path.name} {name}: {text}"
+
+
 def test_files_that_may_not_be_read_are_told(cases: list[Case], tmp_path: Path) -> None:
     for number, case in enumerate(cases):
         expected, place = case.read(case.path), tmp_path / str(number) / case.path.parent.name

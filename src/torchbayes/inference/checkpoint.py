@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.posteriors.files import read_tensors, write_tensors
+from torchbayes.posteriors.files import read_header, read_tensors, write_tensors
 
 
 def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -110,6 +110,21 @@ def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
     write_tensors(path, tensors, {"kind": "checkpoint", "numbers": numbers, "about": dict(about)})
 
 
+def about_of(path: Path) -> dict[str, Any]:
+    """Return the description of the run that a checkpoint is of, which reads nothing else of it.
+
+    Raises:
+        ValueError: if its header is damaged, or it is no checkpoint.
+    """
+    return _about(path, read_header(path))
+
+
+def _about(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+    if header.get("kind") != "checkpoint":
+        raise ValueError(f"{path} is not a checkpoint but a {header.get('kind')!r}.")
+    return header["about"]
+
+
 def load_checkpoint(
     path: Path, like: Any, about: Mapping[str, Any], *, members: slice = slice(None)
 ) -> tuple[Any, dict[str, Any]]:
@@ -128,9 +143,8 @@ def load_checkpoint(
         ValueError: if the file is damaged, no checkpoint, or of another run or version; the message says in what.
     """
     tensors, header = read_tensors(path)
-    if header.get("kind") != "checkpoint":
-        raise ValueError(f"{path} is not a checkpoint but a {header.get('kind')!r}.")
-    check_same_run(path, header["about"], about)
+    found = _about(path, header)
+    check_same_run(path, found, about)
     own = {name: tensor[members] if tensor.ndim else tensor for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
     try:
@@ -142,7 +156,7 @@ def load_checkpoint(
             f"{path} does not hold a state of this run: {error}. Resume with the network and the version of torchbayes "
             f"that wrote it, or start the run anew."
         ) from error
-    return state, header["about"]
+    return state, found
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:

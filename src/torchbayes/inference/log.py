@@ -118,7 +118,7 @@ def _read(path: Path, run: str | None) -> _Found:
 def _epochs(checkpoint: Path) -> int:
     """Return how many epochs were over when a checkpoint was written, 0 if it cannot be read."""
     try:
-        return int(read_header(checkpoint)["about"]["epochs"])
+        return int(read_header(checkpoint).get("about", {}).get("epochs", 0))
     except (OSError, ValueError):
         return 0
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from torchbayes.inference import log
-from torchbayes.inference.checkpoint import all_finite, check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.inference.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
 from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.share import Share
@@ -33,7 +33,6 @@ from torchbayes.posteriors.files import (
     CHECKPOINT,
     CONFIG,
     read_described,
-    read_header,
     sweep,
     write_described,
     write_tensors,
@@ -134,9 +133,13 @@ class Run:
             found = read_described(config, restore=advice if checkpoint.exists() else "Start the run anew.")
             check_same_run(directory, found, self.about)
             self.name = found["run"]
-        else:
-            self.name = read_header(checkpoint)["about"]["run"] if checkpoint.exists() else secrets.token_hex(8)
-            write_described(config, {"run": self.name, **self.about})
+            return
+        self.name = secrets.token_hex(8)
+        if checkpoint.exists():
+            found = about_of(checkpoint)
+            check_same_run(checkpoint, found, self.about)
+            self.name = found["run"]
+        write_described(config, {"run": self.name, **self.about})
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.

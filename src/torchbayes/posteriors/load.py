@@ -94,7 +94,7 @@ def read_draws(
 def _drawn(checkpoint: Path) -> int:
     """Return how many draws there were when a checkpoint was written, 0 if it cannot be read."""
     try:
-        return int(read_header(checkpoint)["about"]["draws"])
+        return int(read_header(checkpoint).get("about", {}).get("draws", 0))
     except (OSError, ValueError):
         return 0
 

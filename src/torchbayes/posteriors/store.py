@@ -119,7 +119,10 @@ class DrawFile:
         folder = Path(folder)
         if not (folder / "draws.json").is_file() or not (folder / "draws.bin").is_file():
             raise FileNotFoundError(f"there are no draws in {folder}.")
-        return cls(folder, read_described(folder / "draws.json", restore=_RESTORE))
+        about = read_described(folder / "draws.json", restore=_RESTORE)
+        if "chains" not in about:
+            raise ValueError(f"{folder / 'draws.json'} is a description of something else than draws. {_RESTORE}")
+        return cls(folder, about)
 
     @property
     def row_bytes(self) -> int:
