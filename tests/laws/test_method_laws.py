@@ -17,6 +17,7 @@ from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything,
 from torchbayes.inference import run as run_module
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.checkpoint import flatten
+from torchbayes.inference.descent import epochs_of
 from torchbayes.inference.method import Method
 from torchbayes.model.seeds import member_seeds
 from torchbayes.posteriors.files import read_tensors
@@ -133,7 +134,7 @@ def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> 
     weights_MD, buffers = model.starting_weights(seeds)
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
     donated = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    for epoch in range(method.epochs):
+    for epoch in range(epochs_of(method.epochs, source.steps_per_epoch)):
         for batch in source.epoch(seeds, epoch):
             before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
             rows = [batch.inputs.clone(), batch.targets.clone()]
@@ -159,7 +160,7 @@ def test_pieces_by_hand_equal_fit(make: Make) -> None:
     source, seeds = as_source(model, rows_of(), method.batch_size), member_seeds(7, 2)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     state = method.init(density, *model.starting_weights(seeds), seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    for epoch in range(method.epochs):
+    for epoch in range(epochs_of(method.epochs, source.steps_per_epoch)):
         for batch in source.epoch(seeds, epoch):
             state, _ = method.step(density, state, batch)
     assert_same_tensors(everything(method.posterior(density, state)), everything(fitted(make)))
