@@ -271,8 +271,8 @@ def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", 
         return
     ((name, count),) = counts.items()
     raise ValueError(
-        f"`{name}` must be smaller; got {count:,}: {holding} would take {_size(needed)}, and {_size(free)} are free. "
-        f"Ask for {int(count * free / needed):,} at most."
+        f"`{name}` must be smaller; got {count:,}: {holding} would take {size_of(needed)}, and {size_of(free)} are "
+        f"free. Ask for {int(count * free / needed):,} at most."
     )
 
 
@@ -301,7 +301,8 @@ def _free_in_container() -> float:
     return float(max(limit - used + cached, 0))
 
 
-def _size(count: float) -> str:
+def size_of(count: float) -> str:
+    """Return a number of bytes as a message shows it."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:,.1f} MiB"
 
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_choice, check_counts, plain, seen
+from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain, seen
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
@@ -274,6 +274,7 @@ def linked(
     if link == "gaussian":
         return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
     if link == "samples":
+        check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)
         drawn = _drawn(mean_MBK, spread, samples, seed=seed)
         repeated = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
         return Predictive(drawn, model.likelihood, repeated)

@@ -74,7 +74,9 @@ METRICS = {
     "metrics.fpr95": _detected(metrics.fpr95, positive=WORD),
     "metrics.nll": Case(metrics.nll, lambda: {"log_prob_B": _ONES}, {"log_prob_B": _SCORES, **_WEIGHTS}),
     "metrics.weighted_mean": Case(
-        metrics.weighted_mean, lambda: {"values_B": _ONES}, {"values_B": (None, "text", 3), **_WEIGHTS}
+        metrics.weighted_mean,
+        lambda: {"values_B": _ONES, "weights_B": None},
+        {"values_B": (None, "text", 3), **_WEIGHTS},
     ),
     "metrics.rmse": Case(
         metrics.rmse, lambda: {"mean_B": _ONES, "targets_B": _ONES}, {"mean_B": _REAL, "targets_B": _REAL, **_WEIGHTS}

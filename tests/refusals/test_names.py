@@ -25,31 +25,13 @@ ROOMS_OF = {
     "report.": report,
     "figures.": figures,
 }
-RESULTS = [
-    "Batch",
-    "Chains",
-    "Diagnosis",
-    "Evaluation",
-    "Event",
-    "FunctionalLaplace",
-    "LaplacePosterior",
-    "data.Data",
-    "data.Pair",
-    "evidence.Evidence",
-    "diagnostics.Modes",
-    "diagnostics.Summary",
-]
-PROTOCOLS = [
-    "likelihoods.Likelihood",
-    "likelihoods.Parameters",
-    "priors.Prior",
-    "priors.SampledPrior",
-    "priors.ShapedPrior",
-    "figures.Better",
-]
-FILES = ["load"]  # tests/posteriors/test_files.py damages files
-TAKE_NOTHING = ["data.names", "data.ood_names", "networks.names", "report.versions"]
-ELSEWHERE = {*RESULTS, *PROTOCOLS, *FILES, *TAKE_NOTHING}
+RESULTS = {"Batch", "Chains", "Diagnosis", "Evaluation", "Event", "FunctionalLaplace", "LaplacePosterior"}
+RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
+PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
+FILES = {"load"}  # tests/posteriors/test_files.py damages files
+TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
+ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
 
 
 def names():

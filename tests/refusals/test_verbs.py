@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.refusals.helpers import check_table
+from tests.refusals.helpers import arguments, check_refused, check_table
 from tests.refusals.verbs import VERBS
 
 

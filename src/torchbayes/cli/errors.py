@@ -18,6 +18,7 @@ import torchbayes
 from torchbayes.checks import seen
 
 DEBUG = "TORCHBAYES_DEBUG"
+LONGEST = 500  # letters of a line
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
 _KINDS |= {"tuple": "a list of numbers", "list": "a list", "NoneType": "null"}
 # how jsonargparse says what is wrong, on lines of their own
@@ -41,7 +42,9 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return "there is not enough memory. Use fewer members or draws, or a smaller batch or chunk size."
-    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    of_file = isinstance(error, OSError) and error.strerror and error.filename
+    text = f"{error.filename}: {error.strerror}." if of_file else str(error)  # type: ignore[attr-defined]
+    said = "\n".join([text, *getattr(error, "__notes__", ())])
     if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", said):
         close = difflib.get_close_matches(unknown[1], list(options), n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
@@ -52,7 +55,8 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         return own[1]
     keys = _path(said)
     line = _of_option(".".join(keys), said[said.index(f'"{keys[-1]}"') :]) if keys else said
-    return " ".join(line.split()) or f"{type(error).__name__} without a word."
+    line = " ".join(line.split()) or f"{type(error).__name__} without a word."
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
 def _path(said: str) -> list[str]:

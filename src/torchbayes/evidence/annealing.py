@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_kind
+from torchbayes.checks import as_seed, check_kind, check_memory
 from torchbayes.evidence.estimate import Evidence, LogMean, log_mean, warn_of_few
 from torchbayes.evidence.moves import Place, move
 from torchbayes.evidence.path import Target, as_target
@@ -75,6 +75,7 @@ def annealed_importance_sampling(
     seed = as_seed(seed)
     target = as_target(model, data)
     found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
+    check_memory(2 * particles * target.draw(1, 0).nbytes, "the particles", particles=particles)
     weights_PD = target.draw(particles, mix(Purpose.ANNEALING_START, seed))
     log_weights_P, details = _annealed(target, weights_PD, ladder, seed=mix(Purpose.ANNEALING_MOVES, seed))
     mean = log_mean(log_weights_P)

@@ -17,8 +17,10 @@ from torchbayes.checks import (
     check_kind,
     check_memory,
     check_object,
+    free_memory,
     given,
     seen,
+    size_of,
 )
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.model import Model
@@ -61,21 +63,50 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         for callback in callbacks:
             check_function("a list or tuple of functions", callbacks=callback)
     check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
-    check_members(model, method)
+    like_D = model.network.weights().new_empty(model.layout.size, device="meta")
+    check_members(method, like_D, model.network.device)
+    if isinstance(method, Sampler) and options["directory"] is None:
+        check_kept(method, like_D)
 
 
-def check_members(model: Model, method: Any) -> None:
-    """Check that weights and gradients of all members, or the draws of all chains, can be held.
+def check_members(method: Any, like_D: Tensor, device: torch.device) -> None:
+    """Check that what a method keeps of all members can be held.
+
+    Args:
+        method: the method.
+        like_D: weights of one member, of which shape and dtype count.
+        device: where they are.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    name = "chains" if isinstance(method, Sampler) else "members"
+    total = method.members * like_D.nbytes
+    check_memory(2 * total, "weights and gradients of all members", device, **{name: method.members})
+    structure, rank = getattr(method, "structure", "low_rank"), getattr(method, "rank", 0)
+    if structure == "low_rank":
+        check_memory(rank * total, "directions of all members", device, rank=rank)
+    if structure == "dense" and (free := free_memory(device)) < total * len(like_D):
+        raise ValueError(
+            f"`structure='dense'` is a matrix of {len(like_D):,} by {len(like_D):,}, which would take "
+            f"{size_of(total * len(like_D))}, and {size_of(free)} are free. Use structure='kronecker'."
+        )
+
+
+def check_kept(method: Sampler, like_D: Tensor) -> None:
+    """Check that the draws of a sampler can be held in memory.
+
+    Args:
+        method: the sampler.
+        like_D: weights of one chain.
 
     Raises:
         ValueError: if they cannot.
     """
-    network = model.network
-    row = model.layout.size * network.dtype.itemsize
-    name = "chains" if isinstance(method, Sampler) else "members"
-    check_memory(
-        2 * method.members * row, "weights and gradients of all members", network.device, **{name: method.members}
-    )
+    cycles = method.cycles
+    each = (method.steps - method.burn_in) // method.thin
+    kept = min(each, method.steps // cycles.length * cycles.draws) if cycles else each
+    check_memory(kept * method.members * like_D.nbytes, "the draws of all chains", steps=method.steps)
 
 
 def check_sample(density: Any, method: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.inference.asked import check_finite_start, check_sample
+from torchbayes.inference.asked import check_finite_start, check_kept, check_sample
 from torchbayes.inference.judgement import problems
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.dynamics import Density
@@ -68,6 +68,7 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
 def run_chains(density: Density, method: Sampler, start_MD: Tensor, *, seed: int) -> Chains:
     """Return what `sample` does of chains that are not to be judged together, as they have targets of their own."""
     start_MD = _start(start_MD, method.chains)
+    check_kept(method, start_MD[0])
     state = method.init(density, start_MD, seeds=member_seeds(seed, method.chains))
     weights, numbers, fault = [], [], ""
     for _ in range(method.steps):

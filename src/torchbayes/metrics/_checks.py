@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_tensor
+
 SUM_TOLERANCE = 1e-3
 
 
@@ -129,9 +131,10 @@ def weighted_mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
         weights_B: How often each counts, the same shape, or None.
 
     Raises:
-        TypeError: If the weights are no tensor.
-        ValueError: If their shape differs, one is negative or not finite, or all are zero.
+        TypeError: If values or weights are no tensor.
+        ValueError: If their shapes differ, a weight is negative or not finite, or all are zero.
     """
+    check_tensor(values_B=values_B)
     if weights_B is None:
         return values_B.double().mean()
     weights_B = check_weights(weights_B, values_B)

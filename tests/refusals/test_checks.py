@@ -1,0 +1,127 @@
+"""The checks themselves: what counts as a number, how values are shown, memory that is said before it is asked for."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import torchbayes as tb
+from tests.refusals import things
+from torchbayes import checks
+from torchbayes.linalg import Diagonal
+
+
+@pytest.mark.parametrize("one", [1, np.int64(1), np.uint8(1), torch.tensor(1), np.array(1)])
+def test_whole_numbers_of_any_library_count(one):
+    assert checks.whole("count", one) == 1
+    assert type(checks.whole("count", one)) is int
+    assert type(checks.as_seed(one)) is int
+
+
+@pytest.mark.parametrize(
+    "no_one", [True, np.bool_(True), torch.tensor(True), 1.0, np.float64(1), torch.tensor(1.0), torch.ones(1)]
+)
+def test_bools_and_fractions_do_not(no_one):
+    with pytest.raises(ValueError, match="`count` must be a whole number of at least 1; got"):
+        checks.whole("count", no_one)
+
+
+def test_numbers_of_other_libraries_become_plain_ones_that_can_be_written():
+    method = tb.MAP(
+        np.int64(2), epochs=torch.tensor(3), optimizer=tb.Adam(np.float32(0.5), betas=[np.float64(0.5), 0.9])
+    )
+    assert (method.members, method.epochs, method.optimizer.lr) == (2, 3, 0.5)
+    assert json.loads(json.dumps(dataclasses.asdict(method)))["optimizer"]["betas"] == [0.5, 0.9]
+    assert tb.priors.Normal(torch.tensor(2.0)) == tb.priors.Normal(2.0)
+    assert tb.fit(things.model(), things.DATA, method, seed=np.int64(3), callbacks=()).members == 2
+
+
+def test_seeds_end_where_generators_end():
+    assert checks.as_seed(2**64 - 1) == 2**64 - 1
+    with pytest.raises(ValueError, match=r"from 0 to 2\*\*64 - 1; got 18446744073709551616"):
+        checks.as_seed(2**64)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (tb.MAP, "the class MAP"),
+        (torch.zeros(2, 3), "a Tensor of shape (2, 3)"),
+        (np.zeros(4), "a ndarray of shape (4,)"),
+        ("a" * 200, "'" + "a" * 79 + "…'"),
+        ([1] * 200, "an object of type list"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_values_are_shown_in_a_few_words(value, shown):
+    assert checks.seen(value) == shown
+
+
+def test_scales_whose_square_is_no_number_are_refused():
+    for scale in (1e200, 1e-200, 1e-320):
+        with pytest.raises(ValueError, match=r"`scale` must lie in \[1e-150, 1e150\]"):
+            tb.priors.Normal(scale)
+    assert np.isfinite(1 / tb.priors.Normal(1e150).scale ** 2)
+
+
+# --- memory
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """A machine with 100,000 bytes."""
+    monkeypatch.setattr(checks, "free_memory", lambda _device="cpu": 1e5)
+
+
+def test_what_is_free_is_a_number_of_bytes():
+    assert 2**20 < checks.free_memory() <= float("inf")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: tb.predict(things.point(), things.INPUTS, draws=10**9), "`draws` must be smaller; got 1,000,000,000"),
+        (lambda: things.gaussian().sample(10**9), "the drawn weights would take 100.6 GiB, and 0.1 MiB are free"),
+        (lambda: tb.predict(things.point(), things.INPUTS.repeat(200, 1), draws=4), "outputs of the drawn functions"),
+        (lambda: things.predictive().sample(10**9), "`count` must be smaller; got 1,000,000,000: samples would take"),
+        (lambda: fitted(tb.MAP(members=10**6)), "`members` must be smaller; got 1,000,000: weights and gradients"),
+        (lambda: fitted(tb.HMC(chains=10**6)), "`chains` must be smaller; got 1,000,000"),
+        (lambda: fitted(tb.HMC(2, 10**7, 5, step_size=0.1, trajectory=0.2)), "`steps` must be smaller; got 10,000,000"),
+        (lambda: sampled(tb.RandomWalk(2, 10**7, 5, step_size=0.1)), "`steps` must be smaller; got 10,000,000"),
+        (lambda: fitted(tb.SWAG(rank=10**6)), "`rank` must be smaller; got 1,000,000"),
+        (
+            lambda: fitted(tb.Laplace("low_rank", rank=10**6), start=things.net()),
+            "`rank` must be smaller; got 1,000,000",
+        ),
+    ],
+)
+def test_memory_is_said_before_it_is_asked_for(little, call, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        call()
+    assert " at most." in str(caught.value)
+
+
+def fitted(method, **options):
+    return tb.fit(things.model(), things.DATA, method, callbacks=(), **options)
+
+
+def sampled(method):
+    return tb.sample(things.density(), method, torch.zeros(2, 3))
+
+
+def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr("torchbayes.inference.asked.free_memory", lambda _device: 1e3)
+    with pytest.raises(ValueError, match=r"`structure='dense'` is a matrix of 27 by 27, .* Use structure='kronecker'"):
+        fitted(tb.Laplace("dense"), start=things.net())
+
+
+def test_a_million_members_are_refused_only_where_they_do_not_fit(little):
+    assert fitted(tb.MAP(members=3, epochs=1)).members == 3
+
+
+def test_means_and_covariances_of_other_numbers_are_refused_when_drawn():
+    odd = tb.Gaussian(things.model(), things.weights(1), Diagonal(torch.ones(2, 27)))
+    with pytest.raises(ValueError, match="`covariance` must have one matrix for each of the 1 members; got 2"):
+        odd.sample(3)
