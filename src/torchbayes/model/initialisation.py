@@ -4,7 +4,7 @@ They are called from the parts to the whole, as constructors do, and those of ad
 
 - `reset_parameters` or `_reset_parameters` of a part, as in PyTorch;
 - `init_weights`, `_init_weights`, `initialize_weights` or `_initialize_weights` of a whole: without arguments (Hugging
-  Face, timm), or with one, a module, for every module below (`self.apply(self._init_weights)`);
+  Face, timm), or with one, a module, for every module below, as `nn.Module.apply` calls it;
 - `reset_…_parameters(adapter)` of PEFT, with the initialisation that the adapter's configuration asks for.
 
 What a constructor does besides cannot be seen, but it leaves two marks. Where all elements of a parameter are equal,
