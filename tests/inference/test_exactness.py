@@ -43,10 +43,10 @@ def dispersed(target: Target, chains: int) -> Tensor:
 MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "hmc, correlated": (
         tb.HMC,
-        correlated_gaussian(),
+        correlated_gaussian(condition=1e2),
         {"steps": 750, "burn_in": 150, "trajectory": 1.5},
     ),
-    "hmc, skewed": (tb.HMC, skewed(), {"steps": 1500, "burn_in": 200, "trajectory": 2.0}),
+    "hmc, skewed": (tb.HMC, skewed(), {"chains": 96, "steps": 1300, "burn_in": 200, "trajectory": 2.0}),
     "hmc, linear": (tb.HMC, linear_regression(0.5), {"steps": 600, "burn_in": 150, "trajectory": 0.3}),
     "hmc, logistic": (tb.HMC, logistic_regression(), {"steps": 600, "burn_in": 150, "trajectory": 2.0}),
     "hmc, diagonal mass": (
@@ -54,7 +54,11 @@ MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
         linear_regression(),
         {"steps": 700, "burn_in": 250, "mass": "diagonal"},
     ),
-    "nuts, correlated": (tb.NUTS, correlated_gaussian(), {"chains": 128, "steps": 190, "burn_in": 75, "mass": "unit"}),
+    "nuts, correlated": (
+        tb.NUTS,
+        correlated_gaussian(condition=1e2),
+        {"chains": 128, "steps": 190, "burn_in": 75, "mass": "unit"},
+    ),
     "nuts, skewed": (tb.NUTS, skewed(), {"chains": 128, "steps": 480, "burn_in": 130}),
     "nuts, linear": (tb.NUTS, linear_regression(2.0), {"chains": 128, "steps": 300, "burn_in": 150}),
     "nuts, logistic": (tb.NUTS, logistic_regression(), {"chains": 128, "steps": 300, "burn_in": 150}),

@@ -34,7 +34,7 @@ from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, packed
-from torchbayes.posteriors.problems import not_finite, warn_of
+from torchbayes.posteriors.problems import warn_of
 
 
 def fit(
@@ -132,7 +132,6 @@ def _result(density: LogDensity, source: Source, method: Method | Sampler, *, st
     if isinstance(method, Sampler):
         assert run.kept is not None
         posterior: Posterior = run.kept.posterior()
-        posterior = posterior.with_problems(not_finite(posterior.tensors()))
         run.save(*run.kept.packed(posterior.problems))
         return posterior
     whole = run.share.whole(state)
