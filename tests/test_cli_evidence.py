@@ -14,6 +14,9 @@ from torchbayes.config import Problem, read_config
 from torchbayes.data import load
 from torchbayes.experiments import evidence_networks as room
 
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
 SHORT = ["--data", "digits", "--train_size", "80", "--map.epochs", "4", "--network_settings.hidden", "[6]"]
 TINY = ["evidence", *SHORT, "--networks", "linear", "mlp"]
 

@@ -16,6 +16,9 @@ from torchbayes.experiments.compare_report import caption, lead, table
 from torchbayes.experiments.compare_scores import member, score
 from torchbayes.posteriors import Functions
 
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
 OPTIMISED = ("single", "ensemble", "swag", "multiswag")  # so few epochs end at no mode for Laplace
 DIGITS = Comparison(
     Problem("digits", "mlp", {"hidden": [16]}, train_size=200),

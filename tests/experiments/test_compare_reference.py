@@ -20,6 +20,9 @@ from torchbayes.experiments.compare_report import caption, fidelity_table, lead,
 from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
 HMC = tb.HMC(3, 14, 4, thin=2, step_size=0.01, trajectory=0.05, plan="vmap")
 DIGITS = Comparison(
     Problem("digits", "mlp", {"hidden": [12]}, train_size=150),

@@ -14,6 +14,9 @@ from torchbayes import networks
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.experiments.evidence_rounds import best, kept, rounds, shuffled
 
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
 NOISE = 0.3
 
 
