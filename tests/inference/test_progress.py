@@ -23,7 +23,7 @@ def event(epoch):
 
 def test_lines_come_after_ever_longer_waits(clock):
     said = []
-    lines, began, at = Lines("MAP", 0, 100, said.append), clock[0], []
+    lines, began, at = Lines("MAP", 0, 100, write=said.append), clock[0], []
     for epoch in range(1, 101):
         clock[0] += 1.0
         before = len(said)
@@ -35,7 +35,7 @@ def test_lines_come_after_ever_longer_waits(clock):
 
 def test_no_wait_is_longer_than_ten_minutes(clock):
     said = []
-    lines = Lines("HMC", 0, 100, said.append)
+    lines = Lines("HMC", 0, 100, write=said.append)
     for _ in range(24 * 60):
         clock[0] += 60
         lines.look()
@@ -46,7 +46,7 @@ def test_no_wait_is_longer_than_ten_minutes(clock):
 
 def test_an_epoch_that_takes_long_is_told_of_before_it_ends(clock):
     said = []
-    lines = Lines("SWAG × 5", 3, 60, said.append)
+    lines = Lines("SWAG × 5", 3, 60, write=said.append)
     for _ in watched(iter(range(30)), [lines, print]):
         clock[0] += 1.0
     assert said == ["  SWAG × 5, 0:00:10: 3 of 60 epochs", "  SWAG × 5, 0:00:25: 3 of 60 epochs"]
