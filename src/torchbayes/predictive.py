@@ -57,7 +57,6 @@ class Predictive:
             The predictive.
 
         Raises:
-            TypeError: if they are no tensor of floating-point numbers.
             ValueError: if the shape is wrong or rows do not sum to 1 within 1e-3.
         """
         check_probs("probs", probs)
