@@ -219,9 +219,9 @@ def test_published_probabilities_of_draws_are_averaged() -> None:
 @pytest.mark.parametrize(
     ("probs", "message"),
     [
-        (torch.full((3, 4), 0.3), "sum to 1; got sums up to 1.2"),
-        (torch.tensor([[-0.5, 1.5]]), "at least 0"),
-        (torch.ones(3), r"must have shape \(B, K\) or \(S, B, K\) and be floating point; got \(3,\)"),
+        (torch.full((3, 4), 0.3), "must sum to one over the last axis; got a sum of 1.2"),
+        (torch.tensor([[-0.5, 1.5]]), "must not be negative; got -0.5"),
+        (torch.ones(3), r"must sum to one over the last axis; got a sum of 3"),
     ],
 )
 def test_what_are_no_probabilities_is_refused(probs: Tensor, message: str) -> None:

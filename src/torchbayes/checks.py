@@ -80,6 +80,18 @@ def as_seed(seed: Any) -> int:
     return operator.index(seed)
 
 
+def as_numbers(name: str, value: Any) -> Tensor:
+    """Return a number, or a tensor, array or list of such, as a float64 tensor.
+
+    Raises:
+        TypeError: if there is something else than numbers.
+    """
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`{name}` must be numbers; got {seen(value)}.") from error
+
+
 def check_numbers(**values: Any) -> None:
     """Check settings that are any finite number.
 

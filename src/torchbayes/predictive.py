@@ -6,7 +6,7 @@ functions throughout. Probabilities are averaged, never outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,17 +15,8 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.utils.data import DataLoader
 
-from torchbayes.checks import (
-    as_seed,
-    check_counts,
-    check_kind,
-    check_memory,
-    check_object,
-    check_tensor,
-    given,
-    seen,
-    whole,
-)
+from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
+from torchbayes.metrics._checks import check_probs
 from torchbayes.metrics.uncertainty import divergence
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
@@ -53,16 +44,7 @@ class Predictive:
     function_variance: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_tensor(outputs_SBK=self.outputs_SBK, **given(function_variance=self.function_variance))
-        if self.outputs_SBK.ndim < 2 or not self.outputs_SBK.numel():
-            raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {tuple(self.outputs_SBK.shape)}.")
-        check_object(("distribution", "log_prob"), "Categorical()", likelihood=self.likelihood)
-        check_kind(Mapping, "a mapping", parameters=self.parameters)
-        if self.function_variance is not None and self.function_variance.shape != self.outputs_SBK.shape:
-            raise ValueError(
-                f"`function_variance` must have the shape of the outputs, {tuple(self.outputs_SBK.shape)}; got "
-                f"{tuple(self.function_variance.shape)}."
-            )
+        _check_parts(self)
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Predictive:
@@ -77,18 +59,9 @@ class Predictive:
         Raises:
             ValueError: if the shape is wrong or rows do not sum to 1 within 1e-3.
         """
-        check_tensor(probs=probs)
-        if probs.ndim not in {2, 3} or not probs.numel() or not probs.is_floating_point():
-            raise ValueError(
-                f"`probs` must have shape (B, K) or (S, B, K) and be floating point; got {tuple(probs.shape)} of "
-                f"{probs.dtype}."
-            )
-        sums = probs.sum(-1)
-        if not (probs.min() >= 0 and (sums - 1).abs().max() <= 1e-3):  # nor NaN
-            raise ValueError(
-                f"`probs` must be at least 0 and sum to 1; got sums up to {sums.max():g} and values from "
-                f"{probs.min():g}. Apply softmax."
-            )
+        check_probs("probs", probs)
+        if probs.ndim not in {2, 3}:
+            raise ValueError(f"`probs` must have shape (B, K) or (S, B, K); got {tuple(probs.shape)}.")
         return cls((probs if probs.ndim == 3 else probs.unsqueeze(0)).log(), Categorical())
 
     @property
@@ -187,13 +160,10 @@ class Predictive:
             TypeError: if levels are not numbers.
             NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
         """
-        try:
-            asked = torch.as_tensor(levels, dtype=self.outputs_SBK.dtype, device=self.outputs_SBK.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"`levels` must be numbers in (0, 1); got {seen(levels)}.") from error
+        asked = as_numbers("levels", levels).to(self.outputs_SBK)
         single, levels_Q = asked.ndim == 0, asked.reshape(-1)
         if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
-            raise ValueError(f"`levels` must lie in (0, 1); got {seen(levels)}.")
+            raise ValueError(f"`levels` must lie in (0, 1); got {asked.tolist()}.")
         distribution = self.distribution
         # the average's quantile lies between the smallest and the largest of the draws' quantiles
         shape = (-1, *[1] * distribution.mean.ndim)
@@ -219,7 +189,8 @@ class Predictive:
         Raises:
             ValueError: if `count` is not positive, or so many samples cannot be held.
         """
-        rounds = -(-whole("count", count) // self.draws)
+        check_counts(count=count)
+        rounds = -(-count // self.draws)
         needed = rounds * self.draws * self.distribution.batch_shape[1:].numel() * self.outputs_SBK.itemsize
         check_memory(needed, "samples", self.outputs_SBK.device, count=count)
         with seeded(Purpose.TARGETS, as_seed(seed), device=self.outputs_SBK.device):
@@ -256,6 +227,23 @@ class Predictive:
             binary = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
             return binary.sigmoid() if by_logits else binary
         return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
+
+
+def _check_parts(predictive: Predictive) -> None:
+    """Check what a predictive is made of.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    outputs_SBK, spread = predictive.outputs_SBK, predictive.function_variance
+    check_tensor(outputs_SBK=outputs_SBK, **given(function_variance=spread))
+    check_object(("distribution", "log_prob"), "Categorical()", likelihood=predictive.likelihood)
+    check_object(("items",), "{}", parameters=predictive.parameters)
+    shape = tuple(outputs_SBK.shape)
+    if len(shape) < 2 or not outputs_SBK.numel():
+        raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
+    if spread is not None and spread.shape != outputs_SBK.shape:
+        raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
 
 
 def _entropy(probs: Tensor) -> Tensor:
@@ -365,8 +353,7 @@ def stream(
     """
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)
-    if not isinstance(batches, Iterable):
-        raise TypeError(f"`batches` must be a loader or another iterable of batches; got {seen(batches)}.")
+    check_object(("__iter__",), "a DataLoader or a list of batches", batches=batches)
     return _stream(source, batches, chunk_size)
 
 

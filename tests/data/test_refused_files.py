@@ -1,6 +1,7 @@
 """Files that are read and are not what their set is: refused, by the name of the file and what is wrong with it."""
 
 import gzip
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_a_gzip_file_with_damaged_content_is_refused(tmp_path):
         load("mnist", root=tmp_path)
 
 
-RESIDUAL = {
+RESIDUAL: dict[str, Any] = {
     "residual": RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8),
     "labels": np.array([0, 99, 5, 7], np.uint8),
 }
@@ -173,7 +174,7 @@ def test_a_file_of_cifar_that_is_not_the_set_is_refused(tmp_path, name, array, s
         out_of_distribution(digits, "cifar100_ood", root=tmp_path)
 
 
-REVIEWS = {
+REVIEWS: dict[str, Any] = {
     "tokens": np.arange(1, 31, dtype=np.uint32),
     "offsets": np.array([0, 10, 30]),
     "labels": np.array([0, 1], np.uint8),

@@ -7,6 +7,7 @@ import torchbayes as tb
 from tests.laws.cases import model_of, rows_of
 from torchbayes.inference import progress
 from torchbayes.inference.progress import Event, Lines, watched
+from torchbayes.model.batch import Batch
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def event(epoch):
 
 def test_lines_come_after_ever_longer_waits(clock):
     said = []
-    lines, began, at = Lines("MAP", 0, 100, said.append), clock[0], []
+    lines, began, at = Lines("MAP", 0, 100, write=said.append), clock[0], []
     for epoch in range(1, 101):
         clock[0] += 1.0
         before = len(said)
@@ -35,7 +36,7 @@ def test_lines_come_after_ever_longer_waits(clock):
 
 def test_no_wait_is_longer_than_ten_minutes(clock):
     said = []
-    lines = Lines("HMC", 0, 100, said.append)
+    lines = Lines("HMC", 0, 100, write=said.append)
     for _ in range(24 * 60):
         clock[0] += 60
         lines.look()
@@ -46,8 +47,8 @@ def test_no_wait_is_longer_than_ten_minutes(clock):
 
 def test_an_epoch_that_takes_long_is_told_of_before_it_ends(clock):
     said = []
-    lines = Lines("SWAG × 5", 3, 60, said.append)
-    for _ in watched(iter(range(30)), [lines, print]):
+    lines = Lines("SWAG × 5", 3, 60, write=said.append)
+    for _ in watched([Batch(None, None)] * 30, [lines, print]):
         clock[0] += 1.0
     assert said == ["  SWAG × 5, 0:00:10: 3 of 60 epochs", "  SWAG × 5, 0:00:25: 3 of 60 epochs"]
 
@@ -65,4 +66,4 @@ def test_a_fit_without_a_terminal_speaks_by_the_clock_and_a_silent_one_does_not(
 
 def test_fits_are_the_same_with_and_without_lines():
     heard, silent = (tb.fit(model_of(), rows_of(), tb.MAP(epochs=2), callbacks=c) for c in (None, ()))
-    assert torch.equal(heard.weights_MD, silent.weights_MD)
+    assert torch.equal(heard.tensors()["weights_MD"], silent.tensors()["weights_MD"])

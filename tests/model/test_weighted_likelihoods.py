@@ -118,7 +118,7 @@ def test_what_is_no_likelihood():
         Weighted(Gaussian)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got function\. Wrap functions in likelihoods\.Custom"):
         Weighted(lambda f: distributions.Normal(f, 1.0))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="or a function of the outputs; got int"):
+    with pytest.raises(TypeError, match="or a function of the outputs; got 3"):
         tb.Model(nn.Linear(1, 1), 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got the class Gaussian\. Write Gaussian\(\)"):
         tb.Model(nn.Linear(1, 1), Gaussian)  # type: ignore[arg-type]
@@ -307,18 +307,18 @@ def test_targets_that_do_not_fit(likelihood: Any, outputs: Tensor, targets: Any,
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Categorical((1.0, -1.0)), "finite numbers >= 0"),
-        (lambda: Categorical((1.0, math.nan)), "finite numbers >= 0"),
-        (lambda: Categorical((0.0, 0.0)), "finite numbers >= 0"),
-        (lambda: Categorical(()), "finite numbers >= 0"),
-        (lambda: Categorical(label_smoothing=1.0), r"in \[0, 1\); got 1\.0"),
+        (lambda: Categorical((1.0, -1.0)), "`weights` must be at least 0; got -1.0"),
+        (lambda: Categorical((1.0, math.nan)), "`weights` must be at least 0; got nan"),
+        (lambda: Categorical((0.0, 0.0)), "`weights` must be above 0 for a class"),
+        (lambda: Categorical(()), "`weights` must be a tuple of at least 1"),
+        (lambda: Categorical(label_smoothing=1.0), r"in \[0, 1\), as a share; got 1\.0"),
         (lambda: Categorical(label_smoothing=math.nan), "got nan"),
-        (lambda: Gaussian(math.nan), "`scale` must be positive; got nan"),
-        (lambda: Gaussian((1.0, math.inf)), "must be positive"),
-        (lambda: Gaussian(()), "must be positive"),
-        (lambda: Gaussian("learned", initial=math.inf), "`initial` must be positive"),
-        (lambda: StudentT(math.nan), "must be positive"),
-        (lambda: tb.likelihoods.HeteroscedasticGaussian(-1.0), "`floor` must be a finite number >= 0"),
+        (lambda: Gaussian(math.nan), "`scale` must be above 0; got nan"),
+        (lambda: Gaussian((1.0, math.inf)), "must be finite and above 0"),
+        (lambda: Gaussian(()), "`scale` must be a tuple of at least 1"),
+        (lambda: Gaussian("learned", initial=math.inf), "`initial` must be finite and above 0"),
+        (lambda: StudentT(math.nan), "`df` must be above 0"),
+        (lambda: tb.likelihoods.HeteroscedasticGaussian(-1.0), "`floor` must be at least 0; got -1.0"),
     ],
 )
 def test_settings_outside_their_range(make: Any, words: str):

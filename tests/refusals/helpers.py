@@ -67,7 +67,7 @@ def _seen(value: Any) -> list[str]:
     """What a message may show of a value: itself, or its shape, or its type."""
     if isinstance(value, Tensor | np.ndarray):
         bad = "NaN", "nan", "infinite", "empty", "no rows"
-        within = (f"{v:g}" for v in value.flatten().tolist()[:1])
+        within = [str(value.tolist()), *(f"{v:g}" for v in value.flatten().tolist()[:1])]
         return [str(tuple(value.shape)), str(value.dtype), *bad, *within, *(f" {size}" for size in value.shape)]
     if isinstance(value, type):
         return [value.__name__]

@@ -36,12 +36,12 @@ _PAIR = (None, 0.9, "ab", (0.9,), (NAN, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, "a"
 
 _TRAINED: dict[str, tuple[Any, ...]] = {
     "members": COUNT,
-    "epochs": COUNT,
+    "epochs": maybe(COUNT),
     "batch_size": COUNT,
     "optimizer": _OPTIMIZER,
     "plan": WORD,
 }
-_AVERAGED = {**_TRAINED, "averaging_lr": POSITIVE, "burn_in": SHARE, "per_epoch": COUNT}
+_AVERAGED = {**_TRAINED, "averaging_lr": maybe(POSITIVE), "burn_in": SHARE, "per_epoch": maybe(COUNT)}
 _SAMPLED: dict[str, tuple[Any, ...]] = {
     "chains": COUNT,
     "steps": COUNT,

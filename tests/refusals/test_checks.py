@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,13 +30,20 @@ def test_bools_and_fractions_do_not(no_one):
 
 
 def test_numbers_of_other_libraries_become_plain_ones_that_can_be_written():
-    method = tb.MAP(
-        np.int64(2), epochs=torch.tensor(3), optimizer=tb.Adam(np.float32(0.5), betas=[np.float64(0.5), 0.9])
+    foreign: Any = (
+        np.int64(2),
+        torch.tensor(3),
+        np.float32(0.5),
+        [np.float64(0.5), 0.9],
+        torch.tensor(2.0),
+        np.int64(3),
     )
+    members, epochs, lr, betas, scale, seed = foreign
+    method = tb.MAP(members, epochs=epochs, optimizer=tb.Adam(lr, betas=betas))
     assert (method.members, method.epochs, method.optimizer.lr) == (2, 3, 0.5)
     assert json.loads(json.dumps(dataclasses.asdict(method)))["optimizer"]["betas"] == [0.5, 0.9]
-    assert tb.priors.Normal(torch.tensor(2.0)) == tb.priors.Normal(2.0)
-    assert tb.fit(things.model(), things.DATA, method, seed=np.int64(3), callbacks=()).members == 2
+    assert tb.priors.Normal(scale) == tb.priors.Normal(2.0)
+    assert tb.fit(things.model(), things.DATA, method, seed=seed, callbacks=()).members == 2
 
 
 def test_seeds_end_where_generators_end():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.laws.cases import normal
 from torchbayes.linalg import Diagonal
-from torchbayes.model.seeds import seeded
+from torchbayes.model.seeds import Purpose, seeded
 
 INPUTS = normal(12, 2, dtype=torch.float32)
 LABELS = torch.arange(12) % 3
@@ -19,7 +19,7 @@ DATA = (INPUTS, LABELS)
 
 def net() -> nn.Module:
     """A small classifier, always with the same weights."""
-    with seeded(1):
+    with seeded(Purpose.FACTORY, 1):
         return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
@@ -30,7 +30,7 @@ def model() -> tb.Model:
 
 @cache
 def regression() -> tb.Model:
-    with seeded(1):
+    with seeded(Purpose.FACTORY, 1):
         return tb.Model(nn.Linear(2, 1), tb.likelihoods.Gaussian(0.5))
 
 

@@ -93,7 +93,9 @@ def _stream(**options: Any) -> None:
     list(tb.stream(**options))
 
 
-_POSTERIORS = dict.fromkeys(("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`")
+_POSTERIORS: dict[str, str] = dict.fromkeys(
+    ("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`"
+)
 
 VERBS = {
     "Model": Case(

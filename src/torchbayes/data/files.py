@@ -94,7 +94,7 @@ def check_indices(path: Path, below: int, **arrays: np.ndarray) -> None:
             raise ValueError(f"`{name}` of {path} must name nothing twice, and does. Fetch it again.")
 
 
-def check_labels(path: Path, labels: np.ndarray, rows: int, classes: int) -> None:
+def check_labels(path: Path, labels: np.ndarray, rows: int, *, classes: int) -> None:
     """Check labels of a file: one for each row, in 0..K−1.
 
     Args:

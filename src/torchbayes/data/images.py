@@ -110,7 +110,7 @@ def idx_arrays(name: str, part: Part, root: Path | None) -> Arrays:
 def _greys(read: list[np.ndarray], paths: list[Path]) -> Arrays:
     """Return images (N, 1, 28, 28) and labels (N,) of ten classes, checked, as their two files hold them."""
     check_shape(paths[0], (None, 28, 28), images=read[0])
-    check_labels(paths[1], read[1], len(read[0]), 10)
+    check_labels(paths[1], read[1], len(read[0]), classes=10)
     return read[0][:, None], read[1]
 
 
@@ -155,7 +155,7 @@ def read_residual(path: Path, classes: int = 10) -> Arrays:
     """
     pixels, labels = _bytes(path, "residual", "labels")
     check_shape(path, (None, 3, 32, 32), residual=pixels)
-    check_labels(path, labels, len(pixels), classes)
+    check_labels(path, labels, len(pixels), classes=classes)
     for axis in (1, 2, 3):
         np.cumsum(pixels, axis=axis, dtype=np.uint8, out=pixels)  # modulo 256
     return pixels, labels
@@ -198,7 +198,7 @@ def read_cifar10_archive(path: Path, part: Part) -> Arrays:
     if missing := [member for member in members if not content.get(member) or len(content[member]) % 3073]:
         raise ValueError(f"{path} has no whole batch {', '.join(missing)}. Fetch it again.")
     records = np.frombuffer(b"".join(content[member] for member in members), dtype=np.uint8).reshape(-1, 3073)
-    check_labels(path, records[:, 0], len(records), 10)
+    check_labels(path, records[:, 0], len(records), classes=10)
     return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].copy()
 
 

@@ -68,7 +68,7 @@ def _read_flat(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"`offsets` of {path} must rise from 0 to the {len(tokens)} tokens; they go from {offsets[0]} to "
             f"{offsets[-1]}. Fetch it again."
         )
-    check_labels(path, labels, len(offsets) - 1, 2)
+    check_labels(path, labels, len(offsets) - 1, classes=2)
     return pad(tokens, offsets), labels
 
 
@@ -89,7 +89,7 @@ def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, ValueError, TypeError, IndexError, EOFError) as error:
         raise ValueError(f"{path} is not Keras's archive of reviews ({error}). Fetch it again.") from error
     for ids, labels in halves:
-        check_labels(path, labels, len(ids), 2)
+        check_labels(path, labels, len(ids), classes=2)
     return halves
 
 

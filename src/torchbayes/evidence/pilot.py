@@ -27,7 +27,7 @@ import torch
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_positive, seen
+from torchbayes.checks import as_numbers, check_counts, check_positive
 from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.model.seeds import Purpose, generator, mix
@@ -207,14 +207,8 @@ def given_temperatures(temperatures: Sequence[float] | Tensor) -> Tensor:
 
     Raises:
         ValueError: if they do not rise from 0 to 1.
-        TypeError: if they are no numbers.
     """
-    try:
-        beta_K = torch.as_tensor(temperatures, dtype=torch.float64).flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"`temperatures` must be their number, or inverse temperatures; got {seen(temperatures)}."
-        ) from error
+    beta_K = as_numbers("temperatures", temperatures).flatten()
     if len(beta_K) < 2 or beta_K[0] != 0 or beta_K[-1] != 1 or not (beta_K.diff() > 0).all():
         raise ValueError(
             f"`temperatures` must be inverse temperatures that rise from 0 to 1; got {beta_K.tolist()[:8]}. Give their "

@@ -61,7 +61,7 @@ def summary(event: Event) -> str:
 class Lines:
     """Progress where there is no terminal: a line now and then, the first after 10 s, then after ever longer waits."""
 
-    def __init__(self, title: str, done: int, epochs: int, write: Callable[[str], object]) -> None:
+    def __init__(self, title: str, done: int, epochs: int, *, write: Callable[[str], object]) -> None:
         """Start the clock.
 
         Args:
@@ -132,7 +132,7 @@ def progress_bar(method: Method | Sampler, done: int, epochs: int) -> Iterator[C
     console = Console(stderr=True)
     title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
     if not console.is_terminal:
-        yield Lines(title, done, epochs, lambda line: print(line, file=sys.stderr, flush=True))
+        yield Lines(title, done, epochs, write=lambda line: print(line, file=sys.stderr, flush=True))
         return
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=epochs, completed=done, numbers="")

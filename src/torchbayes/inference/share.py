@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.inference.checkpoint import flatten, mapped
-from torchbayes.model.ranks import Ranks
+from torchbayes.model.ranks import Ranks, check_equal
 
 
 @dataclass(frozen=True)
@@ -47,4 +47,4 @@ class Share:
             ValueError: if they do not.
         """
         if self.ranks.data > 1:
-            self.ranks.check_equal([t for t in flatten(state)[0].values() if t.is_floating_point()])
+            check_equal(self.ranks, [t for t in flatten(state)[0].values() if t.is_floating_point()])

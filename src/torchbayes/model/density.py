@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_flags, check_kind, given
+from torchbayes.checks import check_counts, check_flags, check_kind, given
 from torchbayes.model.batch import batch_size
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.dynamics import Phase, Value, leapfrog
@@ -24,7 +24,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.ranks import Ranks
 from torchbayes.model.seeds import Purpose, mix
 from torchbayes.model.unrolled import Unrolled
-from torchbayes.model.ways import WAYS, Call, Into, Plan, Way, Ways
+from torchbayes.model.ways import Call, Into, Plan, Way, Ways, as_plan
 from torchbayes.native.build import UnavailableError
 
 
@@ -70,20 +70,15 @@ class LogDensity:
         check_kind(Model, "a Model", model=model)
         check_counts(num_data=num_data, chunk_size=chunk_size)
         check_flags(training=training)
-        if not isinstance(plan, Plan):
-            check_choice(("auto", *WAYS), plan=plan)
         check_kind(Batch, "a Batch", **given(data=data))
         check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=ranks))
         if data is not None and data.size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
+        self.plan: Plan | None = as_plan(plan)
         self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()
         own = self.ranks.rows(num_data)
         self.data = data and data.map(lambda t: t[own].contiguous())
         self.training, self.chunk_size = training, chunk_size
-        if isinstance(plan, Plan):
-            self.plan: Plan | None = plan
-        else:
-            self.plan = None if plan == "auto" else Plan(plan, "set by the caller")  # type: ignore[arg-type]
         self._ways = Ways(model, training=training)
         self._unrolled: Unrolled | None = None
 

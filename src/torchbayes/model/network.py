@@ -53,13 +53,8 @@ class Network:
             TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
-        if not isinstance(module, nn.Module) and not callable(module):
-            raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)}.")
-        with seeded(Purpose.FACTORY):  # a factory draws from the global generator, which is the user's
-            made = module if isinstance(module, nn.Module) else module()
-        if not isinstance(made, nn.Module):
-            raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
         self._factory = None if isinstance(module, nn.Module) else module
+        made = _made(module)
         self.module = copy.deepcopy(made)
         named = dict(self.module.named_parameters())
         _check_parameters(named)
@@ -232,6 +227,23 @@ class Network:
         if not seen:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
+
+
+def _made(module: Any) -> nn.Module:
+    """Return a module, or what a factory makes.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    if isinstance(module, nn.Module):
+        return module
+    if not callable(module):
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)}.")
+    with seeded(Purpose.FACTORY):  # a factory draws from the global generator, which is the user's
+        made = module()
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
+    return made
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -196,28 +196,30 @@ class Ranks:
                 # on the CPU, and not dist.barrier, which takes a GPU of its own choice
                 dist.all_reduce(torch.zeros(1))
 
-    def check_equal(self, tensors: Sequence[Tensor]) -> None:
-        """Check that the ranks that share data still hold the same numbers.
 
-        They decide by the same values, and so stay together, as long as their arithmetic is the same.
+def check_equal(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
+    """Check that the ranks that share data still hold the same numbers.
 
-        Args:
-            tensors: what must be the same on each of them.
+    They decide by the same values, and so stay together, as long as their arithmetic is the same.
 
-        Raises:
-            ValueError: if it is not.
-        """
-        if self.data == 1:
-            return
-        totals = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors])
-        bounds = torch.stack([totals, -totals])
-        with _answered():
-            dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.data_group)
-        if not torch.equal(bounds[0], -bounds[1]):
-            raise ValueError(
-                "the ranks that share the data no longer hold the same weights: their arithmetic differs. Run them on "
-                "machines of one kind, with the same number of threads and the same plan."
-            )
+    Args:
+        ranks: the ranks.
+        tensors: what must be the same on each of them.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if ranks.data == 1:
+        return
+    totals = torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors])
+    bounds = torch.stack([totals, -totals])
+    with _answered():
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=ranks.data_group)
+    if not torch.equal(bounds[0], -bounds[1]):
+        raise ValueError(
+            "the ranks that share the data no longer hold the same weights: their arithmetic differs. Run them on "
+            "machines of one kind, with the same number of threads and the same plan."
+        )
 
 
 def _share(count: int, shares: int, rank: int) -> slice:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from torchbayes.checks import check_choice
 from torchbayes.model.batch import row_axes
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
@@ -44,6 +45,18 @@ class Plan:
     way: Way
     reason: str
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+def as_plan(plan: Way | Plan | str) -> Plan | None:
+    """Return the plan that was asked for; None for "auto".
+
+    Raises:
+        ValueError: if there is no such way.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    check_choice(("auto", *WAYS), plan=plan)
+    return None if plan == "auto" else Plan(plan, "set by the caller")  # type: ignore[arg-type]
 
 
 class Into(NamedTuple):

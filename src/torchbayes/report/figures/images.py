@@ -83,26 +83,10 @@ def uncertain_images(
     Raises:
         ValueError: if shapes do not fit or the method is unknown.
     """
-    pictures = as_array(images, 4, "images", finite=True)
-    methods = probs if isinstance(probs, Mapping) else {"": probs}
-    check_panels(probs=methods)
+    pictures, labels = as_array(images, 4, "images", finite=True), as_array(targets, 1, "targets").astype(int)
     check_counts(count=count)
     check_kind((list, tuple), "names", class_names=class_names)
-    arrays = {
-        name: as_array(values, 2, f"probs of {name}" if name else "probs", finite=True)
-        for name, values in methods.items()
-    }
-    labels = as_array(targets, 1, "targets").astype(int)
-    expected = (len(pictures), len(class_names))
-    for name, values in arrays.items():
-        if values.shape != expected or len(labels) != len(pictures):
-            raise ValueError(
-                f"`probs` must have shape {expected} and `targets` {len(pictures)} rows, for {len(pictures)} `images` "
-                f"and {len(class_names)} `class_names`; got {values.shape} {f'for {name} ' if name else ''}and "
-                f"{len(labels)}."
-            )
-    if labels.min() < 0 or labels.max() >= len(class_names):
-        raise ValueError(f"`targets` must lie in 0..{len(class_names) - 1}; got {labels.min()} to {labels.max()}.")
+    arrays = _checked_probs(probs, labels, (len(pictures), len(class_names)))
     ranked = list(arrays)[-1] if rank_by is None else rank_by
     if not isinstance(ranked, str) or ranked not in arrays:
         raise ValueError(f"`rank_by` must be one of {', '.join(arrays)}; got {ranked!r}.")
@@ -125,6 +109,30 @@ def uncertain_images(
         legend_above(figure, dict(zip(arrays, cells[0, 1].containers, strict=True)))
     note_below(figure, "predictive probability of each class; the true class is bold")
     return figure
+
+
+def _checked_probs(probs: Any, labels: np.ndarray, expected: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Return probabilities (N, K) of each method.
+
+    Raises:
+        ValueError: if there are no such, or not as many labels, or other ones.
+    """
+    methods = probs if isinstance(probs, Mapping) else {"": probs}
+    check_panels(probs=methods)
+    arrays = {
+        name: as_array(values, 2, f"probs of {name}" if name else "probs", finite=True)
+        for name, values in methods.items()
+    }
+    rows, classes = expected
+    for name, values in arrays.items():
+        if values.shape != expected or len(labels) != rows:
+            raise ValueError(
+                f"`probs` must have shape {expected} and `targets` {rows} rows, for {rows} `images` and {classes} "
+                f"`class_names`; got {values.shape} {f'for {name} ' if name else ''}and {len(labels)}."
+            )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"`targets` must lie in 0..{classes - 1}; got {labels.min()} to {labels.max()}.")
+    return arrays
 
 
 def _image(axes: Axes, picture: np.ndarray, title: str) -> None:
