@@ -9,7 +9,8 @@ from tests.evidence.helpers import bimodal, linear_problem, normal_draws, skewed
 from tests.oracles import assert_close, finite_differences, normal
 from torchbayes.evidence import AnnealedDensity, FunctionTarget, ModelTarget
 from torchbayes.evidence.path import as_target
-from torchbayes.inference import HMC, sample
+from torchbayes.inference import HMC
+from torchbayes.inference.sample import run_chains
 from torchbayes.model import Batch, LogDensity, Model, likelihoods, priors
 
 BETAS = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
@@ -85,7 +86,8 @@ def test_samplers_of_the_library_work_on_it():
     """Mean and covariance of the linear posterior with likelihood^β: noise variance s²/β."""
     model, data, oracle = linear_problem()
     density = AnnealedDensity(ModelTarget(model, data), torch.tensor([0.0, 0.2, 1.0]).double().repeat_interleave(2))
-    run = sample(density, HMC(chains=6, steps=2500, burn_in=500, mass="diagonal", jitter=0.2), 0.1 * normal(6, 3))
+    method = HMC(chains=6, steps=2500, burn_in=500, mass="diagonal", jitter=0.2)
+    run = run_chains(density, method, 0.1 * normal(6, 3), seed=0)
     features = oracle.features(data[0])
     for m, beta in enumerate([0.0, 0.2, 1.0]):
         draws = run.weights_MSD[2 * m : 2 * m + 2].flatten(0, 1)

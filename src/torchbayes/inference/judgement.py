@@ -12,8 +12,8 @@ Only what makes chains worthless counts, not what makes them short; `diagnose` s
   and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies. Weights
   may differ because hidden units can be exchanged, but log densities may not.
 
-The last two are judged by 100 iterations or more. Of samplers on minibatches, which see noisy densities and accept
-whatever comes, only the weights are judged.
+The last two are judged by 100 iterations or more, the others by 20, weights that are not finite by any. Of samplers on
+minibatches, which see noisy densities and accept whatever comes, only the weights are judged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from torchbayes.diagnostics import ebfmi, rhat
 
 ACCEPTED, DIVERGED, INFORMED, AGREED = 0.01, 0.2, 0.2, 1.5
-_FEW, _SOME, _MANY = 10, 20, 100  # iterations by which acceptance, divergences and mixing are judged
+_SOME, _MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _BLOCK = 1 << 22  # weights that are looked at at once
 
@@ -75,7 +75,7 @@ def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str =
     if not finite_M.all():
         found.append(f"{named(~finite_M)} left weights that are not finite")
     sound_M = finite_M.clone()
-    if columns and columns["acceptance"].shape[1] >= _FEW:
+    if columns and columns["acceptance"].shape[1] >= _SOME:
         stuck_M = sound_M & (columns["acceptance"].mean(1).cpu() < ACCEPTED)
         if stuck_M.any():
             failed = float(columns["failed"].cpu()[stuck_M].mean())
