@@ -108,7 +108,7 @@ def test_an_interrupted_fit_says_how_to_go_on(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("torchbayes.cli.commands.callbacks", lambda: (interrupt,))
+        patch.setattr("torchbayes.inference.progress.Lines.__call__", lambda _, event: interrupt(event))
         assert main(options) == 130
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said == "Stopped. Continue with: torchbayes fit --directory run --resume"
@@ -234,7 +234,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, said):
     assert not list(Path().iterdir())  # nothing was written
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"text", "is not an npz file"), (None, "must hold arrays `probs`")])
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"text", "is not an npz file"), (None, "must hold probs, labels; it has no probs, labels")]
+)
 def test_a_file_that_holds_no_predictions_is_said(capsys, content, said):
     if content is None:
         np.savez("p.npz", other=np.zeros(3))

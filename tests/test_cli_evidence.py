@@ -171,7 +171,7 @@ def test_cnn_is_short_for_the_small_one_and_keeps_out_of_the_settings_of_the_mlp
         ("--likelihood gaussian", "must be categorical"),
         ("--map.epochs 0", "`epochs` must be a whole number of at least 1; got 0"),
         ("--network mlp", "there is no option --network. Did you mean --networks"),
-        ("--threads 0", "`threads` must be at least 1"),
+        ("--threads 0", "`threads` must be a whole number of at least 1"),
         ("--train_size 9999", "must be between 1 and its 1437 rows; got 9999"),
     ],
 )

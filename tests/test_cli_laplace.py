@@ -72,7 +72,7 @@ def test_it_is_resumed_and_other_problems_can_be_said(capsys):
 def test_other_methods_start_where_they_are_told(name):
     assert main(["fit", *MAP, "--directory", "map"]) == 0
     short = {
-        "OnlineLaplace": ["--method.epochs_of_descent", "1", "--method.optimizer.lr", "0.0"],
+        "OnlineLaplace": ["--method.epochs_of_descent", "1", "--method.optimizer.lr", "1e-12"],
         "HMC": ["--method.chains", "1", "--method.steps", "4", "--method.burn_in", "0", "--method.step_size", "1e-12"],
     }
     assert main(["fit", "--start", "map", "--method", name, *short[name], "--directory", "a"]) == 0

@@ -120,7 +120,7 @@ def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_w
             signal.raise_signal(number)  # to this thread: another one may be slow to wake
 
     with monkeypatch.context() as patch:
-        patch.setattr("torchbayes.cli.commands.callbacks", lambda: (interrupt,))
+        patch.setattr("torchbayes.inference.progress.Lines.__call__", lambda _, event: interrupt(event))
         assert main(["fit", *HMC, "--directory", "run"]) == 130
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said == "Stopped. Continue with: torchbayes fit --directory run --resume"
@@ -247,7 +247,7 @@ def test_a_run_in_burn_in_is_said(capsys, monkeypatch):
         if event.step == 11:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchbayes.cli.commands.callbacks", lambda: (interrupt,))
+    monkeypatch.setattr("torchbayes.inference.progress.Lines.__call__", lambda _, event: interrupt(event))
     assert main(["fit", *HMC, "--directory", "run"]) == 130
     capsys.readouterr()
     assert main(["diagnose", "run"]) == 2

@@ -52,7 +52,8 @@ def test_log_prob_in_single_precision_sums_in_double() -> None:
     """Two million weights: terms of a few nats each, whose sums in float32 are off by tenths of one."""
     size = 2_000_000
     variance = 0.1 + normal(1, size).abs().float()
-    posterior = tb.Gaussian(small(), torch.zeros(1, size), Diagonal(variance))
+    model = tb.Model(nn.Linear(size - 1, 1), tb.likelihoods.Gaussian(1.0))
+    posterior = tb.Gaussian(model, torch.zeros(1, size), Diagonal(variance))
     weights = normal(size, seed=1).float()
     exact = variance.double()[0]
     expected = -0.5 * (weights.double() ** 2 / exact + exact.log() + math.log(2 * math.pi)).sum()

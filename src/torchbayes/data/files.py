@@ -33,7 +33,9 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     except _BROKEN as error:
         raise ValueError(f"{path} is not a whole npz archive of arrays ({error}). Fetch it again.") from error
     if missing := [name for name in names if name not in held]:
-        raise ValueError(f"{path} must hold {', '.join(names)}; it has no {', '.join(missing)}. Fetch it again.")
+        raise ValueError(
+            f"{path} must hold {', '.join(names)}; it has no {', '.join(missing)}. Fetch or write it again."
+        )
     for name, array in zip(names, arrays, strict=True):
         if array.dtype.kind not in "iuf":
             raise ValueError(f"`{name}` of {path} must be numbers; got {array.dtype}. Fetch it again.")
