@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.experiments.made_up_uci import tell, write
 from torchbayes.data import load
 from torchbayes.experiments import evidence_occam as module
 from torchbayes.experiments import evidence_occam_report as report
@@ -21,20 +22,11 @@ TINY = module.Recipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), round
 def files(tmp_path_factory, monkeypatch):
     """A made-up set of 60 rows and 3 features with 2 splits."""
     root = tmp_path_factory.mktemp("data")
-    (root / "uci_regression").mkdir()
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
     targets = 500 + 80 * np.tanh(2 * inputs[:, 0]) + rng.normal(0, 20, 60)
-    orders = np.stack([rng.permutation(60) for _ in range(20)])
-    np.savez(
-        root / "uci_regression" / "energy.npz",
-        data=np.column_stack([inputs, targets]),
-        feature_columns=np.arange(3),
-        target_column=np.array(3),
-        train_index=orders[:, :50],
-        test_index=orders[:, 50:],
-    )
-    monkeypatch.setenv("TORCHBAYES_DATA", str(root))
+    write(root / "uci_regression" / "energy.npz", inputs, targets, splits=20, train=50)
+    tell(monkeypatch, root, {"uci_energy": (60, 3)})
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 import torchbayes as tb
+from tests.experiments.made_up_uci import of_true_size, tell, write
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.experiments import hmc_uci as module
@@ -36,21 +37,12 @@ TINY = module.Recipe(
 def files(tmp_path_factory, monkeypatch):
     """Two made-up sets of 60 rows and 3 features with 2 splits, targets in the hundreds."""
     root = tmp_path_factory.mktemp("data")
-    (root / "uci_regression").mkdir()
     rng = np.random.default_rng(0)
     for stem in ("energy", "yacht"):
         inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
         targets = 500 + 80 * inputs[:, 0] + rng.normal(0, 20, 60)
-        orders = np.stack([rng.permutation(60) for _ in range(2)])
-        np.savez(
-            root / "uci_regression" / f"{stem}.npz",
-            data=np.column_stack([inputs, targets]),
-            feature_columns=np.arange(3),
-            target_column=np.array(3),
-            train_index=orders[:, :54],
-            test_index=orders[:, 54:],
-        )
-    monkeypatch.setenv("TORCHBAYES_DATA", str(root))
+        write(root / "uci_regression" / f"{stem}.npz", inputs, targets, splits=2, train=54)
+    tell(monkeypatch, root, {"uci_energy": (60, 3), "uci_yacht": (60, 3)})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield root
@@ -132,7 +124,10 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_worker_processes_change_no_number(tmp_path):
+def test_worker_processes_change_no_number(tmp_path, monkeypatch):
+    of_true_size(
+        monkeypatch, tmp_path, "uci_energy", "uci_yacht"
+    )  # processes of their own know nothing of what is patched here
     alone = module.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
     assert module.run(TINY, 0, tmp_path / "two") == alone

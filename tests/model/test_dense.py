@@ -274,14 +274,12 @@ def test_without_kernels_the_other_ways_run(monkeypatch: pytest.MonkeyPatch):
         load.cache_clear()
 
 
-def test_a_damaged_library_is_removed_and_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+def test_a_damaged_library_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load.cache_clear()
     try:
         path = build._compiled(Path(build.__file__).with_name("dense.cpp"))
         path.write_bytes(b"not a library")
-        with pytest.raises(UnavailableError, match="could not be loaded and was removed"):
-            load("dense")
         assert load("dense") is load("dense")
     finally:
         load.cache_clear()

@@ -50,6 +50,7 @@ def test_the_work_on_the_digits_is_counted_from_the_settings() -> None:
     leapfrogs = math.ceil(hmc.trajectory / hmc.step_size)
     assert row("`HMC`", "Work")[2] == f"{hmc.steps} × {leapfrogs} = {hmc.steps * leapfrogs:,}"
     assert row("`MAP`", "Work")[2] == row("`SWA`, `SWAG`", "Work")[2] == f"{usual.ensemble.epochs}"
+    assert usual.ensemble.epochs is not None
     passes = usual.sgld.steps / math.ceil(rows / usual.ensemble.batch_size)
     assert usual.sgld.steps == usual.sghmc.steps == usual.csghmc.steps
     assert row("`SGLD`", "Work")[2] == f"{usual.sgld.steps:,} steps, {passes:.0f} passes"
@@ -168,7 +169,7 @@ def test_a_state_is_as_large_as_the_page_says(
         (tb.SWA(members=MEMBERS, epochs=2), "`SWA`", "D", 1),
         (tb.SWAG(members=MEMBERS, epochs=8, rank=RANK), "`SWAG`", "(2 + rank) D", 2 + RANK),
         (tb.Laplace(structure="diagonal"), 'structure="diagonal"', "3 D", 3),
-        (tb.Laplace(structure="low_rank", rank=RANK), '"low_rank"', "(2 + rank) D", 2 + RANK),
+        (tb.Laplace(structure="low_rank", rank=RANK), '"low_rank"', "(3 + rank) D", 3 + RANK),
     ],
 )
 def test_a_posterior_is_as_large_as_the_page_says(

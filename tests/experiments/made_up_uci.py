@@ -1,0 +1,42 @@
+"""Made-up files in the place of the UCI sets: small ones, of which the loader is told, or of the true size."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchbayes.data import uci
+
+TRUE = dict(uci.UCI_SETS)
+
+
+def write(path: Path, inputs: np.ndarray, targets: np.ndarray, *, splits: int, train: int) -> None:
+    """Write one set; its splits are drawn from a seed."""
+    rows, rng = len(inputs), np.random.default_rng(1)
+    orders = np.stack([rng.permutation(rows) for _ in range(splits)])
+    path.parent.mkdir(exist_ok=True)
+    np.savez(
+        path,
+        data=np.column_stack([inputs, targets]),
+        feature_columns=np.arange(inputs.shape[1]),
+        target_column=np.array(inputs.shape[1]),
+        train_index=orders[:, :train],
+        test_index=orders[:, train:],
+    )
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, root: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Point the loader to a folder whose sets have these rows and features; the others are as they are."""
+    small = {name: (*TRUE[name][:2], *size, TRUE[name][4]) for name, size in sizes.items()}
+    monkeypatch.setattr(uci, "UCI_SETS", {**TRUE, **small})
+    monkeypatch.setenv("TORCHBAYES_DATA", str(root))
+
+
+def of_true_size(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:
+    """Write sets of the true size, which processes that start afresh can read too."""
+    for name in names:
+        stem, _, rows, columns, _ = TRUE[name]
+        inputs = np.random.default_rng(0).normal(size=(rows, columns))
+        write(root / "uci_regression" / f"{stem}.npz", inputs, inputs[:, 0] ** 2, splits=2, train=rows * 9 // 10)
+    tell(monkeypatch, root, {})
