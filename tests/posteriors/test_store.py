@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles import normal
+from torchbayes.posteriors.files import write_described
 from torchbayes.posteriors.store import DrawFile
 
 M, D, LAYOUT = 3, 5, {"w": (2, 2), "b": (1,)}
@@ -334,8 +335,23 @@ def test_a_draw_of_another_kind_is_refused(wrong: Tensor, tmp_path: Path) -> Non
 
 # --- readers ---
 
+
+def test_who_finds_the_description_finds_the_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def write(path: Path, about: dict[str, object]) -> None:
+        seen.append((tmp_path / "draws.bin").is_file())
+        write_described(path, about)
+
+    monkeypatch.setattr("torchbayes.posteriors.store.write_described", write)
+    DrawFile.create(tmp_path, draw(0), LAYOUT)
+    assert seen == [True]
+    assert len(DrawFile.open(tmp_path)) == 0
+
+
 WRITER = """
 import sys, torch
+from torchbayes.posteriors.files import write_described
 from torchbayes.posteriors.store import DrawFile
 file = DrawFile.create(sys.argv[1], torch.zeros(4, 3000), {"w": (3000,)})
 for number in range(400):
@@ -361,6 +377,7 @@ def test_a_reader_sees_whole_draws_while_another_process_writes(tmp_path: Path) 
         assert process.wait(60) == 0
     finally:
         process.kill()
+        process.wait()
     assert seen > 3
     assert previous is not None
     assert (previous[:, -1] == previous.shape[1] - 1).all()
@@ -385,6 +402,7 @@ def test_a_reader_keeps_the_draws_that_are_forgotten(kept: int, tmp_path: Path) 
 
 KILLED = """
 import os, sys, torch
+from torchbayes.posteriors.files import write_described
 from torchbayes.posteriors.store import DrawFile
 file = DrawFile.create(sys.argv[1], torch.zeros(2, 1000), {"w": (1000,)})
 for number in range(40):

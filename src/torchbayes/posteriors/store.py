@@ -98,6 +98,7 @@ class DrawFile:
             raise ValueError(f"{content} has no {header.name} beside it. Restore that, or choose another directory.")
         else:
             folder.mkdir(parents=True, exist_ok=True)
+            content.touch()  # before its description, so that who finds that finds both
             write_described(header, about)
         content.touch()
         return cls(folder, about)
