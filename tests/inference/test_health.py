@@ -18,7 +18,7 @@ from torchbayes.curvature.tangent import Tangent
 from torchbayes.inference.batches import as_source, spread
 from torchbayes.inference.descent import epochs_of
 from torchbayes.inference.descent import start as start_at
-from torchbayes.inference.health import constant_log_likelihood, log_likelihood, problems_of
+from torchbayes.inference.health import constant_log_likelihood, log_likelihoods, problems_of
 from torchbayes.inference.interpolation import _kernel, left_out, noise_problems
 from torchbayes.inference.snapshots import averaging_start, is_snapshot, planned_snapshots
 from torchbayes.inference.swag import Moments, State
@@ -151,13 +151,21 @@ def test_log_likelihood_is_that_of_each_member() -> None:
     model, (inputs, targets) = linear("learned"), table()
     weights_MD = normal(2, 5, seed=3)
     batches = [Batch(inputs[:7], targets[:7]), Batch(inputs[7:], targets[7:])]
-    found = log_likelihood(tb.Point(model, weights_MD), batches)
-    for m, w in enumerate(weights_MD):
-        mean = inputs @ w[:3] + w[3]
-        expected = distributions.Normal(mean, w[4].exp()).log_prob(targets).mean()
-        assert float(found[0, m]) == pytest.approx(float(expected), rel=1e-12)
+    (found_MB,) = log_likelihoods(tb.Point(model, weights_MD), batches)
+    for found_B, w in zip(found_MB, weights_MD, strict=True):
+        expected_B = distributions.Normal(inputs @ w[:3] + w[3], w[4].exp()).log_prob(targets)
+        torch.testing.assert_close(found_B, expected_B, rtol=1e-12, atol=0)
     broken = tb.Point(model, torch.full_like(weights_MD, math.nan))
-    assert log_likelihood(broken, batches).tolist() == [[-math.inf] * 2]
+    assert bool((log_likelihoods(broken, batches) == -math.inf).all())
+
+
+def test_every_draw_has_a_log_likelihood_of_its_own() -> None:
+    model, data = linear("learned"), table()
+    posterior = tb.Gaussian(model, normal(2, 5, seed=3), Diagonal(torch.full((2, 5), 0.5).double()))
+    found_SMB = log_likelihoods(posterior, [Batch(*data)], draws=3)
+    for seed, found_MB in enumerate(found_SMB):
+        point = tb.Point(model, posterior.functions(2, seed=seed).weights_SD)
+        assert torch.equal(found_MB, log_likelihoods(point, [Batch(*data)])[0])
 
 
 # --- what is said of averages ---
@@ -198,15 +206,31 @@ def test_broken_draws_are_named() -> None:
     assert "under draws of member 2 than" in said
 
 
+def test_draws_that_are_broken_one_by_one_are_fine_if_they_predict_together() -> None:
+    """Of the noise alone: single draws that take it for small cost many nats, and weigh little in the average."""
+    model, best_MD = linear("learned"), torch.cat([BEST, torch.tensor([0.5]).double().log()]).unsqueeze(0)
+    variance_MD = torch.full((1, 5), 1e-6).double()
+    variance_MD[0, 4] = 1.0
+    assert _averaged(best_MD, variance_MD, best_MD, model) == []
+    posterior, batches = tb.Gaussian(model, best_MD, Diagonal(variance_MD)), [Batch(*table())]
+    seen_S, last = (
+        log_likelihoods(posterior, batches, draws=8)[:, 0].mean(-1),
+        float(log_likelihoods(tb.Point(model, best_MD), batches).mean()),
+    )
+    assert float(seen_S.mean()) < last - 1  # so that single draws are far off
+    variance_MD[0, 3] = 100.0
+    assert "under draws of member 0 than" in _averaged(best_MD, variance_MD, best_MD, model)[0]
+
+
 def test_half_of_what_was_gained_may_be_lost() -> None:
     """At a noise of 0.05 residuals of half a unit cost 50 nats a target, but a constant would cost 1,000."""
     model, best_MD = linear(0.05), BEST.unsqueeze(0)
     inputs, targets = table()
     shifted = best_MD + torch.tensor([0.0, 0, 0, 0.3]).double()
     batches = [Batch(inputs, targets)]
-    lost = log_likelihood(tb.Point(model, best_MD), batches) - log_likelihood(tb.Point(model, shifted), batches)
-    gained = log_likelihood(tb.Point(model, best_MD), batches) - constant_log_likelihood(model, batches)
-    assert 0.5 < float(lost) < float(gained) / 2
+    best, seen = (float(log_likelihoods(tb.Point(model, w), batches).mean()) for w in (best_MD, shifted))
+    lost, gained = best - seen, best - constant_log_likelihood(model, batches)
+    assert 0.5 < lost < gained / 2
     assert _averaged(shifted, torch.full((1, 4), 1e-8).double(), best_MD, model) == []
     far = best_MD + torch.tensor([0.0, 0, 0, 3.0]).double()
     assert "the average of member 0" in _averaged(far, torch.full((1, 4), 1e-8).double(), best_MD, model)[0]
@@ -216,6 +240,17 @@ def test_averages_of_batch_norm_networks_are_recalibrated_before_they_are_judged
     model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
     swag = tb.SWAG(members=2, epochs=6, batch_size=8, optimizer=tb.Adam(0.02), plan="loop")
     assert tb.fit(model, data, swag, callbacks=()).problems == ()
+
+
+def test_swag_with_learned_noise_on_a_small_table_is_no_problem() -> None:
+    """The average of its draws scores better than a point; single draws do not, as each is sure of its own noise."""
+    inputs = normal(ROWS, FEATURES, seed=1)
+    data = inputs, inputs[:, 0] + 0.1 * normal(ROWS, seed=2)
+    model = tb.Model(table_net(width=20), tb.likelihoods.Gaussian("learned"))
+    posterior = tb.fit(model, data, tb.SWAG(), callbacks=())
+    assert posterior.problems == ()
+    point = tb.fit(model, data, tb.MAP(), callbacks=())
+    assert tb.evaluate(posterior, data).metrics["nll"] < tb.evaluate(point, data).metrics["nll"]
 
 
 @ignored

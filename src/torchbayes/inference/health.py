@@ -4,11 +4,13 @@ All numbers are mean log likelihoods of a target, in nats, over at most 512 trai
 
     c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
     ℓ    at the weights where the trajectory ended
-    a    at the average of SWA and SWAG, and of draws of SWAG
+    a    at the average of SWA and SWAG, or the mean of that of S draws of SWAG
+    t    of what these draws predict together, (1/n) Σ log (1/S) Σ_s p(y_i | w_s)
 
 A trajectory has learned nothing where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and
-more than half of what ℓ gains over a constant. Draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
-half a nat a target, as the data determine γ ≤ n directions (MacKay 1992).
+more than half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
+half a nat a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as
+much, or a nat: where noise is learned, single draws that are too sure may be far off though all together are not.
 """
 
 from __future__ import annotations
@@ -70,33 +72,40 @@ def problems_of(posterior: Posterior, state: Any, source: Source) -> list[str]:
     if averaged:
         about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration}
         last = Point(posterior.model, end.weights_MD, **about)
-    last_M, constant = log_likelihood(last, batches)[0], constant_log_likelihood(posterior.model, batches)
+    last_M = log_likelihoods(last, batches)[0].sum(-1) / _values(last.model, batches)
+    constant = constant_log_likelihood(last.model, batches)
     found += _worthless(last_M, constant) + _exploded(last.model, end.weights_MD) + _unscaled(last.model, batches)
     if averaged:
         found += _broken(posterior, batches, last_M=last_M, constant=constant)
     return found or noise_problems(posterior, source)
 
 
-def log_likelihood(posterior: Posterior, batches: Sequence[Batch], *, seed: int = 0) -> Tensor:
-    """Return the mean log likelihood of the targets under one draw of every member.
+def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: int = 1) -> Tensor:
+    """Return the log likelihood of every row under draws of every member.
 
     Args:
         posterior: with training inputs at hand, if its network needs them.
         batches: the rows.
-        seed: of the draws.
+        draws: S of every member; their seeds are 0 to S − 1.
 
     Returns:
-        Float64 tensor (1, M), in nats; −∞ where it is not a number.
+        Float64 tensor (S, M, B), in nats; −∞ where it is not finite.
     """
-    model, drawn = posterior.model, posterior.functions(posterior.members, seed=seed)
-    found = []
-    for m in range(drawn.draws):
-        buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
-        one = Functions(model, drawn.weights_SD[m : m + 1], buffers)
-        learned = {n: p[0] for n, p in one.parameters.items()}
-        each = [model.likelihood.log_prob(one(b.inputs)[0], b.targets, learned).double().sum() for b in batches]
-        found.append(torch.stack(each).sum() / _values(model, batches))
-    return torch.stack(found).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=math.inf).unsqueeze(0)
+    seen = []
+    for seed in range(draws):
+        drawn = posterior.functions(posterior.members, seed=seed)
+        seen.append(torch.stack([_log_likelihoods(drawn, m, batches) for m in range(posterior.members)]))
+    return torch.stack(seen)
+
+
+def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tensor:
+    """Return the log likelihood of every row under one function, float64 (B,); −∞ where it is not finite."""
+    likelihood = drawn.model.likelihood
+    buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
+    one = Functions(drawn.model, drawn.weights_SD[m : m + 1], buffers)
+    learned = {n: p[0] for n, p in one.parameters.items()}
+    each = [likelihood.log_prob(one(b.inputs)[0], b.targets, learned).double() for b in batches]
+    return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
 def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
@@ -172,23 +181,34 @@ def _worthless(last_M: Tensor, constant: float) -> list[str]:
 
 def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float) -> list[str]:
     """Return what is said of the mean of the snapshots, and of draws around it."""
+    count = _values(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
-    least_M = last_M - (gain_M / 2).clamp_min(_BROKEN)
-    checks = {"the average": posterior}
+    bearable_M = (gain_M / 2).clamp_min(_BROKEN)
+    mean = posterior
     if isinstance(posterior, Gaussian):
         about = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
-        checks = {"the average": Point(posterior.model, posterior.mean_MD, **about), "draws": posterior}
-    for name, checked in checks.items():
-        count = _DRAWS if name == "draws" else 1
-        seen_M = torch.cat([log_likelihood(checked, batches, seed=seed) for seed in range(count)]).mean(0)
-        bad = (seen_M < least_M).nonzero()[:, 0].tolist()
-        if bad:
-            return [
-                f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
-                f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as these "
-                f"still moved too far (lower `averaging_lr`, or train longer before averaging)"
-            ]
-    return []
+        mean = Point(posterior.model, posterior.mean_MD, **about)
+    mean_M = log_likelihoods(mean, batches)[0].sum(-1) / count
+    found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M)
+    if found or mean is posterior:
+        return found
+    seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
+    single_M = seen_SMB.sum(-1).mean(0) / count
+    together_M = (seen_SMB.logsumexp(0) - math.log(_DRAWS)).sum(-1) / count
+    broken_M = (single_M < last_M - bearable_M) & (together_M < last_M - bearable_M.clamp_max(_WORTHLESS))
+    return _lost("draws", single_M, last_M, broken_M)
+
+
+def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor) -> list[str]:
+    """Return what is said where an average, or draws around it, have lost what the trajectory had."""
+    bad = broken_M.nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
+        f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as these "
+        f"still moved too far (lower `averaging_lr`, or train longer before averaging)"
+    ]
 
 
 def _exploded(model: Model, weights_MD: Tensor) -> list[str]:
