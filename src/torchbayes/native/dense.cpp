@@ -100,6 +100,41 @@ inline void gemm(const char* ta, const char* tb, int m, int n, int k, const doub
   gemm64(ta, tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
 }
 
+// Products with a layer of one input or one output, for which a call of BLAS takes longer than the sums.
+
+// c(rows, width) = a(rows, 1) b(1, width)
+template <typename T>
+void outer(int64_t rows, int64_t width, const T* a, const T* b, T* c) {
+  for (int64_t j = 0; j < width; ++j)
+#pragma omp simd
+    for (int64_t i = 0; i < rows; ++i) c[j * rows + i] = a[i] * b[j];
+}
+
+// c(rows) = a(rows, width) b(width)
+template <typename T>
+void combined(int64_t rows, int64_t width, const T* a, const T* b, T* c) {
+  std::fill_n(c, rows, T(0));
+  for (int64_t j = 0; j < width; ++j)
+#pragma omp simd
+    for (int64_t i = 0; i < rows; ++i) c[i] += a[j * rows + i] * b[j];
+}
+
+// c(width) = beta c(width) + a(rows, width)^T b(rows); the sums of the columns of a if b is null
+template <typename T>
+void projected(int64_t rows, int64_t width, const T* a, const T* b, bool first, T* c) {
+  for (int64_t j = 0; j < width; ++j) {
+    T sum = T(0);
+    if (b) {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < rows; ++i) sum += a[j * rows + i] * b[i];
+    } else {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < rows; ++i) sum += a[j * rows + i];
+    }
+    c[j] = first ? sum : c[j] + sum;
+  }
+}
+
 template <typename T>
 struct Workspace {
   Aligned<T> memory;
@@ -143,10 +178,15 @@ void forward(const Network& net, const T* weights, const T* inputs, int64_t rows
   for (int64_t l = 0; l < net.layers; ++l) {
     const int64_t in = net.widths[l], out = net.widths[l + 1];
     const T* matrix = weights + net.weights_at[l];
-    if (l == 0)
+    const T* below = l ? work.activations[l - 1] : inputs;
+    if (in == 1)
+      outer(rows, out, below, matrix, work.activations[l]);
+    else if (l == 0)
       gemm("T", "N", rows, out, in, inputs, in, matrix, in, T(0), work.activations[l], rows);
+    else if (out == 1)
+      combined(rows, in, below, matrix, work.activations[l]);
     else
-      gemm("N", "N", rows, out, in, work.activations[l - 1], rows, matrix, in, T(0), work.activations[l], rows);
+      gemm("N", "N", rows, out, in, below, rows, matrix, in, T(0), work.activations[l], rows);
     const T* bias = net.biases_at[l] < 0 ? nullptr : weights + net.biases_at[l];
     activate(static_cast<Activation>(net.activations[l]), rows, out, bias, work.activations[l], work.kept[l]);
   }
@@ -256,19 +296,16 @@ double pass(const Network& net, const T* weights, const T* inputs, const void* t
   for (int64_t l = last; l >= 0; --l) {
     const int64_t in = net.widths[l], out = net.widths[l + 1];
     T* into = gradient + net.weights_at[l];
-    if (l == 0)
+    const T* a = l ? work.activations[l - 1] : inputs;
+    if (in == 1)
+      projected(rows, out, g, a, first, into);
+    else if (l == 0)
       gemm("N", "N", in, out, rows, inputs, in, g, rows, beta, into, in);
+    else if (out == 1)
+      projected(rows, in, a, g, first, into);
     else
-      gemm("T", "N", in, out, rows, work.activations[l - 1], rows, g, rows, beta, into, in);
-    if (net.biases_at[l] >= 0) {
-      T* bias = gradient + net.biases_at[l];
-      for (int64_t j = 0; j < out; ++j) {
-        T sum = T(0);
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < rows; ++i) sum += g[j * rows + i];
-        bias[j] = first ? sum : bias[j] + sum;
-      }
-    }
+      gemm("T", "N", in, out, rows, a, rows, g, rows, beta, into, in);
+    if (net.biases_at[l] >= 0) projected<T>(rows, out, g, nullptr, first, gradient + net.biases_at[l]);
     if (l == 0) {
       if (!net.stages) break;
       gemm("N", "T", in, rows, out, weights + net.weights_at[l], in, g, rows, T(0), front<T>().slopes(), in);
@@ -276,7 +313,11 @@ double pass(const Network& net, const T* weights, const T* inputs, const void* t
       break;
     }
     T* below = work.delta[l % 2];
-    gemm("N", "T", rows, in, out, g, rows, weights + net.weights_at[l], in, T(0), below, rows);
+    const T* matrix = weights + net.weights_at[l];
+    if (out == 1)
+      outer(rows, in, g, matrix, below);
+    else
+      gemm("N", "T", rows, in, out, g, rows, matrix, in, T(0), below, rows);
     differentiate(static_cast<Activation>(net.activations[l - 1]), rows * in, work.activations[l - 1],
                   work.kept[l - 1], below);
     g = below;
@@ -436,6 +477,20 @@ bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t 
   return true;
 }
 
+// v <- v + kick g, then w <- w + step v / mass
+template <typename T>
+void move(int64_t size, T kick, const T* g, T* v, T step, const T* mass, T* w) {
+#pragma omp simd
+  for (int64_t d = 0; d < size; ++d) v[d] += kick * g[d];
+  if (mass) {
+#pragma omp simd
+    for (int64_t d = 0; d < size; ++d) w[d] += step * (mass[d] * v[d]);
+  } else {
+#pragma omp simd
+    for (int64_t d = 0; d < size; ++d) w[d] += step * v[d];
+  }
+}
+
 // Move member m by steps[m] leapfrog steps of its step size: v <- v + e/2 g, w <- w + e v / mass, v <- v + e/2 g.
 // `gradient` is that of the density at w, before and after. Return false, with nothing done, if a label is not a class.
 template <typename T>
@@ -450,14 +505,12 @@ bool leapfrog(const Network& net, const Rows& rows, const Prior& prior, int64_t 
     const T step = static_cast<T>(step_sizes[m]), half = step / 2;
     for (int64_t number = 0; number < steps[m]; ++number) {
       const T kick = number ? step : half;  // two half kicks in a row are one
-#pragma omp parallel for simd num_threads(count) if (count > 1 && net.size > 32768)
-      for (int64_t d = 0; d < net.size; ++d) {
-        v[d] += kick * g[d];
-        w[d] += step * (mass ? mass[d] * v[d] : v[d]);
-      }
+#pragma omp parallel for num_threads(count) if (count > 1 && net.size > 32768)
+      for (int64_t d = 0; d < net.size; d += kNear)
+        move(std::min(kNear, net.size - d), kick, g + d, v + d, step, mass ? mass + d : nullptr, w + d);
       density.at(m, w, g, values[m], priors[m], count);
     }
-#pragma omp parallel for simd num_threads(count) if (count > 1 && net.size > 32768)
+#pragma omp simd
     for (int64_t d = 0; d < net.size; ++d) v[d] += half * g[d];
   });
   return true;
