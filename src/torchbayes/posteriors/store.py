@@ -34,7 +34,7 @@ from torchbayes.posteriors.files import FORMAT, advice, read_described, sweep, w
 
 _SUM = 8  # bytes of a checksum: a multiple of every dtype's, so that rows can be viewed as an array
 _AT_ONCE = 1 << 28  # bytes that are verified whenever they are read
-_PIECE = 1 << 24  # bytes read at a time, or one row
+_PIECE = 1 << 20  # bytes read at a time, which stay in the cache; or one row
 # a private mapping would be charged to memory as if all of it were written; Python 3.11 has no name for the flag
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
