@@ -124,6 +124,14 @@ def test_predictions_are_the_networks_own(make: Callable[[], Model], kind: str, 
     weights_SD, inputs = normal(draws, model.layout.size), normal(700, 5)
     outputs = tb.Point(model, weights_SD).functions()(inputs, chunk_size=300)
     assert_close(outputs, torch.stack([model.network(model.split(w)[0], inputs) for w in weights_SD]))
+    for apart_SD in (  # rows apart, as chains and checksums lie between them; one row again and again; columns
+        torch.cat([weights_SD, math.nan * weights_SD], 1)[:, : model.layout.size],
+        weights_SD[:1].expand(draws, -1),
+        weights_SD.T.contiguous().T,
+    ):
+        found = tb.Functions(model, apart_SD)(inputs, chunk_size=300)
+        # not to the bit: products of matrices round by how these are aligned
+        assert_close(found, tb.Functions(model, torch.stack(list(apart_SD)))(inputs, chunk_size=300))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

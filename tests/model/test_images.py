@@ -1,6 +1,7 @@
 """Convolutions and pools in the kernel: equal to autograd, whatever the sizes; refused where it knows better ones."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -104,6 +105,8 @@ def test_predictions_are_the_networks_own(shape: Shape, stages: Stages, threads:
     model = Model(headed(shape, *stages()), likelihoods.Categorical())
     weights_SD, inputs = normal(3, model.layout.size), normal(70, *shape)
     outputs = tb.Point(model, weights_SD).functions()(inputs, chunk_size=30)
+    apart_SD = torch.cat([weights_SD, math.nan * weights_SD], 1)[:, : model.layout.size]
+    assert_close(tb.Functions(model, apart_SD)(inputs, chunk_size=30), outputs)
     assert_close(outputs, torch.stack([model.network(model.split(w)[0], inputs) for w in weights_SD]), rtol=1e-10)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -23,7 +24,7 @@ from torchbayes.diagnose import read_log
 from torchbayes.linalg.curvature import DenseCurvature, DiagonalCurvature, LowRankCurvature
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.load import read_draws
-from torchbayes.posteriors.store import DrawFile
+from torchbayes.posteriors.store import DrawFile, _verify
 
 MODEL = model_of()
 SAMPLER = tb.SGHMC(2, 24, 8, 2, step_size=1e-3, batch_size=6, plan="loop")
@@ -269,7 +270,7 @@ def test_long_files_of_draws_are_verified_on_request_and_by_who_resumes(
         file.append(normal(2, 30, seed=number))
     file.read(verify=True)
     whole = bytearray(file.path.read_bytes())
-    whole[2 * file.row_bytes + 123] ^= 4
+    whole[2 * file.draw_bytes + 123] ^= 4
     file.path.write_bytes(whole)
     assert file.read().shape == (2, 4, 30)  # so that of a file larger than memory only what is used is read
     message = r"draws\.bin is damaged: draw 3 is not what was written there\. The 2 before it are whole\. Restore it or"
@@ -279,3 +280,62 @@ def test_long_files_of_draws_are_verified_on_request_and_by_who_resumes(
     assert file.path.read_bytes() == whole
     file.truncate(2)
     assert torch.equal(file.read(verify=True), torch.stack([normal(2, 30, seed=s) for s in range(2)], 1))
+
+
+@pytest.mark.parametrize("piece", [1, 1000, 1 << 24])
+def test_rows_of_draws_are_known_at_their_place_alone(
+    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole rows, sound in themselves, in the place of others; and rows of zeros, as holes in a file are read."""
+    monkeypatch.setattr("torchbayes.posteriors.store._PIECE", piece)
+    chains, count, size = 3, 5, 7
+    file = DrawFile.create(tmp_path, normal(chains, size), {"w": (size,)}, run="a1b2")
+    for _ in range(count):
+        file.append(normal(chains, size))  # the same draw again and again, so that its place alone can tell
+    file.read()
+    sound = file.path.read_bytes()
+    rows = [sound[at : at + file.row_bytes] for at in range(0, len(sound), file.row_bytes)]
+    for here, there in itertools.permutations(range(chains * count), 2):
+        file.path.write_bytes(b"".join(rows[there] if r == here else row for r, row in enumerate(rows)))
+        with pytest.raises(ValueError, match=rf"draw {here // chains + 1} is not what .* The {here // chains} before"):
+            file.read()
+    for here in range(chains * count):
+        file.path.write_bytes(b"".join(bytes(len(row)) if r == here else row for r, row in enumerate(rows)))
+        with pytest.raises(ValueError, match=rf"draw {here // chains + 1} is not what was written there"):
+            file.read()
+    other = DrawFile.create(tmp_path / "other", normal(chains, size), {"w": (size,)}, run="c3d4")
+    other.append(normal(chains, size))
+    file.path.write_bytes(other.path.read_bytes() + sound[file.draw_bytes :])
+    with pytest.raises(ValueError, match="draw 1 is not what was written there"):
+        file.read()
+
+
+def test_many_small_draws_are_verified_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, taken = DrawFile.create(tmp_path, normal(2, 4), {"w": (4,)}), []
+    for number in range(300):
+        file.append(normal(2, 4, seed=number))
+
+    class Counted:
+        def __init__(self, inner: Any) -> None:
+            self.seek, self._read = inner.seek, inner.read
+
+        def read(self, size: int) -> bytes:
+            taken.append(size)
+            return self._read(size)
+
+    monkeypatch.setattr("torchbayes.posteriors.store._PIECE", 100 * file.draw_bytes + 1)
+    with file.path.open("rb") as inner:
+        _verify(file, Counted(inner), 300)  # type: ignore[arg-type]
+    assert taken == 3 * [100 * file.draw_bytes]
+
+
+def test_a_file_that_is_cut_while_it_is_verified_is_damaged(tmp_path: Path) -> None:
+    file = DrawFile.create(tmp_path, normal(2, 4), {"w": (4,)})
+    for number in range(5):
+        file.append(normal(2, 4, seed=number))
+    whole = file.path.read_bytes()
+    for left in (0, 1, file.draw_bytes - 1, file.draw_bytes, 4 * file.draw_bytes + file.row_bytes):
+        file.path.write_bytes(whole[:left])
+        draw = left // file.draw_bytes + 1
+        with file.path.open("rb") as cut, pytest.raises(ValueError, match=f"draw {draw} is not what was written there"):
+            _verify(file, cut, 5)

@@ -26,6 +26,7 @@ from torchbayes.posteriors.files import write_described
 from torchbayes.posteriors.store import DrawFile
 
 M, D, LAYOUT = 3, 5, {"w": (2, 2), "b": (1,)}
+ROW = D * 8 + 8  # bytes of one draw of one chain in float64
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.bfloat16]
 linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 
@@ -72,7 +73,7 @@ def test_an_empty_file_has_no_draws_of_the_right_shape(dtype: torch.dtype, tmp_p
 
 
 def test_the_bytes_are_those_of_the_description(tmp_path: Path) -> None:
-    """Draw after draw, row after row, each draw with its checksum, little-endian: any program can read and check it."""
+    """Draw after draw, row after row, each row with its checksum, little-endian: any program can read and check it."""
     DrawFile.create(tmp_path, draw(0), LAYOUT, run="a1b2")
     filled(tmp_path, 3)
     about = json.loads((tmp_path / "draws.json").read_text())
@@ -81,10 +82,9 @@ def test_the_bytes_are_those_of_the_description(tmp_path: Path) -> None:
     expected = {"format": 2, "run": "a1b2", "chains": M, "weights": D, "dtype": "float64", "layout": layout}
     assert about == expected
     assert crc == f"{zlib.crc32(json.dumps(expected).encode()):08x}"
-    raw = np.frombuffer((tmp_path / "draws.bin").read_bytes(), [("weights", "<f8", (M, D)), ("crc", "<u8")])
-    np.testing.assert_array_equal(raw["weights"].swapaxes(0, 1), draws(range(3)).numpy())
-    sums = [zlib.crc32(f"a1b2 {s}".encode() + raw["weights"][s].tobytes()) for s in range(3)]
-    assert raw["crc"].tolist() == sums
+    raw = np.frombuffer((tmp_path / "draws.bin").read_bytes(), [("weights", "<f8", D), ("sum", "<u8")])
+    np.testing.assert_array_equal(raw["weights"].reshape(3, M, D).swapaxes(0, 1), draws(range(3)).numpy())
+    assert raw["sum"].tolist() == [r + zlib.crc32(b"a1b2" + row.tobytes()) for r, row in enumerate(raw["weights"])]
 
 
 def test_any_view_of_weights_can_be_appended(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_draws_that_are_not_there_cannot_be_kept(tmp_path: Path) -> None:
 # --- torn draws and full disks ---
 
 
-@pytest.mark.parametrize("torn", [1, 8, M * D * 8 - 1])
+@pytest.mark.parametrize("torn", [1, 8, ROW, 2 * ROW + 3, M * ROW - 8, M * ROW - 1])
 def test_a_torn_last_draw_does_not_count_and_is_overwritten(torn: int, tmp_path: Path) -> None:
     file = filled(tmp_path, 2)
     with file.path.open("ab") as end:
@@ -136,7 +136,7 @@ def test_a_torn_last_draw_does_not_count_and_is_overwritten(torn: int, tmp_path:
     assert_holds(DrawFile.open(tmp_path), range(2))
     file.append(draw(2))
     assert_holds(file, range(3))
-    assert file.path.stat().st_size == 3 * file.row_bytes
+    assert file.path.stat().st_size == 3 * file.draw_bytes
 
 
 @contextmanager
@@ -150,14 +150,14 @@ def _room_for(size: int) -> Any:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("room", [0, 7, M * D * 8 - 1])
+@pytest.mark.parametrize("room", [0, 7, ROW, M * ROW - 8, M * ROW - 1])
 def test_a_disk_that_fills_up_leaves_earlier_draws_whole(room: int, tmp_path: Path) -> None:
     """The kernel itself cuts the write short."""
     file = filled(tmp_path, 3)
-    with _room_for(3 * file.row_bytes + room), pytest.raises(OSError, match="draw 4 could not be written") as caught:
+    with _room_for(3 * file.draw_bytes + room), pytest.raises(OSError, match="draw 4 could not be written") as caught:
         file.append(draw(3))
     assert caught.value.errno == errno.EFBIG
-    assert file.path.stat().st_size == 3 * file.row_bytes
+    assert file.path.stat().st_size == 3 * file.draw_bytes
     file.append(draw(3))  # room was made
     assert_holds(DrawFile.open(tmp_path), range(4))
 
@@ -202,13 +202,13 @@ def test_a_full_disk_is_said_with_the_number_of_the_draw(tmp_path: Path, monkeyp
         with pytest.raises(OSError, match=message) as caught:
             file.append(draw(3))
     assert caught.value.errno == errno.ENOSPC
-    assert file.path.stat().st_size == 3 * file.row_bytes
+    assert file.path.stat().st_size == 3 * file.draw_bytes
     assert_holds(file, range(3))
 
 
 def test_no_room_for_the_copy_leaves_all_draws(tmp_path: Path) -> None:
     file = filled(tmp_path, 4)
-    with _room_for(file.row_bytes), pytest.raises(OSError, match="File too large"):
+    with _room_for(file.draw_bytes), pytest.raises(OSError, match="File too large"):
         file.truncate(2)
     assert_holds(file, range(4))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draws.bin", "draws.json"]
@@ -225,7 +225,7 @@ def test_draws_can_be_made_to_outlive_a_power_cut(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", recorded)
     file.sync()
-    assert synced == [(file.path.resolve(), 3 * file.row_bytes)]
+    assert synced == [(file.path.resolve(), 3 * file.draw_bytes)]
 
 
 # --- what is refused ---
@@ -288,7 +288,7 @@ def test_a_damaged_description_is_said_to_who_resumes(damage: Callable[[str], st
     header.write_text(damage(header.read_text()))
     with pytest.raises(ValueError, match=r"draws\.json is damaged"):
         filled(tmp_path, 0)
-    assert (tmp_path / "draws.bin").stat().st_size == 2 * (M * D * 8 + 8)
+    assert (tmp_path / "draws.bin").stat().st_size == 2 * M * ROW
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_draws_without_a_description_are_not_thrown_away(tmp_path: Path) -> None
     (tmp_path / "draws.json").unlink()
     with pytest.raises(ValueError, match=r"draws\.bin has no draws\.json beside it\. Restore that, or choose"):
         filled(tmp_path, 0)
-    assert (tmp_path / "draws.bin").stat().st_size == 2 * (M * D * 8 + 8)
+    assert (tmp_path / "draws.bin").stat().st_size == 2 * M * ROW
 
 
 def test_a_dtype_that_cannot_be_read_is_not_written(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_draw_of_another_kind_is_refused(wrong: Tensor, tmp_path: Path) -> Non
     file = filled(tmp_path, 2)
     with pytest.raises(ValueError, match=r"must have shape \(3, 5\) and torch.float64; got \("):
         file.append(wrong)
-    assert file.path.stat().st_size == 2 * (M * D * 8 + 8)
+    assert file.path.stat().st_size == 2 * M * ROW
 
 
 # --- readers ---
@@ -408,7 +408,7 @@ file = DrawFile.create(sys.argv[1], torch.zeros(2, 1000), {"w": (1000,)})
 for number in range(40):
     file.append(torch.full((2, 1000), float(number)))
 found = file.read()
-file.truncate(2) if sys.argv[2] == "ours" else os.truncate(file.path, 2 * file.row_bytes)
+file.truncate(2) if sys.argv[2] == "ours" else os.truncate(file.path, 2 * file.draw_bytes)
 assert float(found.sum()) == 2000 * 780
 """
 
@@ -428,9 +428,9 @@ def resident() -> int:
 def sparse(folder: Path, size: int) -> DrawFile:
     """Draws of 2 chains of 4096 weights, zero but for the last, in a file of a size that takes no room on the disk."""
     file = DrawFile.create(folder, torch.zeros(2, 4096), {"w": (4096,)})
-    count = size // file.row_bytes
+    count = size // file.draw_bytes
     try:
-        os.truncate(file.path, (count - 1) * file.row_bytes)
+        os.truncate(file.path, (count - 1) * file.draw_bytes)
     except OSError as error:
         pytest.skip(f"no sparse file of {size} bytes here: {error}")
     file.append(torch.arange(8192.0).view(2, 4096))

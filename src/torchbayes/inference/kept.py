@@ -73,7 +73,8 @@ class Kept:
         if self._directory is not None:
             weights_MSD = read_draws(self._directory, self._model)
         else:
-            weights_MSD = torch.stack(self._memory, 1) if self._memory else self._like_MD.unsqueeze(1)[:, :0]
+            # draw after draw, as in the file: all of them then are one view (S M, D)
+            weights_MSD = torch.stack(self._memory).transpose(0, 1) if self._memory else self._like_MD[:, None][:, :0]
         if not weights_MSD.shape[1]:
             raise ValueError("the run ended within its burn-in, before weights were kept. Resume it with more steps.")
         weights_MSD = weights_MSD.to(self._model.network.device)

@@ -517,7 +517,8 @@ bool leapfrog(const Network& net, const Rows& rows, const Prior& prior, int64_t 
 }
 
 template <typename T>
-void predict(const Network& net, const Rows& rows, int64_t members, const T* weights, T* outputs, int threads) {
+void predict(const Network& net, const Rows& rows, int64_t members, const T* weights, int64_t stride, T* outputs,
+             int threads) {
   const int64_t width = net.widths[net.layers];
   const auto one = [&](int64_t m, int64_t from, int64_t to) {
     Workspace<T>& work = workspace<T>();
@@ -525,13 +526,13 @@ void predict(const Network& net, const Rows& rows, int64_t members, const T* wei
     const int64_t chunk = evenly<T>(net, rows, to - from);
     if (net.stages) {
       front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk);
-      front<T>().begin(weights + m * net.size, false);
+      front<T>().begin(weights + m * stride, false);
     }
     for (int64_t at = from; at < to; at += chunk) {
       const int64_t count = std::min(chunk, to - at);
       work.prepare(net, count);
       const T* x = inputs + at * rows.features;
-      forward(net, weights + m * net.size, net.stages ? front<T>().forward(x, count) : x, count, work);
+      forward(net, weights + m * stride, net.stages ? front<T>().forward(x, count) : x, count, work);
       const T* f = work.activations[net.layers - 1];
       T* into = outputs + (m * rows.count + at) * width;
       for (int64_t i = 0; i < count; ++i)
@@ -591,14 +592,14 @@ bool leapfrog_float64(const Network* net, const Rows* rows, const Prior* prior, 
                   prior_scale, values, priors, static_cast<int>(threads));
 }
 
-void predict_float32(const Network* net, const Rows* rows, int64_t members, const float* weights, float* outputs,
-                     int64_t threads) {
-  predict(*net, *rows, members, weights, outputs, static_cast<int>(threads));
+void predict_float32(const Network* net, const Rows* rows, int64_t members, const float* weights, int64_t stride,
+                     float* outputs, int64_t threads) {
+  predict(*net, *rows, members, weights, stride, outputs, static_cast<int>(threads));
 }
 
-void predict_float64(const Network* net, const Rows* rows, int64_t members, const double* weights, double* outputs,
-                     int64_t threads) {
-  predict(*net, *rows, members, weights, outputs, static_cast<int>(threads));
+void predict_float64(const Network* net, const Rows* rows, int64_t members, const double* weights, int64_t stride,
+                     double* outputs, int64_t threads) {
+  predict(*net, *rows, members, weights, stride, outputs, static_cast<int>(threads));
 }
 
 }  // extern "C"

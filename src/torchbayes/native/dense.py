@@ -157,14 +157,15 @@ class DenseKernel:
         """Return the outputs of S networks on the same rows.
 
         Args:
-            weights_SD: weights.
+            weights_SD: weights; read where they lie if those of a network lie side by side, at any stride of the rows.
             inputs: rows (B, ...).
             chunk_size: rows that go through a network at once.
 
         Returns:
             Tensor (S, B, K).
         """
-        weights_SD, inputs = weights_SD.contiguous(), inputs.contiguous()
+        weights_SD = weights_SD if weights_SD.stride(-1) == 1 else weights_SD.contiguous()
+        inputs = inputs.contiguous()
         rows = self._rows(inputs, inputs, 1, chunk_size)
         needed = len(weights_SD) * rows.count * self._outputs * weights_SD.itemsize
         check_memory(needed, "outputs of the drawn functions", draws=len(weights_SD))
@@ -174,6 +175,7 @@ class DenseKernel:
             ctypes.byref(rows),
             ctypes.c_int64(len(weights_SD)),
             _pointer(weights_SD),
+            ctypes.c_int64(weights_SD.stride(0)),
             _pointer(outputs_SBK),
             ctypes.c_int64(torch.get_num_threads()),
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed
+from torchbayes.checks import as_seed, check_memory
 from torchbayes.model.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior
@@ -42,7 +42,8 @@ class Draws(Posterior):
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return kept weights: all of them when `draws` is their number, else a random choice from each chain.
 
-        Up to S draws per chain are taken without replacement; more repeat the chain.
+        Up to S draws per chain are taken without replacement; more repeat the chain. All of them are not copied where
+        they lie draw after draw, as samplers leave them.
 
         Args:
             draws: number of rows, a multiple of M.
@@ -50,19 +51,28 @@ class Draws(Posterior):
 
         Returns:
             Tensor (draws, D); row s is from chain s mod M.
+
+        Raises:
+            ValueError: if `draws` is no multiple of M, or weights that must be copied cannot be held.
         """
-        members, kept, size = self.weights_MSD.shape
+        members, kept, _ = self.weights_MSD.shape
         draws, seed = self.check_draws(draws), as_seed(seed)
-        per_chain = draws // members
+        if draws == members * kept and _in_order(self.weights_MSD):
+            return self.weights_MSD.transpose(0, 1).flatten(0, 1)
+        check_memory(draws * self.weights_MSD[0, 0].nbytes, "the drawn weights", self.weights_MSD.device, draws=draws)
+        order_SM = self._order(draws // members, seed).to(self.weights_MSD.device)
+        chain_SM = torch.arange(members, device=order_SM.device).expand_as(order_SM)
+        return self.weights_MSD[chain_SM.flatten(), order_SM.flatten()]
+
+    def _order(self, per_chain: int, seed: int) -> Tensor:
+        """Return which draws are taken of each chain, (S, M)."""
+        members, kept, _ = self.weights_MSD.shape
         if per_chain == kept:
-            return self.weights_MSD.transpose(0, 1).reshape(draws, size)
-        source = generator(Purpose.KEPT, seed)
-        rounds = -(-per_chain // kept)
-        order = torch.stack([
-            torch.cat([torch.randperm(kept, generator=source) for _ in range(rounds)]) for _ in range(members)
-        ])[:, :per_chain].to(self.weights_MSD.device)
-        chosen = self.weights_MSD[torch.arange(members, device=order.device).unsqueeze(1), order]
-        return chosen.transpose(0, 1).reshape(draws, size)
+            return torch.arange(kept).unsqueeze(1).expand(-1, members)
+        source, rounds = generator(Purpose.KEPT, seed), -(-per_chain // kept)
+        return torch.stack(
+            [torch.cat([torch.randperm(kept, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
+        )[:per_chain]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the draws by name."""
@@ -77,3 +87,9 @@ class Draws(Posterior):
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         del settings
         return cls(model, tensors["weights_MSD"])
+
+
+def _in_order(weights_MSD: Tensor) -> bool:
+    """Return whether all rows have one stride, draw after draw and chain after chain, so that (S M, D) is a view."""
+    (members, kept, _), (of_chain, of_draw, _) = weights_MSD.shape, weights_MSD.stride()
+    return members == 1 or kept == 1 or of_draw == members * of_chain

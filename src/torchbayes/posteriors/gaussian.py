@@ -59,7 +59,8 @@ class Gaussian(Posterior):
             Tensor (S, D).
 
         Raises:
-            ValueError: if there is not one covariance for each mean.
+            ValueError: if there is not one covariance for each mean, S is not a multiple of M, or so many weights
+                cannot be held.
         """
         members, draws = self.members, self.check_draws(draws)
         noise = normals(seed, draws, self.covariance.noise_size, like=self.mean_MD)

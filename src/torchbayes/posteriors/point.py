@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed
+from torchbayes.checks import as_seed, check_memory
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior
 
@@ -47,9 +47,14 @@ class Point(Posterior):
 
         Returns:
             Tensor (S, D).
+
+        Raises:
+            ValueError: if S is not a multiple of M, or so many weights cannot be held.
         """
         as_seed(seed)
-        return self.weights_MD[torch.arange(self.check_draws(draws)) % self.members]
+        draws = self.check_draws(draws)
+        check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
+        return self.weights_MD[torch.arange(draws) % self.members]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights by name."""

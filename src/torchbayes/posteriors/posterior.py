@@ -98,7 +98,7 @@ class Posterior(ABC):
             S.
 
         Raises:
-            ValueError: if S is not a positive multiple of M, or so many weights cannot be held.
+            ValueError: if S is not a positive multiple of M.
         """
         members = self.members
         if not is_whole(draws):
@@ -109,9 +109,6 @@ class Posterior(ABC):
             high = low + members
             advice = f"Try {low} or {high}." if low > 0 else f"Try {high}."
             raise ValueError(f"`draws` must be a multiple of the {members} members; got {draws}. {advice}")
-        network = self.model.network
-        needed = draws * self.model.layout.size * network.dtype.itemsize
-        check_memory(needed, "the drawn weights", network.device, draws=draws)
         return draws
 
     def functions(self, draws: int | None = None, *, seed: int = 0) -> Functions:
@@ -127,7 +124,8 @@ class Posterior(ABC):
             A callable inputs -> outputs (S, B, K).
 
         Raises:
-            ValueError: if batch-norm statistics are needed and no training inputs are at hand.
+            ValueError: if S is not a multiple of M, so many weights cannot be held, or batch-norm statistics are needed
+                and no training inputs are at hand.
         """
         draws = self.check_draws(self.default_draws if draws is None else draws)
         warn_of(self.problems)
@@ -192,8 +190,13 @@ def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
 
     Returns:
         Tensor (draws, size).
+
+    Raises:
+        ValueError: if so many cannot be held.
     """
-    seed, noise = as_seed(seed), torch.empty(draws, size, dtype=like.dtype, device=like.device)
+    seed = as_seed(seed)
+    check_memory(draws * size * like.itemsize, "the noise of the drawn weights", like.device, draws=draws)
+    noise = torch.empty(draws, size, dtype=like.dtype, device=like.device)
     for s in range(draws):
         noise[s].normal_(generator=generator(Purpose.GAUSSIAN, seed, s, device=like.device))
     return noise
