@@ -116,6 +116,14 @@ def test_a_regression_has_means_and_its_learned_noise() -> None:
     assert_same(found.spaces["log likelihoods"], diagnostics.summary(each))
 
 
+def test_targets_may_have_several_parts() -> None:
+    model = tb.Model(nn.Linear(4, 2).double(), tb.likelihoods.Weighted(tb.likelihoods.Gaussian(0.5)))
+    weights_MSD, targets, counts = chain(model, 2, 20), normal(24, 2, seed=3), torch.arange(24).double()
+    found = tb.diagnose(tb.Draws(model, weights_MSD), INPUTS, (targets, counts), chunk_size=5)
+    each = counts * torch.distributions.Normal(outputs(model, weights_MSD), 0.5).log_prob(targets).sum(-1)
+    assert_same(found.spaces["log likelihoods"], diagnostics.summary(each))
+
+
 def test_inputs_without_targets_and_of_several_parts() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
@@ -239,14 +247,13 @@ def test_the_log_of_a_sampler_on_all_the_data() -> None:
 
 def test_a_sampler_without_momentum_has_no_ebfmi() -> None:
     level = normal(2, 20, seed=1).numpy()
-    before = np.concatenate([np.zeros((2, 1)), level[:, :-1]], 1)
     model = model_of()
     posterior = tb.Draws(model, chain(model, 2, 20))
-    log = records_of(2, 20, log_density=level, energy=-before, gradients=np.ones((2, 20)))
+    log = records_of(2, 20, log_density=level, gradients=np.ones((2, 20)))
     record = tb.diagnose(posterior, INPUTS, log=log).record
     assert record is not None
     assert record.ebfmi_M is None
-    log = records_of(2, 20, log_density=level, energy=0.1 - before, gradients=np.ones((2, 20)))
+    log = records_of(2, 20, log_density=level, energy=0.1 - level, gradients=np.ones((2, 20)))
     record = tb.diagnose(posterior, INPUTS, log=log).record
     assert record is not None
     assert record.ebfmi_M is not None

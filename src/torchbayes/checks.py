@@ -22,6 +22,13 @@ from torch import Tensor
 _LONGEST = 80  # letters of a value in a message
 
 
+class SettingError(ValueError):
+    """What was asked for cannot be done, wherever the weights are.
+
+    Samplers take any other ValueError of a density for one of the place at which it was asked, and reject that place.
+    """
+
+
 def plain(settings: Any) -> None:
     """Turn numbers of numpy and tensors without axes among the fields of a frozen dataclass into Python's, in place.
 

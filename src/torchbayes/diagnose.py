@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.checks import check_counts, check_tensor, given, seen
+from torchbayes.checks import check_counts, given, seen
 from torchbayes.diagnostics import Summary, summary
 from torchbayes.inference.judgement import momentum_ebfmi
 from torchbayes.inference.log import read_log
@@ -29,7 +30,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive import predict
 
-Log = str | Path | Sequence[Mapping[str, Any]]
+Log = str | PathLike[str] | Sequence[Mapping[str, Any]]
 
 LEAST = 4  # draws per chain for R-hat: two for each half
 LEAST_ESS = 10  # and for effective sizes: with fewer there is no lag to see an autocorrelation at
@@ -132,7 +133,7 @@ class Diagnosis:
 def diagnose(
     posterior: Draws,
     inputs: Any,
-    targets: Tensor | None = None,
+    targets: Any = None,
     *,
     log: Log | None = None,
     burn_in: int | None = None,
@@ -146,7 +147,8 @@ def diagnose(
     Args:
         posterior: draws in the order they were taken, at least 4 of each chain.
         inputs: where functions are compared, as `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
-        targets: of these inputs, (B, ...), for the log likelihoods.
+        targets: of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where the
+            likelihood takes one.
         log: the run directory, or the records of its `log.jsonl`.
         burn_in: iterations whose records are left out; None takes it from the run directory, or 0 for plain records.
         chunk_size: rows at which the functions of all draws are held at once; None chooses.
@@ -164,7 +166,6 @@ def diagnose(
             f"{f'a {type(posterior).__name__} posterior' if isinstance(posterior, Posterior) else seen(posterior)}."
         )
     check_counts(**given(chunk_size=chunk_size))
-    check_tensor(**given(targets=targets))
     check_counts(least=0, **given(burn_in=burn_in))
     chains, draws = posterior.weights_MSD.shape[:2]
     if draws < LEAST:
@@ -185,7 +186,7 @@ def diagnose(
 
 
 def _functions(
-    posterior: Draws, inputs: Any, targets: Tensor | None, *, chunk_size: int | None
+    posterior: Draws, inputs: Any, targets: Any, *, chunk_size: int | None
 ) -> tuple[dict[str, Summary], str, Tensor | None]:
     """Return the diagnostics of functions, the name of their space, and the log likelihood of all rows (M, S).
 
@@ -215,7 +216,7 @@ def _functions(
     return spaces | ({"log likelihoods": _joined(likelihoods)} if likelihoods else {}), name, total_MS
 
 
-def _at_rows(posterior: Draws, inputs: Any, targets: Tensor | None, rows: slice) -> tuple[str, Tensor, Tensor | None]:
+def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[str, Tensor, Tensor | None]:
     """Return what every draw predicts at some rows, with its name, (M, S, B, ...), and the log likelihoods (M, S, B).
 
     The weights of one block of draws at a time are read, in the order of the draws.
@@ -330,10 +331,10 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
         TypeError: if it is neither a directory nor records.
         ValueError: if the log is not that of these chains.
     """
-    if isinstance(log, str | Path) and not Path(log).is_dir():
+    if isinstance(log, str | PathLike) and not Path(log).is_dir():
         raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
-    about = _about(Path(log)) if isinstance(log, str | Path) else {}
-    records = read_log(log) if isinstance(log, str | Path) else log
+    about = _about(Path(log)) if isinstance(log, str | PathLike) else {}
+    records = read_log(Path(log)) if isinstance(log, str | PathLike) else log
     if not isinstance(records, Sequence) or not all(isinstance(found, Mapping) for found in records):
         raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:

@@ -1,6 +1,7 @@
 import math
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from torchbayes.evidence import (
 from torchbayes.evidence.annealing import _annealed, _prepared
 from torchbayes.model import Model, likelihoods, priors
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.problems import ProblemWarning
 
 
 def posterior_draws(count: int, seed: int = 0) -> torch.Tensor:
@@ -132,7 +134,9 @@ def test_weights_have_no_bias_in_either_direction():
         error = float(ratios.std()) / math.sqrt(count)
         assert error < 0.04
         assert abs(float(ratios.mean()) - 1) < 4 * error
-        assert log_ratios.mean() < -0.15
+        # log E[v] = 0 is mean + variance/2 + third cumulant/6 + …, which is a tenth here; the error is a twentieth
+        assert log_ratios.std() > 0.5
+        assert float(log_ratios.mean()) == pytest.approx(-0.5 * float(log_ratios.var()), rel=0.3)
 
 
 def test_forwards_and_backwards_enclose_the_evidence():
@@ -170,7 +174,7 @@ def test_more_temperatures_make_weights_even():
     ]
     # the variance falls like 1/K in the end, and faster before; over seeds the second ratio is 2.0 ± 0.35
     assert spreads[0] / spreads[1] > 16
-    assert spreads[1] / spreads[2] == pytest.approx(2, rel=0.8)
+    assert spreads[1] / spreads[2] == pytest.approx(2, rel=0.5)
 
 
 def test_details():
@@ -207,6 +211,28 @@ def test_few_effective_particles_warn():
         found = annealed_importance_sampling(model, (inputs, targets), temperatures=5, particles=20)
     exact = linear_gaussian_evidence(model, (inputs, targets)).log_evidence
     assert found.log_evidence < exact - 3
+
+
+def test_few_effective_draws_warn_of_the_other_side():
+    """An upper bound by few weights is too high: here by tens of nats."""
+    model, data, oracle = linear_problem()
+    draws = posterior_draws(12)
+    with pytest.warns(UserWarning, match=r"effective draws, fewer than 10: it is probably too high, and its error bar"):
+        found = reverse_annealing(model, data, draws=draws, temperatures=2)
+    assert found.log_evidence > oracle.log_evidence()
+
+
+def test_draws_that_are_known_to_be_worthless_are_said_to_be():
+    model, data, _ = linear_problem()
+    draws = Draws(model, posterior_draws(60).unflatten(0, (3, 20))).with_problems(["chain 0 never moved"])
+    with pytest.warns(ProblemWarning, match="`draws` should not be trusted: chain 0 never moved"):
+        reverse_annealing(model, data, draws=draws, temperatures=60)
+
+
+def test_a_number_of_temperatures_may_be_one_of_numpy():
+    target, _ = bimodal()
+    ours, its = (annealed_importance_sampling(target, temperatures=count) for count in (12, cast("int", np.int64(12))))
+    assert ours.log_evidence == its.log_evidence
 
 
 @pytest.mark.parametrize(

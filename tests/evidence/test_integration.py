@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,6 +159,7 @@ def test_a_likelihood_that_says_nothing():
         ({"steps": 20}, "`steps` must be at least 30"),
         ({"leapfrogs": 0}, "`leapfrogs` must be a whole number"),
         ({"temperatures": 2}, "`temperatures` must be at least 3"),
+        ({"temperatures": np.int64(2)}, "`temperatures` must be at least 3"),
         ({"temperatures": [0.0, 1.0]}, "`temperatures` must be at least 3"),
         ({"temperatures": [0.0, 0.5, 0.9]}, "rise from 0 to 1"),
     ],

@@ -9,7 +9,7 @@ from tests.evidence.helpers import linear_problem, normal_draws, skewed, tanh_pr
 from tests.oracles import assert_close, normal
 from torchbayes.evidence import AnnealedDensity, FunctionTarget, ModelTarget, power, sigmoidal
 from torchbayes.evidence.moves import Place, Tuning, move
-from torchbayes.evidence.pilot import Pilot, Rung, given_temperatures, pilot
+from torchbayes.evidence.pilot import Pilot, Rung, as_temperatures, pilot
 
 
 def linear_variances(beta_K: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def test_temperatures_by_formula():
     middle = sigmoidal(5)
     low, quarter = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(2))
     assert_close(middle, [0.0, (quarter - low) / (1 - 2 * low), 0.5, 1 - (quarter - low) / (1 - 2 * low), 1.0])
-    assert_close(given_temperatures([0, 0.5, 1]), [0.0, 0.5, 1.0])
+    assert_close(as_temperatures([0, 0.5, 1]), [0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_temperatures_by_formula():
 )
 def test_temperatures_that_do_not_rise_from_0_to_1(betas: list[float]):
     with pytest.raises(ValueError, match="must be inverse temperatures that rise from 0 to 1"):
-        given_temperatures(betas)
+        as_temperatures(betas)
 
 
 def test_likelihoods_without_a_path():

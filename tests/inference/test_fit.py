@@ -124,6 +124,37 @@ def test_starts_are_where_the_run_begins() -> None:
         torch.testing.assert_close(found.sample(2), expected, rtol=0, atol=0)
 
 
+def worthless() -> Any:
+    """A posterior of which something is known to be wrong."""
+    return tb.fit(model_of(), rows_of(), short(), callbacks=()).with_problems(["it has diverged"])
+
+
+def test_a_start_that_is_known_to_be_worthless_is_said_to_be() -> None:
+    """A run goes its own way from there; a Laplace approximation stands on it."""
+    start: Any = worthless()
+    with pytest.warns(tb.ProblemWarning, match="^`start` should not be trusted: it has diverged"):
+        assert "it has diverged" not in tb.fit(model_of(), rows_of(), short(), start=start, callbacks=()).problems
+    with pytest.warns(tb.ProblemWarning, match="^`start` should not be trusted") as caught:
+        found = tb.fit(model_of(), rows_of(), tb.Laplace(check_mode=False), start=start, callbacks=())
+    assert found.problems == ("it has diverged",)
+    assert [str(w.message) for w in caught if "diverged" in str(w.message)] == [str(caught[0].message)]
+
+
+class Where:
+    """A path that is no `Path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_a_directory_may_be_any_path(tmp_path: Path) -> None:
+    tb.fit(model_of(), rows_of(), short(), directory=Where(tmp_path), callbacks=())
+    assert (tmp_path / "posterior.safetensors").is_file()
+
+
 def test_start_from_a_network_takes_its_batch_norm_statistics() -> None:
     module, model = made("conv_batch_norm"), model_of("conv_batch_norm")
     module.get_buffer("1.running_mean").add_(2.0)
@@ -216,6 +247,16 @@ def test_a_huge_learning_rate_diverges_readably(tmp_path: Path) -> None:
     step = json.loads(header(tmp_path / "checkpoint.safetensors"))["numbers"]["/step"]
     assert f"diverged at step {step} " in str(caught.value)
     assert any("last finite" in note for note in caught.value.__notes__)
+
+
+def test_a_state_that_is_not_finite_is_neither_kept_nor_said_to_be(tmp_path: Path) -> None:
+    """The first step overflows, and the second one finds out: there was no finite state but the start."""
+    model = tb.Model(nn.Linear(4, 1), tb.likelihoods.Gaussian(0.1))
+    method = short(optimizer=tb.SGD(lr=3e38, momentum=0.0), epochs=20)
+    with pytest.raises(tb.DivergedError, match="diverged at step 1 of 80") as caught:
+        tb.fit(model, (INPUTS.float(), 50 * normal(24, 1).float()), method, directory=tmp_path, callbacks=())
+    assert not getattr(caught.value, "__notes__", [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json"]
 
 
 def header(path: Path) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, distributions, nn
 
 import torchbayes as tb
 from tests.oracles import assert_close, normal
+from torchbayes.checks import SettingError
 from torchbayes.inference.descent import DivergedError
 from torchbayes.inference.guarded import evaluated, is_fault
 from torchbayes.inference.sampler import Sampler
@@ -145,6 +146,7 @@ def test_trajectories_that_failed_are_over(size: int):
         NotImplementedError(),
         TypeError("unexpected"),
         LostRankError("rank 1 is lost"),
+        SettingError("no such plan"),
     ],
     ids=repr,
 )
@@ -195,6 +197,34 @@ def test_a_chain_on_minibatches_ends_where_the_density_cannot_be_computed(make: 
 
 
 # --- models ---
+
+
+class Odd(nn.Module):
+    """A network that the kernel does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs).sin()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        tb.HMC(2, 20, 5, step_size=0.1, trajectory=0.2, plan="native"),
+        tb.NUTS(2, 20, 5, plan="native"),
+        tb.RandomWalk(2, 20, 5, plan="native"),
+        tb.SGLD(2, 20, 5, step_size=1e-4, plan="native"),
+        tb.MAP(epochs=2, plan="native"),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_setting_that_cannot_be_is_no_fault_of_the_target(method: Any):
+    model = tb.Model(Odd(), tb.likelihoods.Gaussian(0.5))
+    with pytest.raises(SettingError, match=r"^plan 'native' cannot run this model: .* Set another plan, or leave it"):
+        tb.fit(model, (normal(9, 1), normal(9, 1, seed=1)), method, callbacks=())
 
 
 def mean_with_a_scale(outputs: Tensor) -> distributions.Distribution:

@@ -18,7 +18,14 @@ from torchbayes.curvature.tangent import Tangent
 from torchbayes.inference.batches import as_source, spread
 from torchbayes.inference.descent import epochs_of
 from torchbayes.inference.descent import start as start_at
-from torchbayes.inference.health import constant_log_likelihood, log_likelihoods, problems_of
+from torchbayes.inference.health import (
+    _distances,
+    _exploded,
+    _unscaled,
+    constant_log_likelihood,
+    log_likelihoods,
+    problems_of,
+)
 from torchbayes.inference.interpolation import _kernel, left_out, noise_problems
 from torchbayes.inference.snapshots import averaging_start, is_snapshot, planned_snapshots
 from torchbayes.inference.swag import Moments, State
@@ -105,9 +112,11 @@ def test_rows_are_spread_over_the_data() -> None:
         source = as_source(model, data, 5)
         source.check()
         found = source.some(12)
-        assert [b.size for b in found] == [5, 5, 2]
-        assert torch.equal(torch.cat([b.inputs for b in found]), inputs[::5])
-        assert torch.equal(torch.cat([b.targets for b in found]), targets[::5])
+        assert [b.size for b in found] == [5, 5]
+        assert torch.equal(torch.cat([b.inputs for b in found]), inputs[::6])
+        assert torch.equal(torch.cat([b.targets for b in found]), targets[::6])
+        assert [b.size for b in source.some(3)] == [5]
+        assert torch.equal(torch.cat([b.inputs for b in source.some(ROWS)]), inputs)
     batches = [(inputs[a : a + 10], targets[a : a + 10]) for a in range(0, ROWS, 10)]
     stream = as_source(model, batches, 5)
     assert [torch.equal(b.inputs, batches[k][0]) for b, k in zip(stream.some(30), (0, 2, 4), strict=True)] == [True] * 3
@@ -262,6 +271,110 @@ def test_an_average_at_far_too_high_a_rate_is_a_problem(kind: Any) -> None:
     assert "training rows are" in said
 
 
+# --- checks that cannot be made, and data that deceive them ---
+
+
+class Linked(nn.Module):
+    """A network in which every row sees another one, which a list that all rows share names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1).double()
+
+    def forward(self, inputs: Tensor, other: Tensor) -> Tensor:
+        return self.layer(inputs[other])
+
+
+@pytest.mark.parametrize("method", [tb.MAP(epochs=100, plan="loop"), tb.SWAG(epochs=100, plan="loop")])
+def test_networks_that_see_all_rows_together_are_checked_by_whole_batches(method: Any, tmp_path: Path) -> None:
+    """1,100 rows: neither two of them, nor 512, nor 1,024 go through the network alone."""
+    inputs, targets = table(1100)
+    model = tb.Model(Linked(), tb.likelihoods.Gaussian(0.5), shared=[1])
+    data = [((inputs, torch.arange(1100).roll(1)), targets.roll(1, 0))]
+    assert tb.fit(model, data, method, callbacks=(), directory=tmp_path).problems == ()
+    assert tb.load(tmp_path / "posterior.safetensors", model).problems == ()
+    (batch,) = as_source(model, data, 16).some(512)
+    expected = constant_log_likelihood(linear(), [Batch(*table(1100))])
+    assert constant_log_likelihood(model, [batch]) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", [tb.MAP(epochs=2), tb.HMC(chains=2, steps=30, burn_in=10)])
+def test_a_check_that_fails_costs_neither_the_fit_nor_its_result(
+    method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr("torchbayes.inference.health.log_likelihoods", fail)
+    monkeypatch.setattr("torchbayes.inference.judgement.problems", fail)
+    with pytest.warns(UserWarning, match=r"could not be checked \(KeyError: 'what nobody thought of'\)"):
+        found = tb.fit(linear(), table(), method, callbacks=(), directory=tmp_path)
+    assert found.problems == ()
+    loaded = tb.load(tmp_path / "posterior.safetensors", linear())
+    assert torch.equal(loaded.sample(2), found.sample(2))
+
+
+def test_a_check_that_fails_is_an_error_where_warnings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests of the library see faults of its checks."""
+    monkeypatch.setattr("torchbayes.inference.health.log_likelihoods", lambda *_: 1 / 0)
+    with pytest.raises(UserWarning, match="ZeroDivisionError"):
+        tb.fit(linear(), table(), tb.MAP(epochs=2), callbacks=())
+
+
+def test_learned_noise_of_batches_that_cannot_be_put_together_is_not_looked_at() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, 1).double()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs.mean(1))
+
+    model = tb.Model(Mean(), tb.likelihoods.Gaussian("learned"))
+    batches = [(normal(20, steps, FEATURES, seed=steps), normal(20, 1, seed=-steps % 99)) for steps in (5, 7)]
+    point = tb.Point(model, model.given_weights()[None])
+    assert noise_problems(point, as_source(tb.Model(Mean(), model.likelihood), batches, 20)) == []
+    source = as_source(linear("learned"), table(8), 8)
+    monkey: Any = source
+    monkey.rows = lambda: (_ for _ in ()).throw(RuntimeError("sizes of tensors must match"))
+    assert noise_problems(tb.Point(linear("learned"), linear("learned").given_weights()[None]), monkey) == []
+
+
+@pytest.mark.parametrize("likelihood", ["learned", 0.01, "of each row"])
+def test_targets_that_are_all_the_same_tell_nothing(likelihood: Any) -> None:
+    """The likelihood of the best constant has no bound, or one that no network comes near; other rows may differ."""
+    wide = likelihood == "of each row"
+    family = tb.likelihoods.HeteroscedasticGaussian() if wide else tb.likelihoods.Gaussian(likelihood)
+    model = tb.Model(nn.Linear(FEATURES, 2 if wide else 1).double(), family)
+    inputs, still = normal(ROWS, FEATURES, seed=1), torch.full((ROWS, 1), 0.3).double()
+    assert constant_log_likelihood(model, [Batch(inputs, still)]) == -math.inf
+    assert constant_log_likelihood(model, [Batch(inputs, still.index_fill(0, torch.tensor([7]), 1.0))]) > -math.inf
+    two = tb.Model(nn.Linear(FEATURES, 4 if wide else 2).double(), family)
+    assert constant_log_likelihood(two, [Batch(inputs, torch.cat([still, table()[1][:, None]], 1))]) == -math.inf
+    weights = torch.ones(ROWS).double()  # these may all be the same
+    weighted = tb.Model(nn.Linear(FEATURES, 2 if wide else 1).double(), tb.likelihoods.Weighted(family))
+    assert constant_log_likelihood(weighted, [Batch(inputs, (still, weights))]) == -math.inf
+    assert constant_log_likelihood(weighted, [Batch(inputs, (table()[1][:, None], weights))]) > -math.inf
+
+
+def test_a_likelihood_without_bound_has_no_best_constant() -> None:
+    """Three of four targets are the same, and the scale of a Cauchy distribution is free to shrink to nothing."""
+    model = tb.Model(
+        nn.Linear(FEATURES, 2).double(),
+        lambda f: distributions.Independent(distributions.Cauchy(f[..., :1], f[..., 1:].exp(), validate_args=False), 1),
+    )
+    targets = torch.where(torch.arange(ROWS)[:, None] % 4 == 0, normal(ROWS, 1, seed=2), 0.0)
+    assert constant_log_likelihood(model, [Batch(normal(ROWS, FEATURES), targets)]) == -math.inf
+    assert constant_log_likelihood(model, [Batch(normal(ROWS, FEATURES), normal(ROWS, 1, seed=2))]) > -math.inf
+
+
+def test_a_class_that_is_not_among_the_rows_takes_no_best_constant() -> None:
+    """Its logit falls for ever, but the likelihood does not rise with it: the entropy of the two other classes."""
+    labels = torch.tensor([0, 0, 1]).repeat(ROWS // 3)
+    share = torch.tensor([2.0, 1.0]).double() / 3
+    assert _best(tb.likelihoods.Categorical(), labels, 3) == pytest.approx(float((share * share.log()).sum()), abs=5e-3)
+
+
 # --- what is said of the trajectory ---
 
 
@@ -287,6 +400,47 @@ def test_exploded_weights_are_a_problem() -> None:
     state = start_at(end, {}, [0, 1], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     (said,) = problems_of(tb.Point(model, end, statistics_known=True), state, as_source(model, data, 16))
     assert "weights of member 0 have exploded: they are 500 prior standard deviations" in said  # 1000/√4
+
+
+def test_weights_are_measured_from_the_mean_of_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in blocks, whose size changes nothing."""
+    model = linear(prior={"weight": tb.priors.Normal(loc=2.0, scale=0.01), "*": tb.priors.Normal(0.5)})
+    weights_MD = torch.tensor([[2.01, 1.98, 2.0, 0.5], [0.0, 2.0, 2.0, 0.0]], dtype=torch.float64)
+    expected = torch.tensor([1 + 4 + 0 + 1, 200.0**2]).double().div(4).sqrt()
+    torch.testing.assert_close(_distances(model.prior, weights_MD), expected)
+    assert _exploded(model, weights_MD[:1]) == []
+    assert "member 1 have exploded: they are 100 prior standard deviations from the prior's" in str(
+        _exploded(model, weights_MD)
+    )
+    monkeypatch.setattr("torchbayes.inference.health._BLOCK", 2)
+    torch.testing.assert_close(_distances(model.prior, weights_MD), expected)
+    joint = linear(prior=tb.as_prior(tb.Gaussian(model, weights_MD[:1], Diagonal(torch.full((1, 4), 1e-6).double()))))
+    torch.testing.assert_close(_distances(joint.prior, weights_MD[:1] + 0.003), torch.tensor([3.0]).double())
+
+
+class Scaling(nn.Module):
+    """A network that standardises its first input, takes its second as a mask and looks its third up in a table."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.table, self.layer = scale, nn.Embedding(10_000, FEATURES), nn.Linear(FEATURES, 2)
+        self.double()
+
+    def forward(self, inputs: Tensor, mask: Tensor, numbers: Tensor) -> Tensor:
+        shares = torch.softmax(inputs / self.scale + mask, -1)
+        return self.layer(shares * inputs / self.scale + self.table(numbers.long()))
+
+
+def test_only_what_layers_are_given_is_large() -> None:
+    inputs = 1e4 * normal(ROWS, FEATURES, seed=1)
+    mask = torch.where(normal(ROWS, FEATURES) > 1, -1e30, 0.0)
+    batch = Batch((inputs, mask, 9000 + torch.arange(ROWS).double()), None)
+    model = tb.Model(Scaling(1e4), tb.likelihoods.Categorical())
+    assert _unscaled(model, [batch]) == []
+    size = float(inputs.square().mean().sqrt())
+    (said,) = _unscaled(tb.Model(nn.Linear(FEATURES, 2).double(), tb.likelihoods.Categorical()), [Batch(inputs, None)])
+    assert said.startswith(f"the inputs are of size {size:.3g} where the first layer")
+    assert not any(module._forward_pre_hooks for module in model.network.module.modules())
 
 
 def test_large_inputs_are_a_problem_unless_the_network_normalises() -> None:
@@ -356,6 +510,19 @@ def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
         x, y = design[others], targets[others]
         mode = torch.linalg.solve(x.T @ x / noise**2 + precision, x.T @ y / noise**2 + precision @ loc)
         assert float(found[i, 0]) == pytest.approx(float(targets[i] - design[i] @ mode), rel=1e-6)
+
+
+def test_left_out_residuals_of_a_tempered_likelihood_have_more_noise() -> None:
+    """T σ² in the place of σ² where the likelihood alone is tempered; T of both cancels."""
+    inputs, targets = table(12)
+    weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
+    hot_D = torch.cat([weights_D[:4], weights_D[4:] + math.log(2.0)])
+
+    def found(at_D: Tensor, **settings: Any) -> Tensor | None:
+        return left_out(linear("learned", **settings), at_D, Batch(inputs, targets))
+
+    torch.testing.assert_close(found(weights_D, temperature=4.0, tempering="likelihood"), found(hot_D))
+    torch.testing.assert_close(found(weights_D, temperature=4.0), found(weights_D))
 
 
 def _convolutional() -> nn.Module:

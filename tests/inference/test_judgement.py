@@ -16,6 +16,7 @@ import torchbayes as tb
 from tests.oracles import normal
 from tests.ranks import check, launch
 from torchbayes.inference.judgement import Seen, momentum_ebfmi, problems
+from torchbayes.posteriors.locks import FileWarning
 
 CHAINS, ITERATIONS = 4, 200
 
@@ -137,8 +138,7 @@ def test_draws_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_energies_without_momentum_say_nothing():
-    seen = columns()
-    seen["energy"] = torch.cat([normal(CHAINS, 1), -seen["log_density"][:, :-1]], 1)
+    seen = {name: column for name, column in columns().items() if name != "energy"}
     assert momentum_ebfmi(seen) is None
     assert problems(draws(), {**seen, **marked(1, 0.9, "divergent")}) == ()  # a walk steps over cliffs and is right
     assert momentum_ebfmi(columns()) is not None
@@ -158,6 +158,34 @@ def test_records_of_burn_in_and_of_minibatches_do_not_count():
     assert seen.problems(draws()) == ()
     minibatches = Seen(0, [{"step": step, "log_density": [float(step), -1.0]} for step in range(200)])
     assert minibatches.problems(draws()[:2]) == ()
+
+
+def test_a_line_of_the_log_that_is_lost_changes_nothing(tmp_path: Path):
+    """Of a walk, whose energies would be taken for those of momenta: E-BFMI of densities one step apart is small."""
+    model, data = problem_of_fit()
+    walk = tb.RandomWalk(2, 400, 100, plan="loop")
+    assert tb.fit(model, data, walk, directory=tmp_path, callbacks=()).problems == ()
+    log = tmp_path / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    assert not any("energy" in json.loads(line) for line in lines)
+    log.write_text("".join(lines[:250] + lines[251:]))
+    with pytest.warns(FileWarning, match="left no line"):
+        found: Any = tb.fit(model, data, walk, directory=tmp_path, resume=True, callbacks=())
+    assert found.problems == ()
+    with pytest.warns(FileWarning, match="left no line"):
+        record: Any = tb.diagnose(found, data[0], log=tmp_path).record
+    assert record.ebfmi_M is None
+
+
+@pytest.mark.parametrize("names", [("acceptance",), ("acceptance", "log_density"), ("acceptance", "failed", "energy")])
+def test_a_sampler_is_judged_by_what_it_reports(names: tuple[str, ...]):
+    columns_of = columns()
+    some = {name: columns_of[name] for name in names}
+    seen = Seen(0, [{"step": s + 1, **{n: c[:, s].tolist() for n, c in some.items()}} for s in range(ITERATIONS)])
+    assert seen.problems(draws()) == problems(draws(), some) == ()
+    bad = some | marked(2, 0.0, "acceptance")
+    seen = Seen(0, [{"step": s + 1, **{n: c[:, s].tolist() for n, c in bad.items()}} for s in range(ITERATIONS)])
+    assert seen.problems(draws()) == problems(draws(), bad) == ("chain 2 accepted fewer than 1 % of the proposals",)
 
 
 # --- sample and fit ---

@@ -11,6 +11,7 @@ import torch
 import torchbayes as tb
 from tests.refusals import things
 from torchbayes import checks
+from torchbayes.inference.asked import check_size
 from torchbayes.linalg import Diagonal
 
 
@@ -97,6 +98,7 @@ def test_what_is_free_is_a_number_of_bytes():
         (lambda: fitted(tb.MAP(members=10**6)), "`members` must be smaller; got 1,000,000: weights and gradients"),
         (lambda: fitted(tb.HMC(chains=10**6)), "`chains` must be smaller; got 1,000,000"),
         (lambda: fitted(tb.HMC(2, 10**7, 5, step_size=0.1, trajectory=0.2)), "`steps` must be smaller; got 10,000,000"),
+        (lambda: fitted(tb.HMC(2, 9, 5, step_size=0.1), steps=10**7), "`steps` must be smaller; got 10,000,000"),
         (lambda: sampled(tb.RandomWalk(2, 10**7, 5, step_size=0.1)), "`steps` must be smaller; got 10,000,000"),
         (lambda: fitted(tb.SWAG(rank=10**6)), "`rank` must be smaller; got 1,000,000"),
         (
@@ -123,6 +125,18 @@ def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr("torchbayes.inference.asked.free_memory", lambda _device: 1e3)
     with pytest.raises(ValueError, match=r"`structure='dense'` is a matrix of 27 by 27, .* Use structure='kronecker'"):
         fitted(tb.Laplace("dense"), start=things.net())
+
+
+def test_a_length_that_is_not_asked_for_needs_no_memory(little):
+    found = fitted(tb.HMC(2, 10**7, 5, step_size=0.1, trajectory=0.2), steps=9)
+    assert found.tensors()["weights_MSD"].shape == (2, 4, 27)
+
+
+def test_members_of_other_processes_need_no_memory_here(little):
+    model = things.model()
+    check_size(model, tb.MAP(members=10**6), members=3, in_memory=True)
+    with pytest.raises(ValueError, match="`members` must be smaller"):
+        check_size(model, tb.MAP(members=10**6), members=10**6, in_memory=True)
 
 
 def test_a_million_members_are_refused_only_where_they_do_not_fit(little):

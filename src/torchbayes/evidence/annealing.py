@@ -25,12 +25,13 @@ from torchbayes.checks import as_seed, check_kind, check_memory
 from torchbayes.evidence.estimate import Evidence, LogMean, log_mean, warn_of_few
 from torchbayes.evidence.moves import Place, move
 from torchbayes.evidence.path import Target, as_target
-from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, given_temperatures, pilot
+from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, as_temperatures, pilot
 from torchbayes.inference.asked import check_finite_start
 from torchbayes.inference.settings import check_counts
 from torchbayes.model.model import Model
 from torchbayes.model.seeds import Purpose, mix
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.problems import warn_of
 
 # variance of log weights that temperatures are placed for: particles do not mix at once, so it comes out larger
 _VARIANCE = 0.2
@@ -117,6 +118,8 @@ def reverse_annealing(
     check_counts(leapfrogs=leapfrogs)
     seed, target = as_seed(seed), as_target(model, data)
     check_kind((Draws, Tensor), "draws of the posterior, or a tensor of weights", draws=draws)
+    if isinstance(draws, Draws):
+        warn_of(draws.problems, "`draws`")
     weights = draws.weights_MSD if isinstance(draws, Draws) else draws
     like_PD = target.draw(1, 0)
     if weights.ndim not in {2, 3} or weights.shape[-1] != like_PD.shape[-1] or not weights.numel():
@@ -126,7 +129,7 @@ def reverse_annealing(
     found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     log_weights_P, details = _annealed(target, weights_PD, ladder.reversed(), seed=mix(Purpose.REVERSE_MOVES, seed))
     mean = log_mean(log_weights_P)
-    warn_of_few(mean.ess, "draws", "Use more temperatures; more draws help less.")
+    warn_of_few(mean.ess, "draws", "Use more temperatures; more draws help less.", wrong="too high")
     return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", {**details, **_more(mean, found)})
 
 
@@ -136,16 +139,13 @@ def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: i
     Raises:
         ValueError: if there are fewer than 2 temperatures, or those given do not rise from 0 to 1.
     """
-    if isinstance(temperatures, int):
-        check_counts(temperatures=temperatures)
-        if temperatures < 2:
-            raise ValueError("`temperatures` must be at least 2, the prior's and the posterior's; got 1.")
-    given_K = None if temperatures is None or isinstance(temperatures, int) else given_temperatures(temperatures)
+    asked = as_temperatures(temperatures)
+    if isinstance(asked, int) and asked < 2:
+        raise ValueError("`temperatures` must be at least 2, the prior's and the posterior's; got 1.")
     found = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.ANNEALING_PILOT, seed))
-    if given_K is None:
-        count = temperatures or min(max(math.ceil(found.length**2 / _VARIANCE), _FEWEST), _MOST)
-        given_K = found.even(int(count))  # type: ignore[arg-type]
-    return found, found.ladder(given_K)
+    if not isinstance(asked, Tensor):
+        asked = found.even(asked or min(max(math.ceil(found.length**2 / _VARIANCE), _FEWEST), _MOST))
+    return found, found.ladder(asked)
 
 
 def _annealed(target: Target, weights_PD: Tensor, ladder: Ladder, *, seed: int) -> tuple[Tensor, dict[str, Any]]:

@@ -84,17 +84,18 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
     return LogMean(total - math.log(count), error, 1 / float(shares_P.square().sum()))
 
 
-def warn_of_few(ess: float, what: str, advice: str) -> None:
+def warn_of_few(ess: float, what: str, advice: str, *, wrong: str = "too low") -> None:
     """Warn where so few weights decide that the error cannot be trusted.
 
     Args:
         ess: effective number of weights.
         what: what was weighted, such as "particles".
         advice: what to do, one sentence.
+        wrong: to which side a mean of so few is off: the logarithm of a mean of weights is too low.
     """
     if ess < LEAST_ESS:
         warnings.warn(
-            f"the evidence rests on {ess:.1f} effective {what}, fewer than {LEAST_ESS:g}: it is probably too low, and "
-            f"its error bar too small. {advice}",
+            f"the evidence rests on {ess:.1f} effective {what}, fewer than {LEAST_ESS:g}: it is probably {wrong}, "
+            f"and its error bar too small. {advice}",
             stacklevel=3,
         )

@@ -23,7 +23,7 @@ from torchbayes.checks import as_seed
 from torchbayes.diagnostics import ess, mcse_mean, rhat
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import AnnealedDensity, Target, as_target
-from torchbayes.evidence.pilot import Pilot, Temperatures, given_temperatures, pilot
+from torchbayes.evidence.pilot import Pilot, Temperatures, as_temperatures, pilot
 from torchbayes.inference.hmc import HMC
 from torchbayes.inference.sample import run_chains
 from torchbayes.inference.settings import check_counts
@@ -194,14 +194,14 @@ def _placed(target: Target, temperatures: Temperatures | None, *, leapfrogs: int
     Raises:
         ValueError: if there are fewer than 3, or those given do not rise from 0 to 1.
     """
-    if temperatures is not None:
-        count = temperatures if isinstance(temperatures, int) else len(given_temperatures(temperatures))
-        if count < 3:
-            raise ValueError(f"`temperatures` must be at least 3, lest the error of discretisation hide; got {count}.")
+    asked = as_temperatures(temperatures)
+    count = len(asked) if isinstance(asked, Tensor) else asked
+    if count is not None and count < 3:
+        raise ValueError(f"`temperatures` must be at least 3, lest the error of discretisation hide; got {count}.")
     found = pilot(target, leapfrogs=leapfrogs, seed=seed)
-    if temperatures is None:
-        temperatures = min(max(math.ceil(found.length / _DISTANCE) + 1, _FEWEST), _MOST)
-    return found.even(temperatures) if isinstance(temperatures, int) else given_temperatures(temperatures), found
+    if not isinstance(asked, Tensor):
+        asked = found.even(asked or min(max(math.ceil(found.length / _DISTANCE) + 1, _FEWEST), _MOST))
+    return asked, found
 
 
 def _starts(found: Pilot, beta_K: Tensor, chains: int, *, seed: int) -> Tensor:

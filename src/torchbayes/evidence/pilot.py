@@ -27,7 +27,7 @@ import torch
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
-from torchbayes.checks import as_numbers, check_counts, check_positive
+from torchbayes.checks import as_numbers, check_counts, check_positive, is_whole, whole
 from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.model.seeds import Purpose, generator, mix
@@ -202,12 +202,14 @@ def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
     return Place(place.weights_MD[index_P], Parts(*(part[index_P] for part in place.parts)))
 
 
-def given_temperatures(temperatures: Sequence[float] | Tensor) -> Tensor:
-    """Return inverse temperatures that were given, float64 (K,), checked.
+def as_temperatures(temperatures: Temperatures | None) -> Tensor | int | None:
+    """Return inverse temperatures that were given, float64 (K,), or their number, checked; None for neither.
 
     Raises:
-        ValueError: if they do not rise from 0 to 1.
+        ValueError: if the number is less than 1, or they do not rise from 0 to 1.
     """
+    if temperatures is None or is_whole(temperatures):
+        return None if temperatures is None else whole("temperatures", temperatures)
     beta_K = as_numbers("temperatures", temperatures).flatten()
     if len(beta_K) < 2 or beta_K[0] != 0 or beta_K[-1] != 1 or not (beta_K.diff() > 0).all():
         raise ValueError(

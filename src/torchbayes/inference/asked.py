@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import torch
@@ -28,13 +27,13 @@ from torchbayes.model.ranks import Ranks
 from torchbayes.posteriors.posterior import Posterior
 
 
-def check_method(method: Any, attributes: Sequence[str] = ("members", "init", "step")) -> None:
+def check_method(method: Any) -> None:
     """Check that a method is an object with settings, not its class or name.
 
     Raises:
         TypeError: if it is none.
     """
-    check_object(attributes, "SWAG(epochs=60)", method=method)
+    check_object(("members", "init", "step"), "SWAG(epochs=60)", method=method)
 
 
 def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
@@ -54,7 +53,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     check_method(method)
     kinds = (nn.Module, Posterior, Tensor)
     check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))
-    check_kind((str, Path), "a path", **given(directory=options["directory"]))
+    check_kind((str, PathLike), "a path", **given(directory=options["directory"]))
     check_flags(resume=options["resume"])
     check_counts(**given(steps=options["steps"]))
     callbacks = options["callbacks"]
@@ -63,26 +62,24 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         for callback in callbacks:
             check_function("a list or tuple of functions", callbacks=callback)
     check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
-    like_D = model.network.weights().new_empty(model.layout.size, device="meta")
-    check_members(method, like_D, model.network.device)
-    if isinstance(method, Sampler) and options["directory"] is None:
-        check_kept(method, like_D)
 
 
-def check_members(method: Any, like_D: Tensor, device: torch.device) -> None:
-    """Check that what a method keeps of all members can be held.
+def check_size(model: Model, method: Any, *, members: int, in_memory: bool) -> None:
+    """Check that what a method keeps can be held.
 
     Args:
-        method: the method.
-        like_D: weights of one member, of which shape and dtype count.
-        device: where they are.
+        model: the model.
+        method: the method, as long and with as many members as was asked for.
+        members: those of this process.
+        in_memory: whether draws are kept there.
 
     Raises:
         ValueError: if it cannot.
     """
+    like_D, device = model.network.weights().new_empty(model.layout.size, device="meta"), model.network.device
     name = "chains" if isinstance(method, Sampler) else "members"
-    total = method.members * like_D.nbytes
-    check_memory(2 * total, "weights and gradients of all members", device, **{name: method.members})
+    total = members * like_D.nbytes
+    check_memory(2 * total, "weights and gradients of all members", device, **{name: members})
     structure, rank = getattr(method, "structure", "low_rank"), getattr(method, "rank", 0)
     if structure == "low_rank":
         check_memory(rank * total, "directions of all members", device, rank=rank)
@@ -91,14 +88,17 @@ def check_members(method: Any, like_D: Tensor, device: torch.device) -> None:
             f"`structure='dense'` is a matrix of {len(like_D):,} by {len(like_D):,}, which would take "
             f"{size_of(total * len(like_D))}, and {size_of(free)} are free. Use structure='kronecker'."
         )
+    if isinstance(method, Sampler) and in_memory:
+        check_kept(method, like_D, device)
 
 
-def check_kept(method: Sampler, like_D: Tensor) -> None:
+def check_kept(method: Sampler, like_D: Tensor, device: torch.device) -> None:
     """Check that the draws of a sampler can be held in memory.
 
     Args:
         method: the sampler.
         like_D: weights of one chain.
+        device: where the draws are kept.
 
     Raises:
         ValueError: if they cannot.
@@ -106,7 +106,7 @@ def check_kept(method: Sampler, like_D: Tensor) -> None:
     cycles = method.cycles
     each = (method.steps - method.burn_in) // method.thin
     kept = min(each, method.steps // cycles.length * cycles.draws) if cycles else each
-    check_memory(kept * method.members * like_D.nbytes, "the draws of all chains", steps=method.steps)
+    check_memory(kept * method.members * like_D.nbytes, "the draws of all chains", device, steps=method.steps)
 
 
 def check_sample(density: Any, method: Any) -> None:

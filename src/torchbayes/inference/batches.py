@@ -7,6 +7,7 @@ by at most one, so there is never a tiny last batch that would upset batch norm.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +46,7 @@ class Source(Protocol):
         ...
 
     def some(self, count: int) -> list[Batch]:
-        """Return about `count` rows spread over the data, always the same ones, in batches as they come."""
+        """Return about `count` rows spread over the data, always the same ones, in one or more whole batches."""
         ...
 
     def check(self) -> None:
@@ -63,6 +64,15 @@ def spread(count: int, total: int) -> list[int]:
     """Return at most `count` numbers out of 0..total − 1, evenly spaced."""
     count = min(count, total)
     return [total * k // count for k in range(count)]
+
+
+def whole_batches(count: int, bounds: Sequence[int]) -> list[list[int]]:
+    """Return the numbers of about `count` rows spread over a table, in lists as long as its batches have `bounds`."""
+    total, size = bounds[-1], bounds[1]
+    if total <= count:
+        return [list(range(a, b)) for a, b in pairwise(bounds)]
+    chosen = spread(max(count // size, 1) * size, total)
+    return [chosen[at : at + size] for at in range(0, len(chosen), size)]
 
 
 def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
@@ -106,10 +116,9 @@ class Table:
             yield rows_of(self._rows.inputs, slice(start, stop))
 
     def some(self, count: int) -> list[Batch]:
-        """Return rows spread over the table, in batches of the usual size."""
-        chosen = torch.tensor(spread(count, self.num_data), device=self._model.network.device)
-        size = self._bounds[1]
-        return [self._rows.map(lambda t, part=part: t.index_select(0, part)) for part in chosen.split(size)]
+        """Return rows spread over the table, in whole batches."""
+        parts = (torch.tensor(p, device=self._model.network.device) for p in whole_batches(count, self._bounds))
+        return [self._rows.map(lambda t, part=part: t.index_select(0, part)) for part in parts]
 
     def check(self) -> None:
         """Check a few rows against the network and all rows for shape, range and finiteness.
@@ -186,10 +195,9 @@ class Loader:
         ])
 
     def some(self, count: int) -> list[Batch]:
-        """Return rows spread over the data set, in batches of the usual size."""
-        chosen, size = spread(count, self._size), self._bounds[1]
-        lists = [chosen[at : at + size] for at in range(0, len(chosen), size)]
-        return [_checked(self._model, self._first, batch) for batch in self._read(lists)]
+        """Return rows spread over the data set, in whole batches."""
+        found = self._read(whole_batches(count, self._bounds))
+        return [_checked(self._model, self._first, batch) for batch in found]
 
     def check(self) -> None:
         """Check the first batch.

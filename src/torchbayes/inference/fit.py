@@ -6,13 +6,13 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
 
 from torchbayes.checks import as_seed
-from torchbayes.inference.asked import check_finite_start, check_fit
+from torchbayes.inference.asked import check_finite_start, check_fit, check_size
 from torchbayes.inference.batches import Source, Whole, as_source
 from torchbayes.inference.checkpoint import all_finite
 from torchbayes.inference.descent import DivergedError, epochs_of
@@ -34,7 +34,7 @@ from torchbayes.model.seeds import member_seeds
 from torchbayes.model.ways import Plan
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, packed
-from torchbayes.posteriors.problems import warn_of
+from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 
 
 def fit(
@@ -44,7 +44,7 @@ def fit(
     *,
     start: nn.Module | Posterior | Tensor | None = None,
     seed: int = 0,
-    directory: str | Path | None = None,
+    directory: str | PathLike[str] | None = None,
     resume: bool = False,
     steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
@@ -92,6 +92,8 @@ def fit(
     check_fit(model, method, start, **options)
     method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
     share = Share(method.members, ranks or Ranks())
+    check_size(model, method, members=share.count, in_memory=directory is None)
+    warn_of(known := _problems_of_start(start), "`start`")
     rows = method.rows if isinstance(method, Sampler) else method.batch_size
     source = as_source(model, data, rows or 1024)
     source.check()
@@ -122,23 +124,44 @@ def fit(
         if isinstance(method, Sampler):
             run.kept = Kept(model, method, state, directory=run.directory, share=share, run=run.name)
         state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
-        posterior = _result(density, source, method, state=state, run=run)
-    warn_of(posterior.problems)
+        posterior, raised = _result(density, source, method, state=state, run=run, known=known)
+    warn_of([problem for problem in posterior.problems if problem not in known])
+    warn_unchecked(raised)
     return posterior
 
 
-def _result(density: LogDensity, source: Source, method: Method | Sampler, *, state: Any, run: Run) -> Posterior:
-    """Return the posterior that a state stands for, with what is known to be wrong with it, and write it."""
+def _result(
+    density: LogDensity,
+    source: Source,
+    method: Method | Sampler,
+    *,
+    state: Any,
+    run: Run,
+    known: Sequence[str],
+) -> tuple[Posterior, str]:
+    """Return the posterior that a state stands for, with what is known to be wrong with it, and write it.
+
+    Returns:
+        The posterior, and what ended the check of it, if something did.
+    """
     if isinstance(method, Sampler):
         assert run.kept is not None
-        posterior: Posterior = run.kept.posterior()
-        run.save(*run.kept.packed(posterior.problems))
-        return posterior
+        kept, draws = run.kept, run.kept.posterior()
+        problems, raised = checked(lambda: kept.seen.problems(draws.weights_MSD))
+        run.save(*kept.packed(problems))
+        return draws.with_problems(problems), raised
     whole = run.share.whole(state)
     posterior = method.posterior(density, whole).calibrated(source.inputs)
-    posterior = posterior.with_problems(problems_of(posterior, whole, source))
+    problems, raised = checked(lambda: problems_of(posterior, whole, source))
+    # what is said of modes is said of what stands on them; all else goes its own way from its start
+    inherited = known if getattr(method, "at_modes", False) else ()
+    posterior = posterior.with_problems((*inherited, *problems))
     run.save(*packed(posterior))
-    return posterior
+    return posterior, raised
+
+
+def _problems_of_start(start: nn.Module | Posterior | Tensor | None) -> tuple[str, ...]:
+    return start.problems if isinstance(start, Posterior) else ()
 
 
 def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.checks import SettingError
 from torchbayes.model.dynamics import Density, Phase, Value, leapfrog
 from torchbayes.model.ranks import LostRankError
 
 # RuntimeErrors that are none of the target's: memory, devices, what is not written yet, other processes
 _FATAL = (torch.OutOfMemoryError, torch.AcceleratorError, NotImplementedError, RecursionError, LostRankError)
+_FATAL += (SettingError,)  # a ValueError that is none either
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 

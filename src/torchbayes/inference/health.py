@@ -1,6 +1,7 @@
 r"""What a fit by descent is worth: whether its result explains the very rows it was trained on.
 
-All numbers are mean log likelihoods of a target, in nats, over at most 512 training rows spread over the data.
+All numbers are mean log likelihoods of a target, in nats, over about 512 training rows spread over the data, in whole
+batches: rows of a network that sees them together are looked at together.
 
     c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
     ℓ    at the weights where the trajectory ended
@@ -20,14 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbayes.inference.batches import Source
 from torchbayes.inference.descent import Trajectory
 from torchbayes.inference.interpolation import noise_problems
-from torchbayes.model.batch import Batch, rows_of, tensors_of
-from torchbayes.model.likelihoods.weighted import num_values
+from torchbayes.model.batch import Batch, tensors_of
+from torchbayes.model.bound_prior import BoundPrior
+from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
+from torchbayes.model.network import taking
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
@@ -39,6 +42,8 @@ _WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
 _EXPLODED = 100.0  # prior standard deviations
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not looked for
 _LARGE = 1000.0  # root mean square of inputs
+_RISING = 0.01  # nats: a search that gained as much in its last step has not come near the highest value
+_BLOCK = 1 << 22  # weights that are looked at at once
 
 
 @runtime_checkable
@@ -104,7 +109,9 @@ def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tens
     buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
     one = Functions(drawn.model, drawn.weights_SD[m : m + 1], buffers)
     learned = {n: p[0] for n, p in one.parameters.items()}
-    each = [likelihood.log_prob(one(b.inputs)[0], b.targets, learned).double() for b in batches]
+    # a batch is not cut: the network may see its rows together
+    outputs = (one(b.inputs, chunk_size=b.size)[0] for b in batches)
+    each = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
     return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
@@ -116,20 +123,40 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
         batches: the rows.
 
     Returns:
-        c in nats; −∞ if there are too few rows to know, too many outputs, or their shape is not the same for all.
+        c in nats; −∞ where rows do not tell: there are too few of them or too many outputs, the shape of the outputs is
+        not the same for all, a target is the same in all rows, or the likelihood has no bound.
     """
-    with torch.no_grad():
-        outputs = [model.network(model.network.weights(), rows_of(b.inputs, slice(0, 2))) for b in batches]
-    shapes, rows = {tuple(o.shape[1:]) for o in outputs}, sum(batch.size for batch in batches)
+    (shape, *others), rows = {_shape(model, batch) for batch in batches}, sum(batch.size for batch in batches)
     own = model.likelihood.parameters()
-    free = outputs[0][0].numel() + sum(math.prod(p.shape) for p in own.values())
-    if len(shapes) > 1 or rows <= free + 1 or free > _CONSTANTS:
+    free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
+    if others or rows <= free + 1 or free > _CONSTANTS or _still(model, batches):
         return -math.inf
-    constant = torch.zeros_like(outputs[0][0], dtype=torch.float64).requires_grad_()
+    constant = model.network.weights().new_zeros(shape, dtype=torch.float64).requires_grad_()
     learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
     return _highest(
         lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()]
     )
+
+
+def _shape(model: Model, batch: Batch) -> tuple[int, ...]:
+    """Return the shape of the outputs of a row."""
+    with torch.no_grad(), taking(batch.inputs):
+        return tuple(model.network(model.network.weights(), batch.inputs).shape[1:])
+
+
+def _still(model: Model, batches: Sequence[Batch]) -> bool:
+    """Return whether a real target, or all there is, is the same in all rows.
+
+    A constant then meets it exactly, which is no merit where other rows differ, as of targets that are seldom not zero.
+    A label or flag may be the same beside targets that vary.
+    """
+    rows = [tensors_of(observed(model.likelihood, batch.targets)) for batch in batches]
+    if any(len({t.shape[1:] for t in column}) > 1 for column in zip(*rows, strict=True)):
+        return False
+    leaves = [torch.cat(column) for column in zip(*rows, strict=True)]
+    varies = [(t != t[:1]).any(0) for t in leaves]
+    real = [v for v, t in zip(varies, leaves, strict=True) if t.is_floating_point()]
+    return not all(bool(v.all()) for v in real) or not any(bool(v.any()) for v in varies)
 
 
 def _values(model: Model, batches: Sequence[Batch]) -> float:
@@ -144,13 +171,14 @@ def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Ma
 
 
 def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
-    """Return the highest value, to about 1e-3; −∞ if none is finite.
+    """Return the highest value, to about 1e-3; −∞ if none is found.
 
     Steps go by the signs of the gradient, so that targets may be of any size: they grow while a sign stays and shrink
-    when it turns (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import.
+    when it turns (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
+    highest value, or it is not reached, the last steps gain much.
     """
     steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
-    best = -math.inf
+    best, second = -math.inf, -math.inf
     for _ in range(100):
         try:
             with torch.enable_grad():
@@ -158,14 +186,14 @@ def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
                 gradients = torch.autograd.grad(found, free)
         except (ValueError, RuntimeError):  # a likelihood may refuse outputs that no network gives
             break
-        best = max(best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf)))
+        second, best = sorted((second, best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
         for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
             step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
             tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
             old.copy_(new.nan_to_num(0.0))
         if all(bool((step <= 1e-3 * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
-            break
-    return best
+            return best
+    return best if best - second < _RISING else -math.inf
 
 
 def _worthless(last_M: Tensor, constant: float) -> list[str]:
@@ -212,25 +240,64 @@ def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor) -> list[s
 
 
 def _exploded(model: Model, weights_MD: Tensor) -> list[str]:
-    size_M = (weights_MD.double().cpu() / model.prior.stds()).square().mean(-1).sqrt()
+    size_M = _distances(model.prior, weights_MD)
     bad = (size_M >= _EXPLODED).nonzero()[:, 0].tolist()
     if not bad:
         return []
     return [
         f"the weights of {_named(bad)} have exploded: they are {float(size_M[bad[0]]):.3g} prior standard deviations "
-        f"from zero (lower the learning rate)"
+        f"from the prior's mean (lower the learning rate)"
     ]
+
+
+def _distances(prior: BoundPrior, weights_MD: Tensor) -> Tensor:
+    """Return the root mean square of (w − mean)/std of each member, float64 (M,), in blocks: weights may be many."""
+    total_M = torch.zeros(len(weights_MD), dtype=torch.float64)
+    for segment in prior.segments:
+        loc_D, std_D = (segment.each(value).cpu().split(_BLOCK) for value in (segment.loc, segment.std))
+        for m, weights_D in enumerate(weights_MD[:, segment.where]):
+            for block_D, loc, std in zip(weights_D.split(_BLOCK), loc_D, std_D, strict=True):
+                total_M[m] += ((block_D.double().cpu() - loc) / std).square().sum()
+    return (total_M / weights_MD.shape[-1]).sqrt()
 
 
 def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
     """Return what is said of large inputs to a network that does not normalise anything."""
     if any("Norm" in type(module).__name__ for module in model.network.module.modules()):
         return []
-    inputs = [t.double().square().mean() for t in tensors_of(batches[0].inputs) if t.is_floating_point() and t.numel()]
-    size = max((float(square) ** 0.5 for square in inputs), default=0.0)
+    size = _size_at_first_layer(model, batches[0])
     if size < _LARGE:
         return []
-    return [f"the inputs are of size {size:.3g}, so functions under the prior are as large (standardise the inputs)"]
+    return [
+        f"the inputs are of size {size:.3g} where the first layer with random weights takes them, so functions under "
+        f"the prior are as large (standardise the inputs)"
+    ]
+
+
+def _size_at_first_layer(model: Model, batch: Batch) -> float:
+    """Return the root mean square of what the first layer with random weights is given; 0 where it is not known.
+
+    Not of the inputs themselves: the network may scale them first, add them as a mask or look them up in a table. Only
+    layers of torch are looked at; what others do with what they are given is not known.
+    """
+    seen: list[float] = []
+
+    def see(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        del layer
+        tensor = next((x for x in given if isinstance(x, Tensor)), None)
+        real = tensor is not None and tensor.is_floating_point() and tensor.numel()
+        seen.append(float(tensor.double().square().mean()) ** 0.5 if real else 0.0)  # type: ignore[union-attr]
+
+    modules = dict(model.network.module.named_modules(remove_duplicate=False))
+    owners = {id(m): m for n in model.network.layout.names if (m := modules.get(n.rpartition(".")[0])) is not None}
+    layers = [m for m in owners.values() if type(m).__module__.startswith("torch.nn.") and not any(m.children())]
+    hooks = [layer.register_forward_pre_hook(see) for layer in layers]
+    try:
+        _shape(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[0] if seen else 0.0
 
 
 def _named(members: Sequence[int]) -> str:

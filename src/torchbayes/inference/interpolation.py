@@ -3,9 +3,9 @@ r"""Whether a learned noise scale is that of rows the network has not seen, or o
 The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that passes through the
 rows takes the noise towards zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
 Gaussian process with K = J S Jᵀ, whose prediction of every row from all others is known in closed form (Rasmussen and
-Williams 2006, section 5.4.2):
+Williams 2006, section 5.4.2; T is 1 but where the likelihood alone is tempered):
 
-    y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
+    y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
 
 A learned σ far below the root mean square of these residuals is not the noise of new rows.
 """
@@ -50,7 +50,11 @@ def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
         model.network.batch_norms and not posterior.statistics_known
     ):
         return []
-    rows, buffers = source.rows(), {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
+    try:
+        rows = source.rows()
+    except (ValueError, RuntimeError):  # batches that cannot be put together, such as texts padded batch by batch
+        return []
+    buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
     mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian) else posterior.weights_MD
     residuals_NK = left_out(model, mean_MD[0], rows, buffers=buffers)
     if residuals_NK is None:
@@ -94,7 +98,9 @@ def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers |
     if outputs_NK.numel() > _LARGEST:
         return None
     kernel = sum(_kernel(part, prior.variance_MD[0]) for part in parts)
-    noise_NK = model.split(weights_D)[1]["log_scale"].double().exp().square().expand_as(outputs_NK)
+    # a likelihood that is tempered alone has T times the variance; what T divides both by cancels
+    factor = model.temperature if model.tempering == "likelihood" else 1.0
+    noise_NK = factor * model.split(weights_D)[1]["log_scale"].double().exp().square().expand_as(outputs_NK)
     centred_D = weights_D - model.prior.locs().to(weights_D)
     moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)
     targets_NK = (rows.targets.view_as(outputs_NK) - outputs_NK).double() + moved

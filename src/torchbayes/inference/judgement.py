@@ -12,12 +12,15 @@ Only what makes chains worthless counts, not what makes them short; `diagnose` s
   and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies. Weights
   may differ because hidden units can be exchanged, but log densities may not.
 
-The last two are judged by 100 iterations or more, the others by 20, weights that are not finite by any. Of samplers on
-minibatches, which see noisy densities and accept whatever comes, only the weights are judged.
+The last two are judged by 100 iterations or more, the others by 20, weights that are not finite by any. A sampler that
+reports some of these numbers is judged by them: one without momentum has no energies, so neither divergences nor E-BFMI
+are asked for. Of samplers on minibatches, which see noisy densities and accept whatever comes, only the weights are
+judged.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -49,12 +52,13 @@ class Seen:
             return
         self._chains, self._fault = len(record["acceptance"]), self._fault or record.get("fault", "")
         for name, column in self._columns.items():
-            column.extend(record[name])
+            column.extend(record.get(name, [math.nan] * self._chains))
 
     def problems(self, weights_MSD: Tensor) -> tuple[str, ...]:
         """Return what is wrong with the chains that left these weights."""
         seen = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items() if column}
-        columns = {name: column.view(-1, self._chains).T for name, column in seen.items()}
+        # a column of nothing but NaN is one that this sampler does not report
+        columns = {name: column.view(-1, self._chains).T for name, column in seen.items() if not column.isnan().all()}
         return problems(weights_MSD, columns, fault=self._fault)
 
 
@@ -63,7 +67,8 @@ def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str =
 
     Args:
         weights_MSD: what they left; read in blocks.
-        columns: what every iteration after burn-in saw, by name, each (M, R); empty for samplers on minibatches.
+        columns: what every iteration after burn-in saw, by name, each (M, R); empty for samplers on minibatches, else
+            with `acceptance`, and of the others what the sampler reports.
         fault: the first exception of the density.
 
     Returns:
@@ -78,7 +83,7 @@ def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str =
     if columns and columns["acceptance"].shape[1] >= _SOME:
         stuck_M = sound_M & (columns["acceptance"].mean(1).cpu() < ACCEPTED)
         if stuck_M.any():
-            failed = float(columns["failed"].cpu()[stuck_M].mean())
+            failed = float(columns["failed"].cpu()[stuck_M].mean()) if "failed" in columns else 0.0
             reason = f"; the density raised an exception at {failed:.0%} of them, first {fault or 'unknown'}"
             found.append(f"{named(stuck_M)} accepted fewer than 1 % of the proposals{reason if failed else ''}")
         sound_M &= ~stuck_M
@@ -92,20 +97,16 @@ def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str =
 
 
 def momentum_ebfmi(columns: Mapping[str, Tensor]) -> Tensor | None:
-    """Return E-BFMI of each chain, or None for samplers without momentum.
-
-    Those say as energy the log density that the iteration before left.
+    """Return E-BFMI of each chain, or None for samplers without momentum, which have no energies.
 
     Args:
-        columns: `energy` and `log_density` of every iteration, (M, R).
+        columns: what iterations saw, each (M, R).
 
     Returns:
-        Float64 tensor (M,); None too where energies are not known, not finite, or fewer than 2.
+        Float64 tensor (M,); None too where energies are not finite, or fewer than 2.
     """
     energy_MR = columns.get("energy")
     if energy_MR is None or energy_MR.shape[1] < 2 or not torch.isfinite(energy_MR).all():
-        return None
-    if torch.equal(energy_MR[:, 1:], -columns["log_density"][:, :-1]):
         return None
     return ebfmi(energy_MR)
 
@@ -133,7 +134,7 @@ def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
     """Return what is wrong with how chains move that do move."""
     found, iterations = [], columns["acceptance"].shape[1]
     missing_M = momentum_ebfmi(columns)
-    if missing_M is not None and iterations >= _SOME:
+    if missing_M is not None and iterations >= _SOME and {"divergent", "outside"} <= columns.keys():
         share_M = (columns["divergent"] - columns["outside"]).mean(1)
         bad_M = sound_M & (share_M > DIVERGED)
         if bad_M.any():
@@ -143,7 +144,7 @@ def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
         return found
     if missing_M is not None and (bad_M := sound_M & (missing_M < INFORMED)).any():
         found.append(f"E-BFMI of {named(bad_M)} is {float(missing_M[bad_M].min()):.2g}, below {INFORMED}")
-    for name in ("log_density", "log_likelihood"):
+    for name in [name for name in ("log_density", "log_likelihood") if name in columns]:
         values_MR = columns[name][sound_M]
         largest = float(rhat(values_MR)) if torch.isfinite(values_MR).all() else 1.0
         if largest > AGREED:

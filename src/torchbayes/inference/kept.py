@@ -64,7 +64,7 @@ class Kept:
             self._file.sync()
 
     def posterior(self) -> Draws:
-        """Return the draws as a posterior, and what is wrong with it; those on disk are mapped into memory.
+        """Return the draws as a posterior; those on disk are mapped into memory.
 
         Raises:
             ValueError: if there are none yet.
@@ -78,7 +78,7 @@ class Kept:
         if not weights_MSD.shape[1]:
             raise ValueError("the run ended within its burn-in, before weights were kept. Resume it with more steps.")
         weights_MSD = weights_MSD.to(self._model.network.device)
-        return Draws(self._model, weights_MSD, problems=self.seen.problems(weights_MSD))
+        return Draws(self._model, weights_MSD)
 
     def packed(self, problems: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and header of a posterior file that refers to the draws beside it."""

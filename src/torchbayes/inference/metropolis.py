@@ -196,7 +196,7 @@ def _decide(
     info = Info(
         new.log_density_M,
         new.log_likelihood_M,
-        -state.log_density_M,
+        None,
         probability_M,
         state.step_size.step_size_M,
         ones_M,

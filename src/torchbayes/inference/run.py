@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,7 +71,9 @@ class Run:
     with `with`, which opens the directory and gives it back.
     """
 
-    def __init__(self, directory: str | Path | None, about: Mapping[str, Any], *, resume: bool, share: Share) -> None:
+    def __init__(
+        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, share: Share
+    ) -> None:
         """Describe the run; nothing is opened yet.
 
         Args:
@@ -163,7 +166,7 @@ class Run:
         if path is not None:
             log.append(path, record, self.name)
 
-    def checkpoint(self, state: Any, density: LogDensity, means: Means, *, force: bool = False) -> None:
+    def checkpoint(self, state: Any, density: LogDensity, means: Means, *, force: bool = False) -> bool:
         """Write a checkpoint if the last one is old enough, or at once; a state that is not finite never replaces one.
 
         Args:
@@ -171,14 +174,18 @@ class Run:
             density: its plan is kept: another plan rounds differently.
             means: sums over the epoch so far, for its line of the log.
             force: write at once.
+
+        Returns:
+            Whether this process has written one.
         """
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
         if self.directory is None or not self.share.agree(due):
-            return
+            return False
         began = time.perf_counter()
         state, sums = self.share.whole(state), means.sums()
         path = self._path(CHECKPOINT)
-        if path is not None and all_finite(state):
+        write = path is not None and all_finite(state)
+        if path is not None and write:
             epochs = state.step // self.about["steps_per_epoch"]  # each has its line in the log
             way = density.plan.way if density.plan else None
             extra = {"run": self.name, "plan": way, "sums": sums, "epochs": epochs}
@@ -188,12 +195,13 @@ class Run:
             save_checkpoint(path, state, {**self.about, **extra})
         self._saved = time.monotonic()
         self._wrote = time.perf_counter() - began
+        return write
 
     def rescue(self, error: Exception, state: Any, density: LogDensity, *, means: Means) -> None:
         """Keep the last state before an error, and say so in it, unless that state cannot be kept whole.
 
-        It cannot where the draws up to it could not be written, or where other processes hold members: they know
-        nothing of an error here. The last checkpoint stays then.
+        It cannot where it is not finite, where the draws up to it could not be written, or where other processes hold
+        members: they know nothing of an error here. The last checkpoint, if there is one, stays then.
 
         Args:
             error: what was raised.
@@ -206,8 +214,8 @@ class Run:
         """
         self.check()
         alone = self.directory is not None and self.share.ranks.chains == 1
-        if alone and (self.kept is None or self.kept.holds(state)):
-            self.checkpoint(state, density, means, force=True)
+        whole = alone and (self.kept is None or self.kept.holds(state))
+        if whole and self.checkpoint(state, density, means, force=True):
             error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
 
     def save(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from torchbayes.inference.judgement import problems
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.dynamics import Density
 from torchbayes.model.seeds import member_seeds
-from torchbayes.posteriors.problems import warn_of
+from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,17 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
     found = run_chains(density, method, start_MD, seed=seed)
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
-    found = replace(found, problems=problems(found.weights_MSD, columns, fault=found.fault))
+    wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault))
+    found = replace(found, problems=tuple(wrong))
     warn_of(found.problems, "these chains")
+    warn_unchecked(raised, "the sample")
     return found
 
 
 def run_chains(density: Density, method: Sampler, start_MD: Tensor, *, seed: int) -> Chains:
     """Return what `sample` does of chains that are not to be judged together, as they have targets of their own."""
     start_MD = _start(start_MD, method.chains)
-    check_kept(method, start_MD[0])
+    check_kept(method, start_MD[0], start_MD.device)
     state = method.init(density, start_MD, seeds=member_seeds(seed, method.chains))
     weights, numbers, fault = [], [], ""
     for _ in range(method.steps):

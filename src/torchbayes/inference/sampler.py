@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import plain
+from torchbayes.checks import given, plain
 from torchbayes.inference.guarded import Faults, begun
 from torchbayes.inference.noise import Purpose, uniforms
 from torchbayes.inference.schedules import Cycles
@@ -114,6 +114,7 @@ class Info:
         log_density_M: tempered log density at the chain's new place, float64, in nats.
         log_likelihood_M: Σ log p(y|f) there, untempered.
         energy_M: −log density + kinetic energy at the start of the step, with its new momentum; E-BFMI is of these.
+            None for samplers without momentum.
         acceptance_M: probability of acceptance, averaged over the step's proposals.
         step_size_M: step size.
         gradients_M: gradients taken.
@@ -124,7 +125,7 @@ class Info:
 
     log_density_M: Tensor
     log_likelihood_M: Tensor
-    energy_M: Tensor
+    energy_M: Tensor | None
     acceptance_M: Tensor
     step_size_M: Tensor
     gradients_M: Tensor
@@ -137,7 +138,7 @@ class Info:
         return {
             "log_density": self.log_density_M,
             "log_likelihood": self.log_likelihood_M,
-            "energy": self.energy_M,
+            **given(energy=self.energy_M),
             "acceptance": self.acceptance_M,
             "step_size": self.step_size_M,
             "gradients": self.gradients_M,

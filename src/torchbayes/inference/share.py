@@ -28,6 +28,11 @@ class Share:
         """Members of this process."""
         return self.ranks.members(self.members)
 
+    @property
+    def count(self) -> int:
+        """Number of members of this process."""
+        return len(range(self.members)[self.mine])
+
     def gather(self, tensor: Tensor) -> Tensor:
         """Return a tensor (M, ...) of all members from each process's rows of it."""
         return self.ranks.gather(tensor, self.members)

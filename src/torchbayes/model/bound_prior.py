@@ -33,6 +33,20 @@ class Segment:
     prior: Prior | Joint
     where: slice
 
+    @property
+    def std(self) -> float | Tensor:
+        """Standard deviation of its weights, or of each of them; infinite where it is not known."""
+        return self.prior.stds() if isinstance(self.prior, Joint) else getattr(self.prior, "std", math.inf)
+
+    @property
+    def loc(self) -> float | Tensor:
+        """Mean of its weights, or of each of them; 0 where it is not known."""
+        return self.prior.loc_D.double().cpu() if isinstance(self.prior, Joint) else getattr(self.prior, "loc", 0.0)
+
+    def each(self, value: float | Tensor) -> Tensor:
+        """Return `std` or `loc` of each of its weights, float64."""
+        return torch.as_tensor(value, dtype=torch.float64).expand(self.where.stop - self.where.start)
+
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
@@ -101,13 +115,7 @@ class BoundPrior:
 
     def stds(self) -> Tensor:
         """Return the prior standard deviation of every weight, float64 (D,); infinite where it is not known."""
-        parts = [
-            s.prior.stds()
-            if isinstance(s.prior, Joint)
-            else torch.full((s.where.stop - s.where.start,), getattr(s.prior, "std", math.inf), dtype=torch.float64)
-            for s in self.segments
-        ]
-        return torch.cat(parts)
+        return torch.cat([s.each(s.std) for s in self.segments])
 
     @property
     def joint(self) -> Joint | None:
@@ -117,13 +125,7 @@ class BoundPrior:
 
     def locs(self) -> Tensor:
         """Return the prior mean of every weight, float64 (D,); 0 where it is not known."""
-        parts = [
-            s.prior.loc_D.double().cpu()
-            if isinstance(s.prior, Joint)
-            else torch.full((s.where.stop - s.where.start,), getattr(s.prior, "loc", 0.0), dtype=torch.float64)
-            for s in self.segments
-        ]
-        return torch.cat(parts)
+        return torch.cat([s.each(s.loc) for s in self.segments])
 
     @property
     def flat(self) -> Tensor:

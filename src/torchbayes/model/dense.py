@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.checks import SettingError
 from torchbayes.model.architecture import Architecture, architecture
 from torchbayes.model.bound_prior import BoundPrior
 from torchbayes.model.layout import Layout
@@ -143,10 +144,10 @@ class DenseModel:
         """Check a batch.
 
         Raises:
-            ValueError: if the kernel does not take it.
+            SettingError: if the kernel does not take it.
         """
         if not self.takes(weights_MD, inputs, targets, shared=shared):
-            raise ValueError(
+            raise SettingError(
                 f"the network takes rows of {self.network.rows} in {self.dtype}, with targets to match; got "
                 f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
                 f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."

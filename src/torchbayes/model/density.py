@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_flags, check_kind, given
+from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
 from torchbayes.model.batch import batch_size
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.dynamics import Phase, Value, leapfrog
@@ -103,7 +103,7 @@ class LogDensity:
             `Value(log_density_M, gradient_MD, log_likelihood_M)`; the gradient is a new tensor.
 
         Raises:
-            ValueError: if there is neither a batch nor data.
+            SettingError: if there is neither a batch nor data.
         """
         return self._scaled(1.0, weights_MD, batch, buffers, seeds, torch.empty_like(weights_MD))
 
@@ -149,16 +149,16 @@ class LogDensity:
         The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
 
         Raises:
-            ValueError: if there is neither a batch nor data, or a batch has no rows.
+            SettingError: if there is neither a batch nor data, or a batch has no rows.
         """
         if batch is None and self.data is None:
-            raise ValueError("a batch is needed: this density was made without `data`.")
+            raise SettingError("a batch is needed: this density was made without `data`.")
         weights_MD = weights_MD.detach()
         if buffers is None and self.training:  # else the network's own would move
             buffers = self.model.network.stacked_buffers(len(weights_MD))
         rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
         if rows == 0:
-            raise ValueError("the batch has no rows.")
+            raise SettingError("the batch has no rows.")
         scale = self.model.scales(self.num_data, rows)
         scales = (factor * scale.likelihood, factor * scale.prior)
         if batch is not None and self.ranks.data > 1:
@@ -243,11 +243,11 @@ def _native(density: LogDensity, call: Call, scales: tuple[float, float]) -> tup
     """Return log likelihood and log prior of each member, (M,), and write the gradient of both.
 
     Raises:
-        ValueError: if the kernel cannot run this model.
+        SettingError: if the kernel cannot run this model.
     """
     kernel = density.model.kernel
     if isinstance(kernel, UnavailableError):
-        raise ValueError(f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'.")
+        raise SettingError(f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'.")
     return kernel.evaluate(
         call.weights_MD,
         *call.batch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +32,33 @@ def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
         warnings.warn(text, ProblemWarning, stacklevel=_levels_to_caller())
 
 
+def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
+    """Return what a check of a result finds, and the exception that ended the check, in words; empty if none did.
+
+    A check may meet networks and data that nobody thought of, and must not take the result with it.
+
+    Args:
+        check: returns the problems.
+    """
+    try:
+        return check(), ""
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0].rstrip(".: ")
+        return (), f"{type(error).__name__}: {first}"
+
+
+def warn_unchecked(raised: str, what: str = "this posterior") -> None:
+    """Warn if the check of a result ended with an exception; to be said once the result is safe.
+
+    Args:
+        raised: the exception, as `checked` gives it; nothing happens if it is empty.
+        what: what was checked.
+    """
+    if raised:
+        text = f"{what} is complete, but whether it can be trusted could not be checked ({raised}). Look at the log."
+        warnings.warn(text, stacklevel=_levels_to_caller())
+
+
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return a problem if what defines a posterior, as `Posterior.tensors` gives it, holds NaN or infinite numbers.
 
@@ -47,7 +74,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _levels_to_caller() -> int:
-    """Return how many frames above `warn_of` the first frame outside the package is."""
+    """Return how many frames above the function that asks the first frame outside the package is."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _GENERATED)):
         level, frame = level + 1, frame.f_back

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata, resources
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def write_report(
     import yaml
 
     tables, figures = list(_parts("tables", tables, Table)), list(_parts("figures", figures, Picture))
-    check_kind((str, Path), "a path", path=path)
+    check_kind((str, PathLike), "a path", path=path)
     check_text(title=title, lead=lead)
     if settings is not None:
         check_kind((str, Mapping), "YAML text or a mapping", settings=settings)

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -348,5 +349,5 @@ def savefig(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     Returns:
         The path.
     """
-    check_kind((str, Path), "a path", path=path)
+    check_kind((str, PathLike), "a path", path=path)
     return write_whole(path, png(figure, dpi=dpi))

@@ -121,6 +121,13 @@ def num_values(likelihood: Likelihood, targets: Any) -> float:
     return float(total if each is None else total / len(each) * each.sum())
 
 
+def observed(likelihood: Likelihood, targets: Any) -> Any:
+    """Return targets without the weights of their rows, where they have some."""
+    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+        likelihood, (targets, _) = likelihood.base, targets
+    return targets
+
+
 def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the fixed scales of normal noise, weighted or not: one, or one per output; empty if there are none.
 
