@@ -89,7 +89,8 @@ class Model:
             tempering: what T divides.
             batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings. It moves
                 labels (B, T) of tokens (B, T) one place forward where the network's own loss does so, as those of
-                causal language models do; the likelihood needs an `ignore_index` for the last place.
+                causal language models do, unless the labels are one place ahead of the tokens already; the likelihood
+                needs an `ignore_index` for the last place.
             shared: inputs without rows, which belong to all of them (a table of context, the edges of a graph): keys of
                 a mapping, or places in a tuple. All other inputs must have as many rows as each other.
 
@@ -137,7 +138,7 @@ class Model:
         check_equally_many(found)
         if self._hook is not None:
             return found
-        return self._labels.placed(found, getattr(self.likelihood, "ignore_index", None))
+        return self._labels.placed(found, self.likelihood)
 
     def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
         """Return inputs or targets as tensors on the network's device, floating ones in its dtype.
