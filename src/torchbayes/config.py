@@ -36,7 +36,7 @@ from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model import Model, Ranks, likelihoods, priors
 from torchbayes.posteriors import Draws, Point, Posterior, load
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import Locked
 from torchbayes.yaml_text import read_yaml
@@ -363,7 +363,7 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
     if "method" not in config:
         fits = sorted(str(p.parent) for p in directory.glob(f"fits/*/{CONFIG}"))
         raise ValueError(f"{directory} is not the directory of one fit. Try {' or '.join(fits) or 'another'}.")
-    path = directory / "posterior.safetensors"
+    path = directory / POSTERIOR
     streamed = unfinished and (directory / "draws.json").is_file()
     if not streamed and not path.is_file():
         raise FileNotFoundError(

@@ -244,7 +244,7 @@ def pixels(path):
     path.write_bytes(idx_bytes(IMAGES))
 
 
-def batches(path, mode="w:xz"):
+def batches(path, mode: Any = "w:xz"):
     with tarfile.open(path, mode) as archive:
         for number in range(1, 6):
             member = tarfile.TarInfo(f"data_batch_{number}.bin")

@@ -27,7 +27,7 @@ from torchbayes.experiments.compare import compare
 from torchbayes.experiments.compare_settings import Comparison
 from torchbayes.inference.log import read_log
 from torchbayes.posteriors import Posterior
-from torchbayes.posteriors.files import read_tensors, write_tensors
+from torchbayes.posteriors.files import PART, read_tensors, write_tensors
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import NAME, FileWarning, Locked
 
@@ -117,8 +117,11 @@ def test_what_a_killed_process_left_blocks_nobody_and_goes(tmp_path: Path) -> No
     fitted(SGHMC, tmp_path / "run", steps=12)
     (tmp_path / "run" / NAME).write_text('{"host": "far", "process": 1, "since": "then"}')
     for name in ("checkpoint.safetensors", "posterior.safetensors", "draws.bin", "log.jsonl"):
-        (tmp_path / "run" / f".{name}.abcdefgh.part").write_bytes(b"half")
+        (tmp_path / "run" / f".{name}.abcdefgh{PART}").write_bytes(b"half")
+    other = tmp_path / "run" / ".download.iso.part"
+    other.write_bytes(b"another program's")
     assert_same_tensors(everything(fitted(SGHMC, tmp_path / "run")), everything(expected))
+    other.unlink()  # which is there
     assert contents(tmp_path / "run").keys() == contents(tmp_path / "whole").keys()
 
 
@@ -377,6 +380,8 @@ def test_a_posterior_of_another_run_is_told_and_one_that_was_put_there_is_not(tm
         tb.load(path, model_of())
     posterior.save(path)
     assert_same_tensors(tb.load(path, model_of()).tensors(), posterior.tensors())
+    shutil.copyfile(tmp_path / "two" / "posterior.safetensors", tmp_path / "one" / "second.safetensors")
+    tb.load(tmp_path / "one" / "second.safetensors", model_of())  # kept beside another run
     shutil.copyfile(tmp_path / "two" / "posterior.safetensors", tmp_path / "alone.safetensors")
     assert_same_tensors(tb.load(tmp_path / "alone.safetensors", model_of()).tensors(), posterior.tensors())
 

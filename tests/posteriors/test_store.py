@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles import normal
-from torchbayes.posteriors.files import write_described
+from torchbayes.posteriors.files import PART, write_described
 from torchbayes.posteriors.store import DrawFile
 
 M, D, LAYOUT = 3, 5, {"w": (2, 2), "b": (1,)}
@@ -113,7 +113,7 @@ def test_later_draws_can_be_forgotten(count: int, tmp_path: Path) -> None:
 
 def test_a_copy_that_was_killed_is_cleared_away(tmp_path: Path) -> None:
     filled(tmp_path, 2)
-    (tmp_path / ".draws.bin.abcdefgh.part").write_bytes(b"half")
+    (tmp_path / f".draws.bin.abcdefgh{PART}").write_bytes(b"half")
     filled(tmp_path, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draws.bin", "draws.json"]
 
