@@ -236,6 +236,70 @@ def test_on_windows_a_byte_behind_the_name_is_locked(tmp_path: Path, monkeypatch
     assert held == [(1 << 30, 1)]
 
 
+def left_by_another(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave a lock file that this process may read and not write to."""
+    path = directory / NAME
+    path.write_text('{"host": "far", "process": 1, "since": "then"}')
+    theirs, open_ = path.stat(), os.open
+
+    def opened(name: str | Path, flags: int, *more: int) -> int:
+        if flags & os.O_RDWR and Path(name) == path and path.exists() and os.path.samestat(path.stat(), theirs):
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+        return open_(name, flags, *more)
+
+    monkeypatch.setattr(os, "open", opened)
+    return path
+
+
+def test_a_lock_file_that_another_user_left_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+    with Locked(tmp_path):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+        with pytest.raises(BlockingIOError, match=f"process {os.getpid()} "):
+            Locked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_of_another_user_who_is_there_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+    with path.open("rb") as theirs:
+        assert locks.take(theirs.fileno())
+        with pytest.raises(BlockingIOError, match="process 1 on far, since then"):
+            Locked(tmp_path)
+    assert path.exists()
+
+
+def test_a_lock_file_of_another_user_that_nobody_may_remove_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+
+    def kept(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", kept)
+    with Locked(tmp_path) as lock:
+        lock.check()
+        with pytest.raises(BlockingIOError):
+            Locked(tmp_path)
+    with Locked(tmp_path):
+        assert path.exists()
+
+
+def test_a_lock_file_of_another_user_is_not_removed_where_nobody_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with pytest.raises(PermissionError, match=r"run\.lock is another user's, .* Remove it if none does"):
+        Locked(tmp_path)
+    assert path.exists()
+
+
 # --- temporary files
 
 WRITE = """
