@@ -18,6 +18,7 @@ import torch
 
 import torchbayes as tb
 from tests.damage import nobody
+from tests.disks import fill
 from tests.inference.test_faults import SHORT, contents, run
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
 from torchbayes.cli.commands import main
@@ -319,30 +320,8 @@ def test_lines_that_are_lost_at_the_end_are_missed_once_a_checkpoint_knows_of_th
 
 def test_a_full_disk_costs_no_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fitted(SWAG, tmp_path / "whole")
-    open_ = Path.open
-
-    class Full:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-        def write(self, content: bytes) -> None:
-            self._file.write(content[:30])
-            self._file.flush()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def opened(self: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
-        file = open_(self, mode, *more, **others)
-        lines = self.read_bytes().count(b"\n") if mode == "ab" else 0
-        return Full(file) if lines == 3 else file
-
     with monkeypatch.context() as inside:
-        inside.setattr(Path, "open", opened)
+        fill(inside, lambda path, mode: mode == "ab" and path.read_bytes().count(b"\n") == 3, room=30)
         message = (
             r"the line of epoch 4 could not be written to .*log\.jsonl \(No space.*before it are whole\. Make room"
         )
