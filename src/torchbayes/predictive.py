@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
 from torchbayes.metrics._checks import check_probs
-from torchbayes.metrics.uncertainty import divergence
+from torchbayes.metrics.uncertainty import divergence, rows_at_once
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
@@ -131,12 +132,12 @@ class Predictive:
     @property
     def entropy(self) -> Tensor:
         """Total entropy of the averaged class probabilities, (B, ...), in nats."""
-        return _entropy(self._pairs_S().mean(0)).to(self.outputs_SBK)
+        return self._entropies[0]
 
     @property
     def expected_entropy(self) -> Tensor:
         """Mean over draws of the entropy: the part that more data would not remove; (B, ...), in nats."""
-        return _entropy(self._pairs_S()).mean(0).to(self.outputs_SBK)
+        return self._entropies[1]
 
     @property
     def mutual_information(self) -> Tensor:
@@ -144,7 +145,20 @@ class Predictive:
 
         As the mean divergence from the mean, which keeps its digits where the draws nearly agree.
         """
-        return divergence(self._pairs_S()).to(self.outputs_SBK)
+        return self._entropies[2]
+
+    @cached_property
+    def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Total and expected entropy and mutual information, in one pass over the rows, a few of them at a time."""
+        classes = self._classes
+        by_logits = "logits" in vars(classes)
+        given = torch.as_tensor(classes.logits if by_logits else classes.probs)
+        binary, found = isinstance(classes, distributions.Bernoulli), []
+        for part in given.split(rows_at_once(given), dim=1):
+            pairs_S = _pairs(part.double(), by_logits=by_logits, binary=binary)
+            found.append((_entropy(pairs_S.mean(0)), _entropy(pairs_S).mean(0), divergence(pairs_S)))
+        total, expected, mutual = (torch.cat(parts).to(self.outputs_SBK) for parts in zip(*found, strict=True))
+        return total, expected, mutual
 
     def quantile(self, levels: Tensor | float) -> Tensor:
         """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
@@ -215,18 +229,16 @@ class Predictive:
             )
         return distribution
 
-    def _pairs_S(self) -> Tensor:
-        """Return probabilities over all classes, float64, of logits where there are: 1 − p and log p lose their digits.
 
-        Bernoulli gets an axis of two.
-        """
-        classes = self._classes
-        by_logits = "logits" in vars(classes)
-        given = torch.as_tensor(classes.logits if by_logits else classes.probs).double()
-        if isinstance(classes, distributions.Bernoulli):
-            binary = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
-            return binary.sigmoid() if by_logits else binary
-        return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
+def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
+    """Return probabilities over all classes; of logits where there are, as 1 − p and log p lose their digits.
+
+    Bernoulli gets an axis of two.
+    """
+    if binary:
+        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+        return both.sigmoid() if by_logits else both
+    return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 
 def _check_parts(predictive: Predictive) -> None:
