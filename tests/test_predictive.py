@@ -13,8 +13,8 @@ from torch.distributions import Distribution, MixtureSameFamily, Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
-import torchbayes.predictive as predictions
 from tests.laws.cases import POSTERIORS, made, model_of, normal, rows_of
+from torchbayes.metrics import uncertainty
 from torchbayes.posteriors.posterior import Posterior
 
 LIKELIHOODS = tb.likelihoods
@@ -173,13 +173,13 @@ def test_entropies_are_taken_once_and_a_few_rows_at_a_time(monkeypatch: pytest.M
     """Twelve terms of a series for every number of all draws took 21 times as long as two entropies, and 320 MB."""
     predictive = tb.Predictive(normal(4, 3000, 20), LIKELIHOODS.Categorical())
     sizes: list[int] = []
-    real = predictions.divergence
+    real = uncertainty.divergence
 
     def seen(probs: Tensor) -> Tensor:
         sizes.append(probs.shape[1])
         return real(probs)
 
-    monkeypatch.setattr(predictions, "divergence", seen)
+    monkeypatch.setattr(uncertainty, "divergence", seen)
     found = tb.evaluate(predictive, torch.arange(3000) % 20).scores
     assert found is not None
     assert sum(sizes) == 3000

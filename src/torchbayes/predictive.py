@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
 from torchbayes.metrics._checks import check_probs
-from torchbayes.metrics.uncertainty import divergence, rows_at_once
+from torchbayes.metrics.uncertainty import entropies, rows_at_once
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
@@ -155,8 +155,7 @@ class Predictive:
         given = torch.as_tensor(classes.logits if by_logits else classes.probs)
         binary, found = isinstance(classes, distributions.Bernoulli), []
         for part in given.split(rows_at_once(given), dim=1):
-            pairs_S = _pairs(part.double(), by_logits=by_logits, binary=binary)
-            found.append((_entropy(pairs_S.mean(0)), _entropy(pairs_S).mean(0), divergence(pairs_S)))
+            found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
         total, expected, mutual = (torch.cat(parts).to(self.outputs_SBK) for parts in zip(*found, strict=True))
         return total, expected, mutual
 
@@ -256,10 +255,6 @@ def _check_parts(predictive: Predictive) -> None:
         raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
     if spread is not None and spread.shape != outputs_SBK.shape:
         raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(-1)
 
 
 class Source(Protocol):

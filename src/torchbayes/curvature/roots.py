@@ -9,8 +9,8 @@ A likelihood that weighs its observations is asked for plain ones and how often 
 that of the plain one, for every kind, so that a weight of two is a row that is there twice. Likelihoods with closed
 forms are asked for them. Any other goes by autograd: a row's Λ is the Fisher information, as Σ_y p(y|f) s_y s_yᵀ with
 s_y = ∇_f log p(y|f), where its target is one of a few values and `log_prob` is the distribution's log probability of
-them; else the Hessian at the observed y, negative eigenvalues set to zero. Each row decides for itself, so that it is the
-same whatever rows it comes with. Outputs may have any shape (B, ...) behind the batch axis.
+them; else the Hessian at the observed y, negative eigenvalues set to zero. Each row decides for itself, so that it is
+the same whatever rows it comes with. Outputs may have any shape (B, ...) behind the batch axis.
 """
 
 from __future__ import annotations

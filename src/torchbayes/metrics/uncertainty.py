@@ -73,6 +73,15 @@ def rows_at_once(values_SBK: Tensor) -> int:
     return max(1, _AT_ONCE // values_SBK[:, 0].numel())
 
 
+def entropies(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Total entropy, expected entropy and mutual information, each (...), in nats.
+
+    Args:
+        probs: Probabilities, shape (S, ..., K), float64.
+    """
+    return _entropy(probs.mean(0)), _entropy(probs).mean(0), divergence(probs)
+
+
 def divergence(probs: Tensor) -> Tensor:
     r"""Mean divergence of S distributions from their mean, $\frac1S \sum_s \mathrm{KL}(p_s \| \bar p)$, in nats.
 
