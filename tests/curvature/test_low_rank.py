@@ -14,7 +14,7 @@ from tests.curvature import oracle
 from tests.curvature.networks import NETS
 from tests.curvature.oracle import ROWS
 from tests.oracles import assert_close, classes, normal
-from torchbayes.inference import survey
+from torchbayes.curvature import beside
 from torchbayes.linalg.curvature import LowRankCurvature
 from torchbayes.linalg.dropped import dropped
 
@@ -162,7 +162,7 @@ def test_the_evidence_of_a_low_rank_is_near_the_exact_one_and_says_how_near(scal
 
 def test_prior_and_noise_are_chosen_by_the_evidence_that_is_told(monkeypatch: pytest.MonkeyPatch):
     """Of a rank far too small, and without the exact curvature: the maximum of the estimate."""
-    monkeypatch.setattr(survey, "_FEW", 0)
+    monkeypatch.setattr(beside, "_FEW", 0)
     module = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)).double()
     model = tb.Model(module, tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
     start = 0.5 * normal(model.layout.size, seed=4)

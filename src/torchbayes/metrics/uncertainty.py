@@ -74,10 +74,13 @@ def rows_at_once(values_SBK: Tensor) -> int:
 
 
 def entropies(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Total entropy, expected entropy and mutual information, each (...), in nats.
+    """Total entropy, expected entropy and mutual information of the same draws.
 
     Args:
         probs: Probabilities, shape (S, ..., K), float64.
+
+    Returns:
+        The three, each of shape (...), in nats.
     """
     return _entropy(probs.mean(0)), _entropy(probs).mean(0), divergence(probs)
 

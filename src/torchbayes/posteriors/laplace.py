@@ -44,7 +44,7 @@ class LaplacePosterior(Posterior):
         num_targets: values in all targets, each as often as its row counts: N times those of a row without weights.
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
         exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
-            the weights are many.
+            the weights are many, or few beside the targets.
     """
 
     mean_MD: Tensor
