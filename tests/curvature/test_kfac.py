@@ -359,3 +359,17 @@ def test_ignoring_nothing_changes_nothing():
         at_given_weights(Reader(), data, tb.likelihoods.Categorical(ignore_index=i)) for i in (-100, None)
     )
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "ekfac", "dense", "low_rank"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_no_row_counts(structure: Any, weighted: bool):
+    categorical = tb.likelihoods.Categorical(ignore_index=-100)
+    likelihood = tb.likelihoods.Weighted(categorical) if weighted else categorical
+    ignored = torch.full((ROWS,), -100)
+    targets: Any = (classes(ROWS, 3), torch.zeros(ROWS, dtype=torch.float64)) if weighted else ignored
+    model = tb.Model(nn.Linear(2, 3).double(), likelihood)
+    with pytest.raises(ValueError, match="no row counts: all are ignored, or have weight 0"):
+        tb.fit(
+            model, (normal(ROWS, 2), targets), tb.Laplace(structure, check_mode=False), start=normal(9), callbacks=()
+        )

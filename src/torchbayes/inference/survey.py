@@ -12,7 +12,7 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_flags
 from torchbayes.curvature.anatomy import Findings, anatomy, look
 from torchbayes.curvature.beside import Beside, is_needed
-from torchbayes.curvature.collect import Collector, Where, units
+from torchbayes.curvature.collect import ROWS, Collector, Where, units
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
 from torchbayes.curvature.roots import check_curved
@@ -168,6 +168,7 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
 
     Raises:
         DivergedError: if the log likelihood is not finite.
+        ValueError: if no row of all the data counts.
     """
     now, model = survey, density.model
     if not now.found:
@@ -186,6 +187,8 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
             f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or the weights."
         )
     if place[1] == now.steps_per_epoch - 1:
+        if not now.sums[ROWS].all():
+            raise ValueError("no row counts: all are ignored, or have weight 0. Look at the targets and their weights.")
         collector.turn_(dict(now.sums), where, place[0])
     total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
     values = num_values(model.likelihood, rows_of(batch.targets, 0)) if place[0] == 0 else 0
