@@ -48,8 +48,9 @@ class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
 
     Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Every metric is a
-    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. What a place of a
-    soft label counts is shared among the classes. Weights of classes and smoothing are means of fitting alone.
+    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. The exception is
+    ece_mass, whose bins then cut through rows to have equal mass. What a place of a soft label counts is shared among
+    the classes. Weights of classes and smoothing are means of fitting alone.
 
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
@@ -105,7 +106,8 @@ def evaluate(
 
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
-        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive.
+        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
+            each at the place of its output: those of a causal language model moved as `Predictive.log_prob` says.
         draws: S, a multiple of the members; the posterior's default if None.
         seed: seed of the draws.
         target_scale: units of the targets per unit the model sees: when a regression was fitted on standardised

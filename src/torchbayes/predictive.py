@@ -116,11 +116,11 @@ class Predictive:
     def log_prob(self, targets: Any) -> Tensor:
         """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
 
-        Weights of rows and classes do not enter, and places to ignore count nothing. For one soft label a row it is
-        Σ_k q_k log p(k | x_b, D).
+        Weights of rows and classes do not enter, and places to ignore count nothing. A soft label is Σ_k q_k log p(k).
 
         Args:
-            targets: tensor (B, ...) or a tree of such, as the likelihood takes them.
+            targets: (B, ...) or a tree of such, each at the place of its output: labels of a causal language model as
+                `model.unpack` moves them, one place earlier than in `labels=input_ids`.
 
         Returns:
             Tensor (B,), in nats.
