@@ -257,7 +257,8 @@ def test_single_precision_does_not_lose_the_way(prior: Any) -> None:
         method = tb.Laplace("dense", prior=prior, noise=True, check_mode=False)
         found[dtype] = tb.fit(model, data, method, start=start, callbacks=())
     single, double = (p.model.likelihood.scale for p in found.values())  # type: ignore[attr-defined]
-    assert single == pytest.approx(double, rel=0.01)
+    # eigenvalues of 201 weights are known to 201 ε = 2.4e-5 of the largest; a lost way is off by orders of magnitude
+    assert single == pytest.approx(double, rel=1e-4)
 
 
 def test_a_count_of_parameters_too_large_for_the_targets_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
