@@ -152,3 +152,56 @@ def test_temperature_scaling_counts_rows_by_their_weights():
     found = tb.TemperatureScaling.fit(holes, labels.masked_fill(~KEPT, -100)).temperature
     kept = tb.TemperatureScaling.fit(tb.Predictive(OUTPUTS[:, KEPT], Categorical()), labels[KEPT]).temperature
     assert found == pytest.approx(kept, rel=1e-9)
+
+
+# labels that follow the average most of the time, so that a temperature is best that is neither 0 nor infinite
+GRID = normal(S, B, T, K, seed=8)
+LIKELY = OUTPUTS.mean(0).argmax(-1).where(normal(B, seed=5) < 0.8, LABELS)
+TOKENS = GRID.mean(0).argmax(-1).where(normal(B, T, seed=5) < 0.8, 0)
+HOLED = LIKELY.masked_fill(~KEPT, -100)
+SHARES = (2 * OUTPUTS.mean(0) + normal(B, K, seed=6)).softmax(-1)
+ONE, TWO = OUTPUTS[..., :1], OUTPUTS[..., :2]
+BINARY = (TWO.mean(0) + normal(B, 2, seed=7) > 0).double()
+CHANCES = (TWO.mean(0) + normal(B, 2, seed=7)).sigmoid()
+CLASSES: dict[str, tuple[Any, Tensor, Any]] = {
+    "weighted": (Weighted(Categorical()), OUTPUTS, (LIKELY, WEIGHTS)),
+    "weighted, without weights": (Weighted(Categorical()), OUTPUTS, LIKELY),
+    "ignored": (Categorical(ignore_index=-100), OUTPUTS, HOLED),
+    "weighted, ignored": (Weighted(Categorical(ignore_index=-100)), OUTPUTS, (HOLED, WEIGHTS)),
+    "soft": (Categorical(), OUTPUTS, SHARES),
+    "places": (Categorical(ignore_index=-100), GRID, TOKENS.masked_fill(normal(B, T) > 0.5, -100)),
+    "binary": (Bernoulli(), ONE, BINARY[:, 0]),
+    "binary, a column": (Bernoulli(), ONE, BINARY[:, :1]),
+    "several binary": (Bernoulli(), TWO, BINARY),
+    "soft binary": (Bernoulli(soft=True), ONE, CHANCES[:, :1]),
+    "weighted binary": (Weighted(Bernoulli()), ONE, (BINARY[:, :1], WEIGHTS)),
+    "custom": (tb.likelihoods.Custom(lambda f: distributions.Categorical(logits=2 * f)), OUTPUTS, LIKELY),
+    "custom binary": (
+        tb.likelihoods.Custom(lambda f: distributions.Bernoulli(logits=f.squeeze(-1))), ONE, BINARY[:, 0]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_temperature_scaling_minimises_the_metric_of_the_same_targets(name: str):
+    """Whatever form they have: the negative log likelihood of one averaged distribution a place is least at T."""
+    likelihood, outputs, targets = CLASSES[name]
+    predictive = tb.Predictive(3 * outputs, likelihood)
+    fitted = tb.TemperatureScaling.fit(predictive, targets)
+    assert 0.05 < fitted.temperature < 99
+    values = [
+        tb.evaluate(tb.TemperatureScaling(fitted.temperature * factor)(predictive), targets).metrics["nll"]
+        for factor in (0.99, 1.0, 1.01)
+    ]
+    assert values[1] == min(values)
+    before = tb.evaluate(tb.TemperatureScaling(1.0)(predictive), targets).metrics
+    assert before.keys() == tb.evaluate(predictive, targets).metrics.keys()
+    if name not in {"places", "several binary"}:  # where the average is one of rows, not of places
+        assert before["nll"] == pytest.approx(tb.evaluate(predictive, targets).metrics["nll"], rel=1e-9)
+
+
+def test_temperature_scaling_refuses_what_it_cannot_fit():
+    with pytest.raises(ValueError, match="no row counts"):
+        tb.TemperatureScaling.fit(tb.Predictive(OUTPUTS, Weighted(Categorical())), (LABELS, torch.zeros(B)))
+    with pytest.raises(TypeError, match="class probabilities exist for"):
+        tb.TemperatureScaling.fit(tb.Predictive(OUTPUTS, Gaussian(0.5)), normal(B, K))

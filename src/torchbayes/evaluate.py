@@ -17,9 +17,10 @@ from torchbayes.checks import check_counts, check_kind, check_positive, plain, s
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.model.batch import tensors_of
-from torchbayes.model.likelihoods import Categorical
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.model import Model
+from torchbayes.places import NONE, class_probs, is_binary, labels, places
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive import Predictive, Source, as_source, predict, stream
@@ -47,8 +48,9 @@ class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
 
     Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Every metric is a
-    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. What a place of a
-    soft label counts is shared among the classes. Weights of classes and smoothing are means of fitting alone.
+    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. The exception is
+    ece_mass, whose bins then cut through rows to have equal mass. What a place of a soft label counts is shared among
+    the classes. Weights of classes and smoothing are means of fitting alone.
 
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
@@ -104,7 +106,8 @@ def evaluate(
 
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
-        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive.
+        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
+            each at the place of its output: those of a causal language model moved as `Predictive.log_prob` says.
         draws: S, a multiple of the members; the posterior's default if None.
         seed: seed of the draws.
         target_scale: units of the targets per unit the model sees: when a regression was fitted on standardised
@@ -125,7 +128,7 @@ def evaluate(
         raise ValueError("the data are empty: there are no rows to evaluate.")
     rows = columns.joined()
     if not len(rows["log_prob"]):
-        raise ValueError("no row counts: all are ignored, or have weight 0.")
+        raise ValueError(NONE)
     found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
     if "mean" in rows:
         found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
@@ -247,34 +250,48 @@ class TemperatureScaling:
 
         Args:
             predictive: of a classification, on rows that were not used for fitting.
-            targets: class labels (B,), as the likelihood takes them.
+            targets: (B, ...), as `evaluate` takes them: classes, some of them ignored or weighed, soft or binary ones.
 
         Returns:
             The calibrator.
+
+        Raises:
+            TypeError: if the predictive or the targets are not of classes.
+            ValueError: if targets do not fit the likelihood, or none counts.
         """
         check_kind(Predictive, "a Predictive", predictive=predictive)
-        _check_targets(predictive, targets)
-        tiny = torch.finfo(predictive.probs.dtype).tiny
+        if not tensors_of(targets):
+            raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
         judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
-        kept = torch.ones_like(judged.targets, dtype=torch.bool) if judged.weights is None else judged.weights > 0
-        weights = None if judged.weights is None else judged.weights[kept]
-        logits = predictive.probs.clamp_min(tiny).log()
-        return cls(fit_temperature(logits[kept], judged.targets[kept], weights_B=weights))
+        judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
+        probs, weights = places(predictive, judged)
+        kept = weights > 0
+        found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
+        if found is None:
+            raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
+        if not kept.any():
+            raise ValueError(NONE)
+        logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        return cls(fit_temperature(logits[kept], found[kept], weights_B=weights[kept]))
 
     def __call__(self, predictive: Predictive) -> Predictive:
-        """Return the calibrated predictive: one averaged distribution per input, S = 1."""
-        return Predictive((predictive.probs.log() / self.temperature).unsqueeze(0), Categorical())
+        """Return the calibrated predictive: one averaged distribution per input, S = 1, judged by the same targets."""
+        logits = class_probs(predictive).log()
+        if is_binary(predictive):
+            least = torch.finfo(logits.dtype).tiny
+            negative, positive = logits.clamp_min(math.log(least)).unbind(-1)
+            logits = positive - negative
+            logits = logits.unsqueeze(-1) if logits.ndim == 1 else logits
+        return Predictive((logits / self.temperature).unsqueeze(0), _averaged(predictive.likelihood, predictive))
 
 
-def _check_targets(predictive: Predictive, targets: Any) -> None:
-    """Check that targets can come from the outputs.
-
-    Raises:
-        TypeError: if there is no tensor among them.
-    """
-    if not tensors_of(targets):
-        raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
-    predictive.likelihood.check(predictive.outputs_SBK[0], targets)
+def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
+    """Return the likelihood of logits that takes the same targets as that of a classification."""
+    if isinstance(likelihood, Weighted):
+        return Weighted(_averaged(likelihood.base, predictive))
+    if is_binary(predictive):
+        return Bernoulli(soft=isinstance(likelihood, Bernoulli) and likelihood.soft)
+    return Categorical(ignore_index=likelihood.ignore_index if isinstance(likelihood, Categorical) else None)
 
 
 def _predictives(
@@ -319,16 +336,11 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
 
 def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | None = None) -> None:
     """Add class probabilities of every place and how uncertain they are; with targets, of places that count."""
-    probs, binary = predictive.probs, isinstance(predictive.distribution, distributions.Bernoulli)
-    rows, probs = len(probs), (torch.stack([1 - probs, probs], dim=-1) if binary else probs).flatten(0, -2)
-    weights = judged.weights if judged else None
-    if weights is None:
-        weights = probs.new_ones(rows)
-    weights = weights.flatten() if weights.ndim > 1 else weights.repeat_interleave(len(probs) // rows)
+    probs, weights = places(predictive, judged)
     kept = weights > 0
     if judged:
-        labels = _labels(judged.targets, probs, kept, binary=binary)
-        columns.add(kept, label_weights=weights, **({} if labels is None else {"labels": labels}))
+        found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
+        columns.add(kept, label_weights=weights, **({} if found is None else {"labels": found}))
     columns.add(
         kept,
         probs=probs,
@@ -336,19 +348,6 @@ def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | Non
         entropy=predictive.entropy.flatten(),
         mutual_information=predictive.mutual_information.flatten(),
     )
-
-
-def _labels(targets: Any, probs: Tensor, kept: Tensor, *, binary: bool) -> Tensor | None:
-    """Return labels (P,) of P places with probabilities (P, K), or soft ones (P, K); None if targets are neither."""
-    if not isinstance(targets, Tensor):
-        return None
-    if binary and targets.is_floating_point() and targets.numel() == len(probs):
-        targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
-    if targets.is_floating_point():
-        return targets.reshape(probs.shape).to(probs) if targets.numel() == probs.numel() else None
-    flat = targets.flatten()
-    inside = len(flat) == len(probs) and ((flat >= 0) & (flat < probs.shape[-1]) | ~kept).all()
-    return flat.long() if inside else None
 
 
 def _unequal(weights: Tensor) -> Tensor | None:

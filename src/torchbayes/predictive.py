@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
 from torchbayes.metrics._checks import check_probs
-from torchbayes.metrics.uncertainty import divergence
+from torchbayes.metrics.uncertainty import entropies, rows_at_once
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
@@ -115,11 +116,11 @@ class Predictive:
     def log_prob(self, targets: Any) -> Tensor:
         """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
 
-        Weights of rows and classes do not enter, and places to ignore count nothing. For one soft label a row it is
-        Σ_k q_k log p(k | x_b, D).
+        Weights of rows and classes do not enter, and places to ignore count nothing. A soft label is Σ_k q_k log p(k).
 
         Args:
-            targets: tensor (B, ...) or a tree of such, as the likelihood takes them.
+            targets: (B, ...) or a tree of such, each at the place of its output: labels of a causal language model as
+                `model.unpack` moves them, one place earlier than in `labels=input_ids`.
 
         Returns:
             Tensor (B,), in nats.
@@ -131,12 +132,12 @@ class Predictive:
     @property
     def entropy(self) -> Tensor:
         """Total entropy of the averaged class probabilities, (B, ...), in nats."""
-        return _entropy(self._pairs_S().mean(0)).to(self.outputs_SBK)
+        return self._entropies[0]
 
     @property
     def expected_entropy(self) -> Tensor:
         """Mean over draws of the entropy: the part that more data would not remove; (B, ...), in nats."""
-        return _entropy(self._pairs_S()).mean(0).to(self.outputs_SBK)
+        return self._entropies[1]
 
     @property
     def mutual_information(self) -> Tensor:
@@ -144,7 +145,19 @@ class Predictive:
 
         As the mean divergence from the mean, which keeps its digits where the draws nearly agree.
         """
-        return divergence(self._pairs_S()).to(self.outputs_SBK)
+        return self._entropies[2]
+
+    @cached_property
+    def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Total and expected entropy and mutual information, in one pass over the rows, a few of them at a time."""
+        classes = self._classes
+        by_logits = "logits" in vars(classes)
+        given = torch.as_tensor(classes.logits if by_logits else classes.probs)
+        binary, found = isinstance(classes, distributions.Bernoulli), []
+        for part in given.split(rows_at_once(given), dim=1):
+            found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
+        total, expected, mutual = (torch.cat(parts).to(self.outputs_SBK) for parts in zip(*found, strict=True))
+        return total, expected, mutual
 
     def quantile(self, levels: Tensor | float) -> Tensor:
         """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
@@ -215,18 +228,16 @@ class Predictive:
             )
         return distribution
 
-    def _pairs_S(self) -> Tensor:
-        """Return probabilities over all classes, float64, of logits where there are: 1 − p and log p lose their digits.
 
-        Bernoulli gets an axis of two.
-        """
-        classes = self._classes
-        by_logits = "logits" in vars(classes)
-        given = torch.as_tensor(classes.logits if by_logits else classes.probs).double()
-        if isinstance(classes, distributions.Bernoulli):
-            binary = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
-            return binary.sigmoid() if by_logits else binary
-        return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
+def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
+    """Return probabilities over all classes; of logits where there are, as 1 − p and log p lose their digits.
+
+    Bernoulli gets an axis of two.
+    """
+    if binary:
+        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+        return both.sigmoid() if by_logits else both
+    return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 
 def _check_parts(predictive: Predictive) -> None:
@@ -244,10 +255,6 @@ def _check_parts(predictive: Predictive) -> None:
         raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
     if spread is not None and spread.shape != outputs_SBK.shape:
         raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(-1)
 
 
 class Source(Protocol):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags, check_kind
+from torchbayes.curvature.beside import SHARE
 from torchbayes.inference.batches import as_source
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.linalg.dropped import dropped
@@ -40,9 +41,6 @@ Groups = Literal["model", "scalar", "layer", "weight"]
 _WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single precision
 _DOUBT = "its noise scale was changed"
 _WINDOW, _WINDOWS = 3.0, 20  # |change of a log factor| at most in one of so many descents
-_SHARE = (
-    1 / 3
-)  # of the targets, above which too large a count of determined parameters moves the noise by more than 20 %
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,10 @@ def tune(
 
     The noise is chosen by the exact curvature (`LaplacePosterior.exact`), at a scalar factor on the prior: structures
     that leave correlations out count more parameters as determined by the data than there are targets, and by their
-    evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than 1,024 weights it
-    is the structure's evidence, and the posterior tells where that is in doubt. At a mode under a noise scale far too
-    large, the residuals are those of a network that does not fit yet: train again under the tuned model, or use
-    `OnlineLaplace`.
+    evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than 1,024 weights,
+    and where there are three targets or more for every weight and so no room for that, it is the structure's evidence;
+    the posterior tells where that is in doubt. At a mode under a noise scale far too large, the residuals are those of
+    a network that does not fit yet: train again under the tuned model, or use `OnlineLaplace`.
 
     Args:
         posterior: as `fit` with `Laplace` gives it.
@@ -153,16 +151,19 @@ def tune(
 
 def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> LaplacePosterior:
     """Return the posterior at the maximum of the evidence; of the exact one for the noise, where it is at hand."""
-    if noise and posterior.exact is not None:
+    if prior == "weight":
+        _check_single(posterior)
+    if noise and (posterior.exact is not None or prior == "weight"):  # one noise for many precisions, then these
         anew = prior in {"layer", "weight"}  # the ratios of the precisions, which are then those of the first prior
         strength_D = torch.ones_like(posterior.strength_D) if anew else posterior.strength_D
-        alike = replace(posterior, curvature=posterior.exact, exact=None, strength_D=strength_D)
+        curvature = posterior.exact or posterior.curvature
+        alike = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
         chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
-        posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale)
+        posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale).with_problems(chosen.problems)
         return posterior if prior == "model" else _by_evidence(posterior, prior, False)
     problem = problem_of(posterior, prior, noise=noise)
     if prior == "weight":
-        return _by_weight(posterior, problem, noise)
+        return _by_weight(posterior, problem)
     spectra = problem.spectra()
     start = torch.zeros(problem.groups, dtype=torch.float64)
     log_d_G, log_beta = _descend(problem) if spectra is None else newton(spectra, problem, start)
@@ -177,7 +178,7 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
     correlations out counts too many, which matters where γ is a good part of n.
     """
     gamma, count = float(tuned.effective_parameters().max()), tuned.num_targets
-    if isinstance(tuned.curvature, DenseCurvature) or gamma < _SHARE * count:
+    if isinstance(tuned.curvature, DenseCurvature) or gamma < SHARE * count:
         return tuned
     return tuned.with_problems([
         f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
@@ -298,17 +299,22 @@ def _descend(problem: Problem) -> tuple[Tensor, float]:
     return torch.as_tensor(point[:-1]), float(point[-1])
 
 
-def _by_weight(posterior: LaplacePosterior, problem: Problem, noise: bool) -> LaplacePosterior:
-    """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0.
+def _check_single(posterior: LaplacePosterior) -> None:
+    """Check that every weight can have a precision of its own.
 
     Raises:
-        ValueError: if the curvature is not diagonal, there are several modes, or the noise is to be chosen too.
+        ValueError: if the curvature is not diagonal or there are several modes.
     """
-    if not isinstance(problem.curvature, DiagonalCurvature) or len(problem.squares_MD) > 1 or noise:
+    if not isinstance(posterior.curvature, DiagonalCurvature) or posterior.members > 1:
         raise ValueError(
-            "a prior precision for every weight is chosen for one mode with diagonal curvature and given noise. Use "
-            "structure='diagonal', or prior='layer'."
+            f"a prior precision for every weight is chosen for one mode with diagonal curvature; got "
+            f"{posterior.curvature.kind!r} and {posterior.members}. Use structure='diagonal', or prior='layer'."
         )
+
+
+def _by_weight(posterior: LaplacePosterior, problem: Problem) -> LaplacePosterior:
+    """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0."""
+    assert isinstance(problem.curvature, DiagonalCurvature)
     values, squares = problem.curvature.values_MD[0].double(), problem.squares_MD[0].double()
     product = values * squares
     # 2H / (HU + √((HU)² + 4HU)), which stands firm where the weight is near its prior mean

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
@@ -288,3 +289,87 @@ def test_prior_that_differs_within_a_layer_is_refused():
     prior = Joint.independent(torch.zeros(size, dtype=torch.float64), torch.linspace(0.5, 2, size, dtype=torch.float64))
     with pytest.raises(ValueError, match="same prior precision for all weights of a layer"):
         posterior(nn.Linear(4, 3).double(), (flat(ROWS), classes(ROWS, 3)), prior=prior)
+
+
+class Reader(nn.Module):
+    """An embedding and affine layers on every token, with ReLU; with tanh where `later` tokens see those before."""
+
+    def __init__(self, later: bool = False, last: bool = False) -> None:
+        super().__init__()
+        self.later, self.last = later, last
+        self.embed, self.hidden, self.head = nn.Embedding(6, 3), nn.Linear(3, 2), nn.Linear(2, 4, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        seen = self.hidden(self.embed(inputs))
+        # two units, so that at some places neither is on
+        made = self.head(torch.tanh(seen).cumsum(1) if self.later else torch.relu(seen))
+        return made[:, -1:] if self.last else made
+
+
+def at_given_weights(module: nn.Module, data: tuple[Tensor, Tensor], likelihood: Any, **options: Any) -> Tensor:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return posterior(module.double(), data, likelihood=likelihood, **options).gaussian.covariance.dense()
+
+
+@pytest.mark.parametrize("joint_bias", [True, False])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("structure", ["dense", "kronecker", "ekfac"])
+def test_padding_changes_nothing(structure: Any, sharing: Any, joint_bias: bool):
+    """As for the dense matrix: A and the count are means over the places that G is a sum over."""
+    ignoring = tb.likelihoods.Categorical(weights=(1.0, 2.0, 1.0, 0.5), ignore_index=-100)
+    settings: dict[str, Any] = {"structure": structure, "sharing": sharing, "joint_bias": joint_bias}
+    tokens, labels = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
+    labels[1, 2] = -100
+    short = at_given_weights(Reader(), (tokens, labels), ignoring, **settings)
+    padded = torch.cat([tokens, classes(30, 6, seed=3).view(ROWS, 5)], 1), F.pad(labels, (0, 5), value=-100)
+    assert_close(at_given_weights(Reader(), padded, ignoring, **settings), short)
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_places_are_used_that_counted_targets_depend_on(sharing: Any):
+    """Labels at the last token alone: the layers before the sum are used at every token, the head at the last."""
+    tokens, labels = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
+    holed = labels.clone()
+    holed[:, :-1] = -100
+    found = at_given_weights(
+        Reader(later=True), (tokens, holed), tb.likelihoods.Categorical(ignore_index=-100), sharing=sharing
+    )
+    index = torch.arange(found.shape[-1])
+    hidden = index < found.shape[-1] - 8
+    expected = at_given_weights(
+        Reader(later=True, last=True), (tokens, labels[:, -1:]), tb.likelihoods.Categorical(), sharing=sharing
+    )
+    assert_close(found[0][hidden][:, hidden], expected[0][hidden][:, hidden])
+    # the head sees the last token alone, as if it came after the sum
+    sums = Reader(later=True)
+    at_given_weights(sums, (tokens, holed), tb.likelihoods.Categorical(ignore_index=-100))
+    seen = torch.tanh(sums.hidden(sums.embed(tokens))).cumsum(1)[:, -1].detach()
+    head = nn.Linear(2, 4, bias=False).double()
+    head.weight.data = sums.head.weight.data
+    alone = posterior(head, (seen, labels[:, -1])).gaussian.covariance.dense()
+    assert_close(found[0][~hidden][:, ~hidden], alone[0])
+
+
+def test_ignoring_nothing_changes_nothing():
+    """Also at places without a gradient: those of a layer whose units are off."""
+    data = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
+    found, expected = (
+        at_given_weights(Reader(), data, tb.likelihoods.Categorical(ignore_index=i)) for i in (-100, None)
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "ekfac", "dense", "low_rank"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_no_row_counts(structure: Any, weighted: bool):
+    categorical = tb.likelihoods.Categorical(ignore_index=-100)
+    likelihood = tb.likelihoods.Weighted(categorical) if weighted else categorical
+    ignored = torch.full((ROWS,), -100)
+    targets: Any = (classes(ROWS, 3), torch.zeros(ROWS, dtype=torch.float64)) if weighted else ignored
+    model = tb.Model(nn.Linear(2, 3).double(), likelihood)
+    with pytest.raises(ValueError, match="no row counts: all are ignored, or have weight 0"):
+        tb.fit(
+            model, (normal(ROWS, 2), targets), tb.Laplace(structure, check_mode=False), start=normal(9), callbacks=()
+        )

@@ -203,6 +203,59 @@ def test_enumerable_custom_likelihood_takes_the_mean_over_targets():
     assert_close(ggn(Custom(link), outputs, targets.double()), expected.unsqueeze(-1), rtol=1e-8)
 
 
+class Probit:
+    """Probit regression that leaves targets below 0 out."""
+
+    def parameters(self) -> dict[str, Any]:
+        return {}
+
+    def distribution(self, outputs: Tensor, parameters: Any = None) -> distributions.Distribution:
+        return distributions.Bernoulli(torch.special.ndtr(outputs.squeeze(-1)), validate_args=False)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Any = None) -> Tensor:
+        p = torch.special.ndtr(outputs.squeeze(-1))
+        return torch.where(targets < 0, 0.0, torch.where(targets > 0, p.log(), (1 - p).log()))
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+
+def test_each_row_has_the_same_curvature_whatever_rows_it_comes_with():
+    """A target outside the support took the Fisher information from all rows of its batch."""
+    outputs, targets = normal(6, 1), torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, -1.0], dtype=torch.float64)
+    whole = ggn(Probit(), outputs, targets)
+    alone = torch.cat([ggn(Probit(), outputs[i : i + 1], targets[i : i + 1]) for i in range(6)])
+    assert_close(whole, alone)
+    p, density = torch.special.ndtr(outputs), (-0.5 * outputs**2).exp() / math.sqrt(2 * math.pi)
+    assert_close(whole[:5, :, 0], (density**2 / (p * (1 - p)))[:5])
+    assert whole[5] == 0
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_a_trailing_axis_of_one_changes_nothing(shape: tuple[int, ...]):
+    outputs, targets = normal(6, 1), classes(6, 2).double()
+    likelihood = Custom(lambda f: distributions.Bernoulli(torch.special.ndtr(f.reshape(shape)), validate_args=False))
+    assert_close(ggn(likelihood, outputs, targets.reshape(shape)), ggn(Probit(), outputs, targets))
+
+
+def test_a_class_without_probability_has_no_share():
+    likelihood = Custom(
+        lambda f: distributions.Categorical(logits=torch.cat([f, f - math.inf], -1), validate_args=False)
+    )
+    assert_close(ggn(likelihood, normal(3, 2), classes(3, 2)), ggn(Categorical(), normal(3, 2), classes(3, 2)))
+
+
+def test_many_values_take_a_backward_pass_each():
+    passes = []
+
+    def made(f: Tensor) -> distributions.Distribution:
+        if f.requires_grad:
+            f.register_hook(passes.append)
+        return distributions.Categorical(logits=f, validate_args=False)
+
+    assert_close(ggn(Custom(made), normal(2, 30), classes(2, 30)), ggn(Categorical(), normal(2, 30), classes(2, 30)))
+    assert len(passes) == 30
+
+
 def test_other_custom_likelihood_takes_the_positive_part_at_the_observed_target():
     """A Cauchy distribution, whose log density curves upwards away from its middle."""
 

@@ -127,3 +127,25 @@ def test_units_take_what_is_left_out_along() -> None:
     found, expected = dropped(moved, torch.full((30,), 9.0).double()), dropped(curvature, torch.ones(30).double())
     for own, other in zip(found, expected, strict=True):
         assert_close(own, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_of_small_eigenvalues_is_judged_by_its_factors(dtype: torch.dtype) -> None:
+    """Each is known to ε of the largest of its own, so that products far below ε are known too."""
+    small = 100 * torch.finfo(dtype).eps
+    rows, columns = (torch.tensor([1.0, small], dtype=dtype) for _ in range(2))
+    nothing = torch.zeros(4, dtype=dtype)
+    grid = (rows.unsqueeze(-1) * columns).view(1, 1, 2, 2)
+    assert not undetermined(KroneckerCurvature(grid), nothing).any()
+    rows[1] = torch.finfo(dtype).eps
+    grid = (rows.unsqueeze(-1) * columns).view(1, 1, 2, 2)
+    assert undetermined(KroneckerCurvature(grid), nothing).tolist() == [[False, False, True, True]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eigenvalues_that_are_no_products_are_squares(dtype: torch.dtype) -> None:
+    """EKFAC measures each by itself: one may be 0 in a row and a column that are not."""
+    eps, nothing = torch.finfo(dtype).eps, torch.zeros(4, dtype=dtype)
+    for value, lost in ((0.0, True), (eps**2, True), (eps**1.5, False), (0.1, False)):
+        grid = torch.tensor([[1.0, 0.5], [0.7, value]], dtype=dtype).view(1, 1, 2, 2)
+        assert undetermined(KroneckerCurvature(grid), nothing).tolist() == [[False, False, False, lost]]

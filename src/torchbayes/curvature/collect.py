@@ -22,6 +22,7 @@ from torchbayes.model.ranks import Ranks
 from torchbayes.model.seeds import Purpose, mix
 
 NOISE = "likelihood"
+ROWS = "rows that count"
 
 
 class Units(NamedTuple):
@@ -107,6 +108,7 @@ class Collector:
             self.sums.empty(self.anatomy, w[:size], seed) for w, seed in zip(where.weights_MD, where.seeds, strict=True)
         ]
         total = {name: torch.stack([own[name] for own in each]) for name in each[0]}
+        total[ROWS] = torch.zeros(len(each), 1, dtype=torch.float64, device=where.weights_MD.device)
         if size < where.weights_MD.shape[1]:
             total[NOISE] = torch.zeros_like(where.weights_MD[:, size:])
         return total
@@ -189,6 +191,8 @@ class Collector:
             )
             first = place[0] == 0
             log_likelihood += piece.log_likelihood(gradient_D if first else None)
+            if first:
+                total[ROWS] += part.size if piece.row_weights is None else (piece.row_weights > 0).sum()
             if first and parameters:
                 noise = parameter_information(
                     self.model.likelihood, piece.seen.outputs.detach(), part.targets, parameters=parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,7 +29,9 @@ class KroneckerSums(OnePass):
 
     and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
     it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
-    diagonal.
+    diagonal. T and the means are over the places that are used (`Used`): padding whose targets are ignored changes
+    nothing. A row counts as often as the place of it that counts most, so that in A weights of classes at places are
+    those of rows, and where some places count more than others G and A weigh them differently.
 
     Attributes:
         sharing: "expand" or "reduce".
@@ -63,10 +65,11 @@ class KroneckerSums(OnePass):
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place."""
-        self._add_inputs(total, piece)
         affine = {part.module: part for part in piece.anatomy.layers if isinstance(part, Affine)}
         moments = {module: Moment() for module in affine}  # weights and biases of a layer have the same
+        used = Used(piece.place_weights)
         for column, calls in piece.columns():
+            used.add(calls, affine)
             for module, part in affine.items():
                 moments[module].add(self._gradients(part, calls[module]))
             for place, part in enumerate(piece.anatomy.parts):
@@ -87,35 +90,42 @@ class KroneckerSums(OnePass):
         for place, part in enumerate(piece.anatomy.parts):
             if isinstance(part, Affine):
                 total[f"{place}.outputs"] += moments[part.module].total()
+        self._add_inputs(total, piece, used)
 
-    def _add_inputs(self, total: Sum, piece: Piece) -> None:
-        """Add what enters A, each row as often as it counts."""
+    def _add_inputs(self, total: Sum, piece: Piece, used: Used) -> None:
+        """Add what enters A, each row as often as it counts, and of its places those that are used."""
         weights_B, rows = piece.row_weights, len(piece.seen.outputs)
-        size = rows if weights_B is None else weights_B.sum(dtype=torch.float64)
         for place, part in enumerate(piece.anatomy.parts):
             if isinstance(part, Affine):
-                own = [part.inputs(call.inputs, ones=weights_B is not None) for call in piece.seen.calls[part.module]]
-                seen = self._seen(own)
-                if weights_B is not None:
-                    total[f"{place}.inputs"] += _second_moment(seen * weights_B.sqrt().view(-1, 1, 1, 1))
-                else:
+                calls = piece.seen.calls[part.module]
+                own = [part.inputs(call.inputs, ones=weights_B is not None) for call in calls]
+                seen = _joined(own, dim=2)
+                if weights_B is None:
+                    seen = seen if self.sharing == "expand" else seen.mean(2, keepdim=True)
                     repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
                     total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
-                total[f"{place}.count"] += size * seen.shape[2]
+                    total[f"{place}.count"] += rows * seen.shape[2]
+                    continue
+                each = [used.times(weights_B, part.module, n, places=a.shape[2]) for n, a in enumerate(own)]
+                weights_BT = _joined([w.expand(-1, a.shape[2]) for w, a in zip(each, own, strict=True)], dim=1)
+                if self.sharing == "reduce":  # the mean over the places that are used
+                    sums_B1 = weights_BT.sum(1, keepdim=True)
+                    shares_BT = weights_BT / torch.where(sums_B1 == 0, 1.0, sums_B1)
+                    seen = (seen * shares_BT[:, None, :, None]).sum(2, keepdim=True)
+                    weights_BT = weights_B.unsqueeze(1) * (sums_B1 > 0)
+                total[f"{place}.inputs"] += _second_moment(seen * weights_BT.sqrt()[:, None, :, None])
+                total[f"{place}.count"] += weights_BT.sum(dtype=torch.float64)
             elif isinstance(part, Lookup):
-                for call in piece.seen.calls[part.module]:
+                for number, call in enumerate(piece.seen.calls[part.module]):
                     kept = call.inputs != part.padding
                     each = None
                     if weights_B is not None and len(call.inputs) == len(weights_B):  # else all rows share them
-                        each = weights_B.view(-1, *[1] * (call.inputs.ndim - 1)).expand(call.inputs.shape)[kept]
+                        places = call.inputs[0].numel()
+                        weights_BT = used.times(weights_B, part.module, number, places=places)
+                        each = weights_BT.expand(-1, places).reshape(call.inputs.shape)[kept]
                     entries = call.inputs[kept].bincount(each, minlength=part.index.shape[1])
                     total[f"{place}.inputs"] += entries
                     total[f"{place}.count"] += entries.sum(dtype=torch.float64)
-
-    def _seen(self, given: Sequence[Tensor]) -> Tensor:
-        """Return what enters A, (B, G, T, I)."""
-        together = _joined(given, dim=2)
-        return together if self.sharing == "expand" else together.mean(2, keepdim=True)
 
     def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
         """Return what enters G, (B, G, T, O)."""
@@ -147,6 +157,45 @@ class KroneckerSums(OnePass):
         factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
         (seen, columns), (made, rows) = (eigh(factor) for factor in factors)
         return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
+
+
+@dataclass
+class Used:
+    """Which places of a row a layer is used at: those that the row's counted targets depend on.
+
+    A place whose own target does not count, and at which no column has a gradient, adds nothing to G, and so must not
+    be among those that A and the count are means over. Where a layer has other places than the targets it cannot be
+    told which is whose: there any place without a gradient is left out, in rows in which a target does not count. So is
+    a place that counted targets could depend on, such as that of a prompt, where the units that see it are off.
+
+    Attributes:
+        weights: how often each place counts, (B, ...); None where targets have no places.
+        found: for each call of a layer, which of its places have a gradient so far, bool (B, T).
+    """
+
+    weights: Tensor | None
+    found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def add(self, calls: Mapping[str, Sequence[Call]], affine: Mapping[str, Affine]) -> None:
+        """Look at the gradients of a column."""
+        if self.weights is None:
+            return
+        for module, own in calls.items():
+            for number, call in enumerate(own):
+                if module in affine:
+                    now = (affine[module].gradients(call.outputs) != 0).any(-1).any(1)
+                else:
+                    now = (call.outputs != 0).any(-1).view(len(call.outputs), -1)
+                before = self.found.get((module, number))
+                self.found[module, number] = now if before is None else before | now
+
+    def times(self, weights_B: Tensor, module: str, number: int, *, places: int) -> Tensor:
+        """Return how often each place of a call counts, (B, T), or (B, 1) where all do as often as their row."""
+        if self.weights is None or self.found[module, number].shape[1] != places:  # a bias alone sees one place
+            return weights_B.unsqueeze(1)
+        ignored = self.weights.flatten(1) == 0
+        idle = ignored if ignored.shape[1] == places else ignored.any(1, keepdim=True)
+        return weights_B.unsqueeze(1) * (self.found[module, number] | ~idle)
 
 
 def _joined(tensors: Sequence[Tensor], *, dim: int) -> Tensor:

@@ -7,9 +7,10 @@ r"""Curvature of the likelihood in a network's outputs, as columns r with Σ_r r
 
 A likelihood that weighs its observations is asked for plain ones and how often they count (`counted`): Λ is c times
 that of the plain one, for every kind, so that a weight of two is a row that is there twice. Likelihoods with closed
-forms are asked for them. Any other goes by autograd: expected over y where the distribution can be enumerated and
-`log_prob` is its log probability, else at the observed y, negative eigenvalues set to zero. Outputs may have any shape
-(B, ...) behind the batch axis.
+forms are asked for them. Any other goes by autograd: a row's Λ is the Fisher information, as Σ_y p(y|f) s_y s_yᵀ with
+s_y = ∇_f log p(y|f), where its target is one of a few values and `log_prob` is the distribution's log probability of
+them; else the Hessian at the observed y, negative eigenvalues set to zero. Each row decides for itself, so that it is
+the same whatever rows it comes with. Outputs may have any shape (B, ...) behind the batch axis.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torchbayes.model.likelihoods import Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import counted, own
@@ -59,20 +61,36 @@ def root(
 
 
 def _information_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
-    """Return the columns of the Fisher information, or of the Hessian at the targets, (R, B, ...).
+    """Return the columns of each row's Fisher information, or of its Hessian at the target, (R, B, ...).
 
     Raises:
-        ValueError: if log p(y|f) has no second derivative in f.
+        ValueError: if log p(y|f) has derivatives in f that are not finite.
     """
     if own(plain, "curvature_root"):
         return plain.curvature_root(outputs, targets, parameters)
-    matrices = _expected(plain, outputs, targets, parameters)
-    matrices = _second(plain, outputs, targets, parameters) if matrices is None else matrices
-    if not torch.isfinite(matrices).all():
+    columns, expected_B = _expected_root(plain, outputs, targets, parameters)
+    if not expected_B.all():
+        rest_B = ~expected_B
+        left = pytree.tree_map(lambda t: t[rest_B], targets)
+        observed = _observed_root(plain, outputs[rest_B], left, parameters)
+        together = outputs.new_zeros(max(len(columns), len(observed)), *outputs.shape)
+        together[: len(columns)] = columns
+        together[:, rest_B] = 0
+        together[: len(observed), rest_B] = observed
+        columns = together
+    if not torch.isfinite(columns).all():
         raise ValueError(
-            f"the second derivative of log p(y|f) of {type(plain).__name__} is not finite, so it has no "
-            f"Gauss-Newton matrix. Use curvature='empirical', or a smooth likelihood."
+            f"log p(y|f) of {type(plain).__name__} has derivatives that are not finite, so it has no Gauss-Newton "
+            f"matrix. Use curvature='empirical', or a smooth likelihood."
         )
+    return columns
+
+
+def _observed_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
+    """Return columns of −∇²_f log p(y|f) at the targets, (K, B, ...); NaN where it is not finite."""
+    matrices = _second(plain, outputs, targets, parameters)
+    if not torch.isfinite(matrices).all():
+        return outputs.new_full((1, *outputs.shape), torch.nan)
     values, vectors = torch.linalg.eigh(matrices)
     columns = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)  # (B, K, R)
     return columns.permute(2, 0, 1).unflatten(-1, outputs.shape[1:])
@@ -99,38 +117,57 @@ def _derivative(each_B: Tensor, leaf: Tensor) -> Tensor:
     return found.flatten(1)
 
 
-def _expected(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor | None:
-    """Return E_y of second derivatives where y has a few values, one per row, and log_prob is their log probability."""
+def _expected_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> tuple[Tensor, Tensor]:
+    """Return columns √p(y|f) ∇_f log p(y|f) of every value y, (R, B, ...), and for which rows they are right, (B,).
+
+    Those are rows with one target each, a value of the distribution, of which `log_prob` is the log probability.
+    """
     distribution: Any = plain.distribution(outputs, parameters)
-    if not getattr(distribution, "has_enumerate_support", False) or len(distribution.batch_shape) != 1:
-        return None
-    support = distribution.enumerate_support()
-    if not all(_is_log_prob(plain, outputs, y, parameters) for y in (targets, *support)):
-        return None
-    weights = distribution.log_prob(support).exp()
-    each = [w.view(-1, 1, 1) * _second(plain, outputs, y, parameters) for w, y in zip(weights, support, strict=True)]
-    return torch.stack(each).sum(0)
+    right_B = _inside(distribution, outputs, targets)
+    few = getattr(distribution, "has_enumerate_support", False) and distribution.batch_shape[1:].numel() == 1
+    if not few or not right_B.any():
+        return outputs.new_zeros(0, *outputs.shape), torch.zeros_like(right_B)
+    columns = []
+    for value in distribution.enumerate_support():
+        given = value.reshape(targets.shape)
+        right_B &= _is_log_prob(plain, outputs, given, parameters)
+        p_B = distribution.log_prob(value).detach().exp().reshape(-1, *[1] * (outputs.ndim - 1))
+        columns.append(p_B.sqrt() * _score_root(plain, outputs, given, parameters)[0])
+    found = torch.stack(columns)
+    return torch.where(right_B.view(-1, *[1] * (outputs.ndim - 1)), found, 0.0), right_B
 
 
-def _is_log_prob(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> bool:
-    """Return whether log_prob is the log probability of the likelihood's own distribution at these targets."""
+def _is_log_prob(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
+    """Return for which rows log_prob is the log probability of the likelihood's own distribution at the targets, (B,).
+
+    Args:
+        plain: the likelihood.
+        outputs: (B, ...).
+        targets: (B, ...), which the distribution can draw.
+        parameters: learned likelihood parameters.
+    """
     distribution = plain.distribution(outputs, parameters)
-    if not isinstance(targets, Tensor):
-        return False
-    values = aligned(targets, distribution, outputs.ndim)
-    if values.shape != distribution.batch_shape + distribution.event_shape or not _in_support(distribution, values):
-        return False
     named = Custom(lambda _: distribution).log_prob(outputs, targets)
     found = plain.log_prob(outputs, targets, parameters)
     near = math.sqrt(torch.finfo(found.dtype).eps)
-    return found.shape == named.shape and torch.allclose(found, named.to(found.dtype), rtol=near, atol=near)
+    if found.shape != named.shape:
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
+    return torch.isclose(found, named.to(found.dtype), rtol=near, atol=near)
 
 
-def _in_support(distribution: Any, values: Tensor) -> bool:
+def _inside(distribution: Any, outputs: Tensor, targets: Any) -> Tensor:
+    """Return which targets are values that a distribution can draw, (B,)."""
+    none_B = torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
+    if not isinstance(targets, Tensor):
+        return none_B
+    values = aligned(targets, distribution, outputs.ndim)
+    if values.shape != distribution.batch_shape + distribution.event_shape:
+        return none_B
     try:
-        return bool(distribution.support.check(values).all())
+        inside = distribution.support.check(values)
     except NotImplementedError:  # a distribution need not say what it is over
-        return True
+        return ~none_B
+    return inside.reshape(len(outputs), -1).all(1)
 
 
 def _score_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
@@ -152,9 +189,12 @@ def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameter
     Raises:
         ValueError: if the model cannot draw what `log_prob` takes.
     """
-    drawn_S = plain.distribution(outputs, parameters).sample((samples,))
-    known = own(plain, "curvature_root")
-    if not known and not all(_is_log_prob(plain, outputs, y, parameters) for y in (targets, *drawn_S)):
+    distribution = plain.distribution(outputs, parameters)
+    drawn_S = distribution.sample((samples,))
+    if not own(plain, "curvature_root") and not (
+        _inside(distribution, outputs, targets).all()
+        and all(_is_log_prob(plain, outputs, y, parameters).all() for y in (targets, *drawn_S))
+    ):
         raise ValueError(
             f"log_prob of {type(plain).__name__} is not the log probability of its distribution, so targets drawn from "
             f"that say nothing of it. Use curvature='ggn' or 'empirical', which take the observed targets."

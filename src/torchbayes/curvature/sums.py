@@ -21,7 +21,7 @@ from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
 from torchbayes.linalg.dense import add_gram_
-from torchbayes.model.likelihoods.protocol import counted
+from torchbayes.model.likelihoods.protocol import Counted, counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, seeded
@@ -72,12 +72,22 @@ class Piece:
                 samples=self.samples,
             )
 
+    @cached_property
+    def counts(self) -> Counted:
+        """The targets as they are fitted, and how often each counts."""
+        return counted(self.anatomy.model.likelihood, self.seen.outputs.detach(), self.rows.targets)
+
     @property
     def row_weights(self) -> Tensor | None:
         """How often each row counts, (B,); None where each counts once."""
-        outputs = self.seen.outputs.detach()
-        found = counted(self.anatomy.model.likelihood, outputs, self.rows.targets).row_weights
-        return found if found is None else found.to(outputs)
+        found = self.counts.row_weights
+        return found if found is None else found.to(self.seen.outputs)
+
+    @property
+    def place_weights(self) -> Tensor | None:
+        """How often each place of a row counts, (B, ...); None where rows have no places of their own weight."""
+        found = self.counts.weights
+        return None if found is None or found.ndim == 1 else found.to(self.seen.outputs)
 
     def log_likelihood(self, into_D: Tensor | None) -> Tensor:
         """Return Σ log p(y|f), float64, and add its gradient to `into_D` unless that is None."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags
 from torchbayes.curvature.anatomy import Findings, anatomy, look
-from torchbayes.curvature.beside import Beside
-from torchbayes.curvature.collect import Collector, Where, units
+from torchbayes.curvature.beside import Beside, is_needed
+from torchbayes.curvature.collect import ROWS, Collector, Where, units
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
 from torchbayes.curvature.roots import check_curved
@@ -31,7 +31,6 @@ from torchbayes.posteriors.laplace import LaplacePosterior
 StructureName = Literal["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
 CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
-_FEW = 1024  # weights of which a dense matrix costs little
 
 
 def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
@@ -49,7 +48,8 @@ class Recipe:
     """What is added up; the attributes are those of `Laplace`.
 
     Attributes:
-        exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale.
+        exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale and would
+            not tell it by the structure (`curvature.beside`).
     """
 
     structure: StructureName
@@ -93,16 +93,22 @@ class Recipe:
             "low_rank": LowRankSums(self.rank, self.passes),
         }[self.structure]
 
-    def collector(self, model: Model, findings: Findings) -> Collector:
+    def collector(self, model: Model, findings: Findings, *, beside: bool) -> Collector:
         """Return what adds up the curvature, for a network that has been looked at."""
-        sums, few = self.sums, model.layout.size <= _FEW
-        if self.exact and few and fixed_noise(model.likelihood) and not isinstance(sums, DenseSums | HessianSums):
-            sums = Beside(sums, DenseSums(self.chunk))
+        sums = Beside(self.sums, DenseSums(self.chunk)) if beside else self.sums
         numbers = (findings.numbers[held] for held in sums.held)
         rows = max(1, self.chunk // max(*numbers, findings.widest))
         joint = self.joint_bias or self.structure == "dense"  # the same matrix, and faster
         layers = anatomy(model, findings, joint_bias=joint)
         return Collector(layers, sums, self.curvature, self.samples, rows)
+
+    def beside(self, density: LogDensity, batch: Batch) -> bool:
+        """Return whether the dense matrix is added up too, for data of which this is the first batch."""
+        likelihood = density.model.likelihood
+        if not self.exact or not fixed_noise(likelihood) or isinstance(self.sums, DenseSums | HessianSums):
+            return False
+        share = density.num_data / batch_size(batch.inputs, 1)
+        return is_needed(density.model.layout.size, share * num_values(likelihood, rows_of(batch.targets, 0)))
 
 
 @dataclass(frozen=True)
@@ -162,12 +168,14 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
 
     Raises:
         DivergedError: if the log likelihood is not finite.
+        ValueError: if no row of all the data counts.
     """
     now, model = survey, density.model
     if not now.found:
         first = batch.map(lambda t: t[0])
         now = replace(now, found=look(model, now.weights_MD[0], first.inputs).text())
-    collector = recipe.collector(model, Findings.parse(now.found))
+    beside = Beside.made(now.sums) if now.sums else recipe.beside(density, batch)
+    collector = recipe.collector(model, Findings.parse(now.found), beside=beside)
     where = Where(now.weights_MD, now.buffers, now.seeds)
     now = now if now.sums else replace(now, sums=collector.empty(where))
     place = divmod(now.step, now.steps_per_epoch)
@@ -179,6 +187,8 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
             f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or the weights."
         )
     if place[1] == now.steps_per_epoch - 1:
+        if not now.sums[ROWS].all():
+            raise ValueError("no row counts: all are ignored, or have weight 0. Look at the targets and their weights.")
         collector.turn_(dict(now.sums), where, place[0])
     total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
     values = num_values(model.likelihood, rows_of(batch.targets, 0)) if place[0] == 0 else 0
@@ -198,7 +208,8 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         raise ValueError(f"the pass over the data is not over: {survey.step} of {steps} batches. Resume the run.")
     model, weights_MD = density.model, survey.weights_MD
     reference_MD, strength_D = units(model, weights_MD)
-    collector, factor = recipe.collector(model, Findings.parse(survey.found)), model.scales(1, 1).likelihood
+    collector = recipe.collector(model, Findings.parse(survey.found), beside=Beside.made(survey.sums))
+    factor = model.scales(1, 1).likelihood
     curvature, exact = collector.curvature(survey.sums, reference_MD), collector.exact(survey.sums, reference_MD)
     if recipe.curvature == "ggn":
         check_curved(model.likelihood, float(curvature.trace().min()))

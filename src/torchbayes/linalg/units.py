@@ -70,7 +70,10 @@ def undetermined(curvature: Curvature, precision_D: Tensor) -> Tensor:
     """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D).
 
     Rounding is what eigenvalues of H + diag(d) are known to: D ε times the largest, of matrices brought to a diagonal
-    of ones where H is dense, so that units do not matter.
+    of ones where H is dense, so that units do not matter. Those of a Kronecker product are products of the two factors'
+    own, each known to D ε times its largest, so that a product may be far smaller than ε. Where they are not such
+    products (EKFAC) they are also 0 if so far below them, and below the largest by the square of rounding: they are
+    sums of squares.
 
     Args:
         curvature: H, at least 0.
@@ -84,7 +87,7 @@ def undetermined(curvature: Curvature, precision_D: Tensor) -> Tensor:
         return (precision_D == 0).expand(len(curvature.factor_MRD), -1)
     if isinstance(curvature, KroneckerCurvature):
         grid = curvature.eigenvalues_MGOI + precision_D[0]
-        empty = _rounded(grid.flatten(1)).view_as(grid)
+        empty = _empty(grid)
         return Kronecker(empty.to(grid), curvature.rows_MGOO, curvature.columns_MGII).diagonal() > _LOADING
     total_MD = curvature.diagonal() + precision_D
     if isinstance(curvature, DiagonalCurvature):
@@ -96,7 +99,17 @@ def undetermined(curvature: Curvature, precision_D: Tensor) -> Tensor:
     return (vectors_MDE.square() * _rounded(values_ME).unsqueeze(-2)).sum(-1) > _LOADING
 
 
+def _empty(grid_MGOI: Tensor) -> Tensor:
+    """Return which eigenvalues in the basis of a Kronecker product are 0 to rounding."""
+    rows_MGO, columns_MGI = grid_MGOI.amax(-1), grid_MGOI.amax(-2)
+    largest_MG11 = grid_MGOI.amax((-2, -1), keepdim=True)
+    near = max(grid_MGOI.shape[-2:]) * torch.finfo(grid_MGOI.dtype).eps
+    product = rows_MGO.unsqueeze(-1) * columns_MGI.unsqueeze(-2)
+    below = (grid_MGOI * largest_MG11 <= near * product) & (grid_MGOI <= near**2 * largest_MG11)
+    return below | _rounded(rows_MGO).unsqueeze(-1) | _rounded(columns_MGI).unsqueeze(-2)
+
+
 def _rounded(values_ME: Tensor) -> Tensor:
-    """Return which eigenvalues (M, E) are 0 to rounding, of either sign."""
+    """Return which eigenvalues (..., E) are 0 to rounding, of either sign."""
     largest = values_ME.amax(-1, keepdim=True)
     return values_ME.abs() <= values_ME.shape[-1] * torch.finfo(values_ME.dtype).eps * largest

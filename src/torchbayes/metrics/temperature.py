@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_each, check_positive
-from torchbayes.metrics._checks import check_float, check_targets, check_weights
+from torchbayes.metrics._checks import check_float, check_labels, check_weights
 
 _MAX_STEPS = 200
 _RELATIVE_TOLERANCE = 1e-10
@@ -25,8 +25,9 @@ def fit_temperature(
     r"""Fit the temperature that minimises the NLL of $\mathrm{softmax}(z / T)$ on held-out data.
 
     In $\beta = 1/T$ the objective $\frac1B \sum_b \log \sum_k e^{\beta z_{bk}} - \beta z_{b y_b}$ is convex, so its one
-    stationary point is found by Newton steps on the slope, kept inside a bracket by bisection, in float64. Scaled
-    predictions are ``torch.log_softmax(outputs_BK / T, -1)``; they keep their order, so accuracy does not change.
+    stationary point is found by Newton steps on the slope, kept inside a bracket by bisection, in float64. Soft labels
+    have $\sum_k q_{bk} z_{bk}$ in the place of $z_{b y_b}$. Scaled predictions are
+    ``torch.log_softmax(outputs_BK / T, -1)``; they keep their order, so accuracy does not change.
 
     The optimum lies at T = 0 when every target has the largest output (separable data) and at infinity or beyond when
     outputs say nothing of the targets. The search is therefore bounded: a result equal to one of ``bounds`` means that
@@ -35,7 +36,7 @@ def fit_temperature(
     Args:
         outputs_BK: Logits, or log-probabilities of a model average (each defined up to a constant per row), all
             finite, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,).
+        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
         bounds: Smallest and largest temperature allowed.
         weights_B: How often each row counts, shape (B,), at least 0; once if None.
 
@@ -47,12 +48,15 @@ def fit_temperature(
         ValueError: If shapes or classes are wrong, an output is not finite, or ``bounds`` is not 0 < low < high.
     """
     check_float("outputs_BK", outputs_BK, 2)
-    targets_B = check_targets(targets_B, outputs_BK)
+    targets_B = check_labels(targets_B, outputs_BK)
     check_each(check_positive, length=2, bounds=bounds)
     if not bounds[0] < bounds[1]:
         raise ValueError(f"`bounds` must be two finite temperatures, 0 < low < high; got {bounds}. Try (0.01, 100).")
     outputs_BK = outputs_BK.detach().double()
-    gaps_BK = outputs_BK - outputs_BK.gather(1, targets_B[:, None])
+    if targets_B.is_floating_point():
+        gaps_BK = outputs_BK - (targets_B.double() * outputs_BK).sum(1, keepdim=True)
+    else:
+        gaps_BK = outputs_BK - outputs_BK.gather(1, targets_B[:, None])
     weights_B = torch.ones_like(gaps_BK[:, 0]) if weights_B is None else check_weights(weights_B, gaps_BK[:, 0])
     weights_B = weights_B / weights_B.sum()
     low, high = 1 / bounds[1], 1 / bounds[0]

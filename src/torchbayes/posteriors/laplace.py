@@ -44,7 +44,7 @@ class LaplacePosterior(Posterior):
         num_targets: values in all targets, each as often as its row counts: N times those of a row without weights.
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
         exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
-            the weights are many.
+            the weights are many, or few beside the targets.
     """
 
     mean_MD: Tensor
@@ -72,8 +72,8 @@ class LaplacePosterior(Posterior):
             if lost_D.any():
                 raise ValueError(
                     f"the data do not determine {prior.names(lost_D)}, whose prior is flat, so that their variance is "
-                    f"infinite. Give them a proper prior such as Normal(1.0), or leave out inputs that are constant "
-                    f"or combinations of others."
+                    f"infinite. Give them a proper prior such as Normal(1.0), leave out inputs that are constant or "
+                    f"combinations of others, or use double precision, which tells smaller curvatures from none."
                 )
         covariance = Scaled(self.reference_MD.rsqrt(), self.curvature.covariance(self.strength_D))
         least = float(covariance.diagonal().min())

@@ -28,7 +28,8 @@ from torchbayes.model.likelihoods.protocol import (
 class Weighted:
     """Σ_b w_b log p(y_b | f_b): targets (y, w) are those of another likelihood and a weight for each row, (B,).
 
-    A row of weight w is w rows: fits, curvature, evidence, noise and metrics are those of data in which it is repeated.
+    A row of weight w is w rows: fits, curvature, evidence, noise and metrics but ece_mass are those of data in which it
+    is repeated.
     A row of weight 0 is not there. `num_data`, the scale of minibatches and of the mean loss, stays the number of
     rows. Predictions are judged by targets (y, w), or by y alone, where each row counts once. Loaders that yield
     (x, y, w) are read by `Model(batch=lambda row: (row[0], (row[1], row[2])))`.
