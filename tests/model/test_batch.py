@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.model.batch import Batch, Shared, batch_size, check_rows, concatenate, rows_of, stack
+from torchbayes.model.model import check_finite
 
 ROWS, CONTEXT = 50, 400
 
@@ -181,3 +182,39 @@ def test_stacks_and_joins_keep_what_is_shared_and_refuse_two_of_it() -> None:
 def test_tensors_without_the_rows_of_the_others_are_refused(tree: Any) -> None:
     with pytest.raises(ValueError, match="must have the same number of rows"):
         check_rows(tree)
+
+
+def test_numbers_in_lists_are_refused_in_a_few_words() -> None:
+    """Each number counts as an input of its own, so there is nothing to share, and far too much to list."""
+    model = tb.Model(nn.Linear(3, 2), tb.likelihoods.Categorical())
+    with pytest.raises(
+        ValueError, match=r"inputs must be tensors.* 150 separate values, `inputs\[0\]\[0\]`.*as_tensor"
+    ) as said:
+        model.place(X.tolist())
+    assert "shared" not in str(said.value)
+    assert len(str(said.value)) < 300
+
+
+def test_at_most_four_tensors_are_named_and_the_one_that_differs_among_them() -> None:
+    tree = {f"part{n}": X[:3] if n == 7 else X for n in range(9)}
+    with pytest.raises(ValueError, match=r"; `part0` has 50, `part1` has 50, `part2` has 50, `part7` has 3, …\. What"):
+        check_rows(tree)
+
+
+def test_what_is_shared_may_be_infinite_and_not_nan() -> None:
+    """A mask that is added to the scores of attention is -inf where nothing is to be seen."""
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    check_finite((X, Shared(mask)))
+    check_finite({"x": X, "mask": Shared({"inner": mask})})
+    with pytest.raises(ValueError, match=r"inputs must be finite; 10 of 25 values are NaN or infinite"):
+        check_finite((X, mask))
+    with pytest.raises(
+        ValueError, match=r"inputs must not be NaN; 25 of 25 values are NaN\. Check what all rows share\."
+    ):
+        check_finite((X, Shared(mask * torch.nan)))
+
+
+def test_places_of_what_is_shared_are_no_bools() -> None:
+    assert tb.Model(_net(), tb.likelihoods.Categorical(), shared=1).shared == (1,)
+    with pytest.raises(TypeError, match=r"`shared` must be keys .* or places in a tuple; got True"):
+        tb.Model(_net(), tb.likelihoods.Categorical(), shared=True)

@@ -123,16 +123,90 @@ def test_networks_are_initialised_as_they_came(make: Callable[[], nn.Module], un
     assert_same_scales(module)
 
 
+DIFFERS = r"`{}` has a root mean square of {} in the network and {} after its initialisers, so its constructor"
+
+
 def test_what_a_network_has_learned_is_not_what_members_start_at():
     module = HuggingFace()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(5 + torch.randn(parameter.shape))
-    _, fresh = drawn(module)
+            parameter.copy_(3 * SMALL * torch.randn(parameter.shape))
+    with pytest.warns(UserWarning, match=DIFFERS.format("embed.weight", r"0\.06\d*", r"0\.0[12]\d*")):
+        _, fresh = drawn(module)
     assert scale(fresh["embed.weight"]) == pytest.approx(SMALL, rel=0.1)
     assert scale(fresh["query"]) == pytest.approx(3 * SMALL, rel=0.2)
     assert (fresh["out.bias"] == 0).all()
     assert (fresh["norm.weight"] == 1).all()
+
+
+class Residual(nn.Module):
+    """As nanoGPT: `self.apply(self._init_weights)`, then projections into the residual stream at σ/√(2L)."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 64) for _ in range(depth))
+        self.projections = nn.ModuleList(nn.Linear(64, 16) for _ in range(depth))
+        self.apply(self._init_weights)
+        for name, parameter in self.projections.named_parameters():
+            if name.endswith("weight"):
+                nn.init.normal_(parameter, std=SMALL / math.sqrt(2 * depth))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=SMALL)
+            nn.init.zeros_(module.bias)
+
+
+class Kaiming(nn.Module):
+    """As the ResNets of torchvision: the constructor draws the weights of convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, bias=False), nn.Conv2d(16, 16, 3, bias=False)
+        for layer in (self.first, self.second):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def test_weights_that_a_constructor_draws_after_its_initialiser_are_not_replaced_in_silence():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shallow, deep, kaiming = Residual(2), Residual(12), Kaiming()
+    with pytest.warns(
+        UserWarning, match=DIFFERS.format("projections.0.weight", r"0\.0\d+", r"0\.0\d+") + ".* 2 parameters"
+    ):
+        Network(shallow).fresh([0, 1])
+    with pytest.raises(ValueError, match=DIFFERS.format("projections.0.weight", r"0\.004\d*", r"0\.0\d+")):
+        Network(deep).fresh([0])
+    with pytest.warns(
+        UserWarning, match=DIFFERS.format("second.weight", r"0\.1\d*", r"0\.0\d+") + ".* Give Model a function"
+    ):
+        Network(kaiming).fresh([0])
+    Network(lambda: Residual(12)).fresh([0])
+
+
+class Plain(nn.Module):
+    """Layers of PyTorch as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([
+            nn.Linear(8, 8),
+            nn.Conv2d(4, 6, 3),
+            nn.ConvTranspose1d(4, 6, 3),
+            nn.Embedding(20, 5, padding_idx=0),
+            nn.Bilinear(4, 4, 5),
+            nn.LSTM(8, 6),
+            nn.TransformerEncoderLayer(8, 2, 16),
+            nn.Transformer(8, 2, 1, 1, 16),
+        ])
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_layers_of_pytorch_differ_by_chance_alone():
+    for seed in range(20):  # a warning is an error
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            Network(Plain()).fresh([seed])
 
 
 # --- adapters ---
@@ -231,16 +305,16 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize(("factor", "held"), [(0.05, "0.0046"), (20.0, "1.8")])
 def test_weights_of_quite_another_size_are_refused(factor: float, held: str):
-    message = rf"`layer.weight` has a root mean square of {held} in the network and 0.09.* after `reset_parameters`"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=DIFFERS.format("layer.weight", held, "0.09.*")):
         drawn(Scaled(factor))
     by_factory, _ = Network(lambda: Scaled(factor)).fresh([0])
     assert scale(by_factory[:, :2000]) == pytest.approx(factor / math.sqrt(3 * 40), rel=0.1)
 
 
-@pytest.mark.parametrize("factor", [0.35, 1.0, 6.0])
+@pytest.mark.parametrize("factor", [0.35, 0.8, 6.0])
 def test_weights_that_training_may_have_moved_are_drawn_afresh(factor: float):
-    _, fresh = drawn(Scaled(factor))
+    with pytest.warns(UserWarning, match="members start at what initialisers give: `layer.weight` .* was trained"):
+        _, fresh = drawn(Scaled(factor))
     assert scale(fresh["layer.weight"]) == pytest.approx(1 / math.sqrt(3 * 40), rel=0.05)
 
 
@@ -275,8 +349,19 @@ def test_a_trained_module_is_refused_where_it_was_given_for_its_scale_and_taken_
     torch.testing.assert_close(begun.sample(1)[0], model.given_weights())
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_single_number_that_nothing_initialises_is_kept(shape: tuple[int, ...]):
+    """As the temperature of an attention that begins at one."""
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.register_parameter("temperature", nn.Parameter(torch.full(shape, 1.5)))
+    _, fresh = drawn(module)
+    assert torch.equal(fresh["temperature"], torch.full((3, *shape), 1.5))
+
+
 def test_loaded_weights_that_are_not_used_are_said():
     module = HuggingFace()
+    with torch.no_grad():
+        module.embed.weight *= 50  # of any size: a warning says that it was loaded
     module.embed.weight._is_hf_initialized = True  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match=r"1 of the random parameters were loaded .* `embed.weight`.* Pass `start=`"):
         Network(module).fresh([0])

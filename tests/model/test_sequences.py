@@ -82,13 +82,65 @@ def test_tuples_are_read_like_mappings():
     assert torch.equal(unpacked(Words(0), (TOKENS, TOKENS)).targets, TOKENS)
 
 
-def test_the_question_is_asked_once(monkeypatch: pytest.MonkeyPatch):
-    network = Words(1)
+PAD = torch.arange(LENGTH) >= torch.arange(ROWS).unsqueeze(1) % 3 + 3  # places behind the last label
+LONGER = torch.cat([TOKENS, TOKENS[:, :1]], dim=1)
+AHEAD = {
+    "all": (TOKENS, LONGER[:, 1:]),
+    "prompts left out": (TOKENS, LONGER[:, 1:].masked_fill(torch.arange(LENGTH) < 2, -100)),
+    "the last one only": (TOKENS, LONGER[:, 1:].masked_fill(torch.arange(LENGTH) < LENGTH - 1, -100)),
+    "padded afterwards": (TOKENS.masked_fill(PAD, 0), LONGER[:, 1:].masked_fill(PAD, -100)),
+    "two tokens": (TOKENS[:, :2], TOKENS[:, 1:3]),
+    "one row": (TOKENS[:1], LONGER[:1, 1:]),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("tokens", "labels"), AHEAD.values(), ids=AHEAD.keys())
+def test_labels_that_are_one_place_ahead_stay_where_they_are(tokens: Tensor, labels: Tensor, weighted: bool):
+    """Compared one place later again, they would be those of token t + 2."""
+    pair: Any = (labels, torch.ones(len(labels))) if weighted else labels
+    likelihood = tb.likelihoods.Weighted(CATEGORICAL) if weighted else CATEGORICAL
+    found = unpacked(Words(1), (tokens, pair), likelihood).targets
+    assert torch.equal(found[0] if weighted else found, labels)
+
+
+def test_labels_that_are_ahead_need_none_that_is_left_out():
+    found = unpacked(Words(1), AHEAD["all"], tb.likelihoods.Categorical())
+    assert torch.equal(found.targets, LONGER[:, 1:])
+
+
+def test_equal_tokens_are_the_next_ones_too():
+    """Their labels agree with both readings; a network that does not say how it compares them learns no copying."""
+    tokens = torch.full_like(TOKENS, 3)
+    assert set(unpacked(Words(1), (tokens, tokens)).targets[:, :-1].flatten().tolist()) == {3}
+    assert torch.equal(unpacked(Silent(0), (tokens, tokens)).targets, tokens)
+    left_out = torch.full_like(TOKENS, -100)
+    assert torch.equal(unpacked(Silent(0), (TOKENS, left_out)).targets, left_out)
+
+
+def test_labels_of_weighted_rows_are_moved_too():
+    weights = torch.linspace(0, 1, ROWS)
+    base = tb.likelihoods.Weighted(CATEGORICAL)
+    for likelihood, given in (
+        (base, (SKIPPED, weights)),
+        (tb.likelihoods.Weighted(base), ((SKIPPED, weights), weights)),
+    ):
+        found = unpacked(Words(1), {"input_ids": TOKENS, "labels": given}, likelihood).targets
+        labels, kept = found if likelihood is base else found[0]
+        assert torch.equal(labels, F.pad(SKIPPED[:, 1:], (0, 1), value=-100))
+        assert torch.equal(kept, weights)
+    with pytest.raises(ValueError, match="would learn to copy them"):
+        unpacked(Silent(0), (TOKENS, (TOKENS, weights)), base)
+
+
+@pytest.mark.parametrize(("network", "times"), [(Words(1), 3), (Words(1, zero=True), 3), (Silent(0), 0)])
+def test_the_question_is_asked_once(network: nn.Module, times: int):
+    """By forward passes with the labels, with another first one and with another last one."""
     model, asked = tb.Model(network, CATEGORICAL), []
     model.network.module.register_forward_hook(lambda *_: asked.append(1))
     for _ in range(3):
-        model.unpack({"input_ids": TOKENS, "labels": TOKENS})
-    assert len(asked) == 3  # the labels, another first one, another last one
+        model.unpack((TOKENS, LONGER[:, 1:]))
+    assert len(asked) == times
 
 
 def test_the_last_place_needs_a_label_that_is_left_out():

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
@@ -78,6 +80,41 @@ def test_impossible_classes_count_nothing_where_they_have_no_share(shape: tuple[
     assert_close(value, hard)
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
     assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("labels", [LABELS, PLACES])
+def test_impossible_classes_without_weight_count_nothing(labels: Tensor):
+    outputs = normal(*labels.shape, K)
+    outputs[..., 2] = -torch.inf
+    labels = labels.masked_fill(labels == 0, 2)
+    values = Categorical(WEIGHTS).log_prob(outputs, labels)
+    left_out = Categorical(WEIGHTS, ignore_index=2).log_prob(outputs, labels)
+    assert torch.isfinite(values).all()
+    assert_close(values, left_out)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the sizes of all tensors that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.seen += [leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+        return found
+
+
+@pytest.mark.parametrize("settings", [{"ignore_index": -100}, {"weights": WEIGHTS}], ids=str)
+def test_labels_that_count_otherwise_cost_no_table_of_all_classes(settings: dict[str, Any]):
+    """With a vocabulary of 20,000 tokens a table of counts would cost several times the likelihood itself."""
+    outputs, found = normal(B, T, K), []
+    for likelihood in (Categorical(), Categorical(**settings)):
+        with Sizes() as sizes:
+            likelihood.log_prob(outputs, PLACES)
+        found.append(sum(size >= outputs.numel() for size in sizes.seen))
+    assert found[0] == found[1] == 1
 
 
 def test_soft_binary_labels_are_the_mean_over_labels():

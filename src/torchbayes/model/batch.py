@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.checks import seen
 
+_NAMED = 4  # how many tensors a message names at most
+
 
 @dataclass(frozen=True, eq=False)
 class Shared:
@@ -166,12 +168,26 @@ def check_rows(tree: Any, what: str = "inputs") -> None:
     """
     if isinstance(tree, Tensor) and tree.ndim:
         return
-    leaves = pytree.tree_flatten_with_path(tree)[0]
-    sizes = {_named(path, what): leaf.shape[:1] for path, leaf in leaves if isinstance(leaf, Tensor)}
-    if len(set(sizes.values())) > 1 or torch.Size() in sizes.values():
-        seen = ", ".join(f"{name} has {size[0] if size else 'no row axis'}" for name, size in sizes.items())
-        shared = " What all rows share is named to the model: Model(..., shared=...)." if what == "inputs" else ""
-        raise ValueError(f"every tensor of the {what} must have the same number of rows; {seen}.{shared}")
+    leaves = [each for each in pytree.tree_flatten_with_path(tree)[0] if not isinstance(each[1], Shared | None)]
+    sizes = [(path, tuple(np.shape(leaf))[:1]) for path, leaf in leaves]
+    if len({size for _, size in sizes}) < 2 and (not sizes or sizes[0][1]):
+        return
+    if any(isinstance(leaf, int | float) for _, leaf in leaves):
+        raise ValueError(
+            f"the {what} must be tensors or arrays; got {len(leaves)} separate values, {_listed(sizes, what)}. "
+            f"Make one tensor of a list of numbers: torch.as_tensor."
+        )
+    shared = " What all rows share is named to the model: Model(..., shared=...)." if what == "inputs" else ""
+    raise ValueError(f"every tensor of the {what} must have the same number of rows; {_listed(sizes, what)}.{shared}")
+
+
+def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], what: str) -> str:
+    """Return the leaves and their numbers of rows: at most four, one of each number first."""
+    first = {size: place for place, (_, size) in reversed([*enumerate(sizes)])}
+    chosen = sorted([*first.values(), *(set(range(len(sizes))) - {*first.values()})][:_NAMED])
+    named = [(_named(sizes[n][0], what), sizes[n][1]) for n in chosen]
+    text = ", ".join(f"{name} has {size[0] if size else 'no row axis'}" for name, size in named)
+    return text + (", …" if len(sizes) > _NAMED else "")
 
 
 def check_equally_many(batch: Batch) -> None:

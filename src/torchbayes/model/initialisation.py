@@ -8,15 +8,17 @@ They are called from the parts to the whole, as constructors do, and those of ad
 - `reset_…_parameters(adapter)` of PEFT, with the initialisation that the adapter's configuration asks for.
 
 What a constructor does besides cannot be seen, but it leaves two marks. Where all elements of a parameter are equal,
-they stay as they are: heads and biases at zero, B of LoRA, scales at one. And where the module holds numbers of quite
-another size than `reset_parameters` gives, it was initialised in its own way or trained, and is refused: root mean
-squares of matrices four times smaller or eight times larger. Training seldom goes so far.
+they stay as they are: heads and biases at zero, B of LoRA, scales at one; so does a single number that no initialiser
+writes. And where a matrix is of another size in the module than its initialisers give, it was drawn in another way or
+trained, and nothing tells the two apart. Members start at what the initialisers give, with a warning, if root mean
+squares differ by more than chance; four times smaller or eight times larger ones are refused.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ _OF_ADAPTERS = re.compile(r"reset_\w+_parameters")
 _HF_MARK = "_is_hf_initialized"  # of a module: initialised, so pass over it; of a parameter: loaded
 _UNSET = 0.1234567  # what random parameters hold until an initialiser writes them
 _SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # ratios of root mean squares, of matrices of so many elements
+_ERRORS = 6  # standard errors by which root mean squares may differ by chance
 _ADVICE = "Give Model a function that makes the network, or pass `start=` to fit."
 
 
@@ -54,19 +57,42 @@ class _Adapter(NamedTuple):
     resets: tuple[Callable[[], Any], ...]
 
 
-def reinitialised(module: nn.Module, layout: Layout) -> nn.Module:
+class _Sizes(NamedTuple):
+    """Root mean squares of a parameter.
+
+    Attributes:
+        name: of the parameter.
+        held: in the network as it was given.
+        drawn: after its initialisers.
+    """
+
+    name: str
+    held: float
+    drawn: float
+
+    def __str__(self) -> str:
+        return (
+            f"`{self.name}` has a root mean square of {self.held:.2g} in the network and {self.drawn:.2g} after its "
+            f"initialisers, so its constructor initialises it in another way, or it was trained"
+        )
+
+
+def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (), *, warn: bool = True) -> nn.Module:
     """Return a copy of a module with fresh random parameters, drawn from the global generators.
 
     Args:
         module: the network as it was given.
         layout: its random parameters.
+        loaded: names of those that were loaded from a checkpoint: their size says nothing of how they begin.
+
+        warn: whether to warn of parameters that are of another size in the module than chance explains.
 
     Returns:
         The copy; its other parameters may have been drawn afresh too.
 
     Raises:
         ValueError: if nothing initialises a random parameter, an initialiser fails, or the module holds numbers of
-            quite another size than `reset_parameters` gives.
+            quite another size than its initialisers give.
     """
     made = copy.deepcopy(module)
     for part in made.modules():
@@ -78,19 +104,25 @@ def reinitialised(module: nn.Module, layout: Layout) -> nn.Module:
                 parameter.fill_(_UNSET)
         adapters = [adapter for adapter in _adapters(made) if adapter.own & random]
         adapted = frozenset[int]().union(*(adapter.own for adapter in adapters))
-        trusted = adapted | _initialise(made, random, random - adapted)
+        _initialise(made, random, random - adapted)
         for adapter in adapters:
             with _explained(adapter.name, adapter.part):
                 for reset in adapter.resets:
                     reset()
         given, fresh = dict(module.named_parameters()), dict(made.named_parameters())
+        compared = list[str]()
         for name in layout.names:
             if _is_constant(given[name]):
                 fresh[name].copy_(given[name])
             elif (fresh[name] == fresh[name].new_tensor(_UNSET)).all():
-                raise ValueError(_unwritten(made, name))
-            elif id(fresh[name]) not in trusted:
-                _check_size(name, given[name], fresh[name])
+                if given[name].numel() > 1:
+                    raise ValueError(_unwritten(made, name))
+                fresh[name].copy_(given[name])
+            elif id(fresh[name]) not in adapted and name not in loaded:
+                compared.append(name)
+    differing = [_compared(name, given[name], fresh[name]) for name in compared]
+    if warn:
+        _warn_of_sizes([sizes for sizes in differing if sizes is not None])
     return made
 
 
@@ -114,18 +146,21 @@ def warn_of_loaded(names: Sequence[str]) -> None:
         )
 
 
-def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) -> frozenset[int]:
+def _warn_of_sizes(found: Sequence[_Sizes]) -> None:
+    """Warn where the module holds numbers of another size than its initialisers give."""
+    if found:
+        more = f" {len(found)} parameters are like that." if len(found) > 1 else ""
+        warnings.warn(f"members start at what initialisers give: {found[0]}.{more} {_ADVICE}", stacklevel=2)
+
+
+def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) -> None:
     """Call the initialisers of parts and wholes.
 
     Args:
         made: the network.
         random: identities of the random parameters.
         plain: of those that no adapter owns.
-
-    Returns:
-        Identities of the parameters below a whole that has its own initialiser.
     """
-    trusted = frozenset[int]()
     for name, part in _bottom_up(made):
         below = frozenset(id(p) for p in part.parameters())
         reset, initialise = _method(part, _OF_PARTS, most=0), _method(part, _OF_WHOLES, most=1)
@@ -133,9 +168,7 @@ def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) 
             if reset is not None and below & random:
                 reset()
             if initialise is not None and below & plain:
-                trusted |= below
                 part.apply(initialise) if _required(initialise) else initialise()
-    return trusted
 
 
 def _adapters(made: nn.Module) -> Iterator[_Adapter]:
@@ -215,19 +248,32 @@ def _unwritten(made: nn.Module, name: str) -> str:
     )
 
 
-def _check_size(name: str, given: Tensor, fresh: Tensor) -> None:
-    """Check that fresh numbers are about as large as those in the module.
+def _compared(name: str, given: Tensor, fresh: Tensor) -> _Sizes | None:
+    """Return how large a parameter is in the module and afresh, if that differs by more than chance.
 
     Raises:
-        ValueError: if they are much larger or much smaller.
+        ValueError: if the numbers in the module are much larger or much smaller.
     """
-    held, drawn = (float(t.double().square().mean().sqrt()) for t in (given, fresh))
-    if given.ndim < 2 or given.numel() < _FEWEST or drawn == 0 or _SMALLER <= held / drawn <= _LARGER:
-        return
-    raise ValueError(
-        f"members cannot be initialised: `{name}` has a root mean square of {held:.2g} in the network and {drawn:.2g} "
-        f"after `reset_parameters`, so its constructor initialises it in another way, or it was trained. {_ADVICE}"
-    )
+    if given.ndim < 2 or given.numel() < _FEWEST:
+        return None
+    (held, spread), (drawn, other) = _size(given), _size(fresh)
+    if drawn == 0:
+        return None
+    sizes = _Sizes(name, held, drawn)
+    if not _SMALLER <= held / drawn <= _LARGER:
+        raise ValueError(f"members cannot be initialised: {sizes}. {_ADVICE}")
+    return sizes if abs(math.log(held / drawn)) > _ERRORS * math.hypot(spread, other) else None
+
+
+def _size(tensor: Tensor) -> tuple[float, float]:
+    """Return the root mean square of independent numbers, and the standard error of its logarithm.
+
+    With kurtosis κ = E x⁴ / (E x²)² it is √((κ − 1) / 4n), for normal numbers 1/√(2n); no less is taken for others.
+    """
+    squares = tensor.double().square()
+    mean = float(squares.mean())
+    kurtosis = max(3.0, float(squares.square().mean()) / mean**2) if mean else 3.0
+    return math.sqrt(mean), math.sqrt((kurtosis - 1) / (4 * tensor.numel()))
 
 
 def _bottom_up(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

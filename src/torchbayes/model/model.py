@@ -17,10 +17,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.utils import _pytree as pytree
 
-from torchbayes.checks import check_choice, check_function, check_positive, given, seen
+from torchbayes.checks import check_choice, check_function, check_positive, given, is_whole, seen
 from torchbayes.model.batch import (
     Batch,
+    Shared,
     check_equally_many,
     check_rows,
     moved,
@@ -89,7 +91,8 @@ class Model:
             tempering: what T divides.
             batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings. It moves
                 labels (B, T) of tokens (B, T) one place forward where the network's own loss does so, as those of
-                causal language models do; the likelihood needs an `ignore_index` for the last place.
+                causal language models do, unless the labels are one place ahead of the tokens already; the likelihood
+                needs an `ignore_index` for the last place.
             shared: inputs without rows, which belong to all of them (a table of context, the edges of a graph): keys of
                 a mapping, or places in a tuple. All other inputs must have as many rows as each other.
 
@@ -137,7 +140,7 @@ class Model:
         check_equally_many(found)
         if self._hook is not None:
             return found
-        return self._labels.placed(found, getattr(self.likelihood, "ignore_index", None))
+        return self._labels.placed(found, self.likelihood)
 
     def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
         """Return inputs or targets as tensors on the network's device, floating ones in its dtype.
@@ -150,7 +153,7 @@ class Model:
         rows = dict(rows) if isinstance(rows, Mapping) else rows
         own = with_shared(rows, self.shared) if what == "inputs" else rows
         placed = moved(own, self.network.device, self.network.dtype)
-        check_rows(placed, what)
+        check_rows(own, what)
         return placed
 
     def scales(self, num_data: int, rows: int) -> Scales:
@@ -269,12 +272,12 @@ def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
     """Return keys and places of inputs that all rows share.
 
     Raises:
-        TypeError: if they are neither texts nor numbers.
+        TypeError: if they are neither texts nor whole numbers; True is none.
     """
     names = (shared,) if isinstance(shared, str | int) else shared
-    if not isinstance(names, Sequence) or not all(isinstance(name, str | int) for name in names):
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) or is_whole(name) for name in names):
         raise TypeError(f"`shared` must be keys of a mapping of inputs, or places in a tuple; got {seen(shared)}.")
-    return tuple(names)
+    return tuple(name if isinstance(name, str) else int(name) for name in names)
 
 
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
@@ -295,15 +298,19 @@ def check_finite(inputs: Any) -> None:
     """Check every floating tensor of `inputs`.
 
     Raises:
-        ValueError: if one has NaN or infinite values.
+        ValueError: if one has NaN or infinite values. In what all rows share infinite ones are in place: masks that are
+            added to the scores of attention hold -inf.
     """
-    for tensor in tensors_of(inputs):
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise ValueError(
-                f"inputs must be finite; {bad} of {tensor.numel()} values are NaN or infinite. "
-                f"Remove or impute those rows."
-            )
+    for leaf in pytree.tree_leaves(inputs):
+        shared = isinstance(leaf, Shared)
+        for tensor in filter(torch.is_floating_point, tensors_of(leaf)):
+            wrong = torch.isnan(tensor) if shared else ~torch.isfinite(tensor)
+            if wrong.any():
+                must, found = ("not be NaN", "NaN") if shared else ("be finite", "NaN or infinite")
+                do = "Check what all rows share" if shared else "Remove or impute those rows"
+                raise ValueError(
+                    f"inputs must {must}; {int(wrong.sum())} of {tensor.numel()} values are {found}. {do}."
+                )
 
 
 def default_batch(batch: Any) -> tuple[Any, Any]:

@@ -174,7 +174,8 @@ class Network:
         weights, buffers = [], []
         for seed in seeds:
             with seeded(Purpose.INITIALISATION, seed, device=self.device):
-                module = self._factory() if self._factory else reinitialised(self.module, self.layout)
+                own = (self.module, self.layout, self._loaded)
+                module = self._factory() if self._factory else reinitialised(*own, warn=not weights)
             named = {n: p.detach() for n, p in module.named_parameters()}
             if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")

@@ -3,6 +3,9 @@
 Causal language models of Hugging Face are given `labels=input_ids` and compare the output at place t with the label at
 place t + 1 within their own loss; models that classify tokens, and some decoders, compare it with the label at place t.
 No name tells them apart, so the network's loss is asked: does it depend on the first label?
+
+Labels that are one place ahead of the tokens already, as in (tokens[:, :-1], tokens[:, 1:]), are told by their values,
+batch by batch, and stay where they are.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.model.batch import Batch, rows_of, unshared
+from torchbayes.model.likelihoods import Likelihood
+from torchbayes.model.likelihoods.weighted import map_values, unweighted
 from torchbayes.model.network import arguments
 
 IGNORED = -100  # the label that Hugging Face leaves out
@@ -25,17 +30,18 @@ class Labels:
     """Puts labels of tokens at the places of the outputs that they are compared with."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Keep the network; it is asked at the first batch of labelled tokens."""
+        """Keep the network; it is asked once, at the first batch of labelled tokens."""
         self._module = module
-        self._later: bool | None = None
+        self._asked, self._later = False, None
 
-    def placed(self, batch: Batch, ignore_index: int | None) -> Batch:
+    def placed(self, batch: Batch, likelihood: Likelihood) -> Batch:
         """Return the batch, its labels moved one place forward where the network compares them so.
 
         Args:
-            batch: rows; if they are not integers (B, T) for tokens (B, T), nothing is done.
-            ignore_index: the label that the likelihood leaves out, for the last place, which has none; None if it has
-                no such label.
+            batch: rows; if the labels are not integers (B, T) for tokens (B, T), nothing is done. Nor is it if they are
+                one place ahead of the tokens already.
+            likelihood: whose `ignore_index`, the label that it leaves out, is put at the last place, which has none.
+                Of a weighted likelihood the labels are those of its pairs (labels, weights).
 
         Returns:
             The batch.
@@ -44,29 +50,46 @@ class Labels:
             ValueError: if labels must be moved and the likelihood cannot leave the last place out, or if the labels
                 are the tokens themselves and the network does not say how it compares them.
         """
-        tokens = _tokens(batch)
+        ignored = getattr(unweighted(likelihood), "ignore_index", None)
+
+        def one(labels: Any) -> Any:
+            return self._placed(labels, batch.inputs, ignored)
+
+        return batch._replace(targets=map_values(one, likelihood, batch.targets))
+
+    def _placed(self, labels: Any, inputs: Any, ignored: int | None) -> Any:
+        tokens = _tokens(inputs, labels)
         if tokens is None:
-            return batch
-        if self._later is None:
-            self._later = _compares_later(self._module, batch)
-        if self._later is None and torch.equal(tokens.where(batch.targets >= 0, batch.targets), batch.targets):
+            return labels
+        if not self._asked:
+            self._asked, self._later = True, _compares_later(self._module, inputs, labels)
+        counts = (labels >= 0) if ignored is None else (labels >= 0) & (labels != ignored)
+        same = _agree(labels, tokens, counts)
+        # the token behind the last label of a row may be padding, so a label is compared where the next one counts too
+        ahead = _agree(labels[:, :-1], tokens[:, 1:], counts[:, :-1] & counts[:, 1:])
+        if self._later is None and same and not ahead:
             raise ValueError(
                 "the labels are the input tokens themselves, so the network would learn to copy them. Give Model "
                 "`batch=`, a function that returns (inputs, targets), such as tokens[:, :-1] and tokens[:, 1:]."
             )
-        if not self._later:
-            return batch
-        if ignore_index is None:
+        # labels that agree with both, as those of equal tokens do, are the next tokens wherever they stand
+        if not self._later or (ahead is not False and same is False):
+            return labels
+        if ignored is None:
             raise ValueError(
                 "the network is a causal language model: its outputs are compared with the labels one place later, and "
                 f"the last one with none. Use likelihoods.Categorical(ignore_index={IGNORED})."
             )
-        return batch._replace(targets=F.pad(batch.targets[:, 1:], (0, 1), value=ignore_index))
+        return F.pad(labels[:, 1:], (0, 1), value=ignored)
 
 
-def _tokens(batch: Batch) -> Tensor | None:
+def _agree(labels: Tensor, tokens: Tensor, counts: Tensor) -> bool | None:
+    """Return whether labels are tokens wherever they count; None if none does."""
+    return bool(((labels == tokens) | ~counts).all()) if counts.any() else None
+
+
+def _tokens(inputs: Any, targets: Any) -> Tensor | None:
     """Return the tokens of labelled sequences: integers of the shape of the targets, (B, T) with T > 1."""
-    targets, inputs = batch.targets, batch.inputs
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.shape[1] < 2 or targets.is_floating_point():
         return None
     named = [inputs["input_ids"]] if isinstance(inputs, Mapping) and "input_ids" in inputs else []
@@ -74,13 +97,13 @@ def _tokens(batch: Batch) -> Tensor | None:
     return next((t for t in found if not t.is_floating_point()), None)
 
 
-def _compares_later(module: nn.Module, batch: Batch) -> bool | None:
+def _compares_later(module: nn.Module, inputs: Any, targets: Tensor) -> bool | None:
     """Return whether a network's own loss compares outputs with the labels one place later; None if it does not say.
 
     Such a loss depends on the last label and not on the first.
     """
-    args, kwargs = arguments(unshared(rows_of(batch.inputs, slice(2))))
-    labels = batch.targets[:2].clamp_min(0)
+    args, kwargs = arguments(unshared(rows_of(inputs, slice(2))))
+    labels = targets[:2].clamp_min(0)
     losses = []
     for place in (None, 0, -1):
         changed = labels.clone()

@@ -65,18 +65,16 @@ class Categorical:
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k c_k (f_k − log Σ_j e^{f_j}), summed over further target axes."""
         del parameters
-        soft = targets.is_floating_point()
-        if outputs.ndim == 2 and not soft:
-            weights = None if self.weights is None else outputs.new_tensor(self.weights)
-            ignored = -100 if self.ignore_index is None else self.ignore_index
-            options = {"ignore_index": ignored, "label_smoothing": self.label_smoothing}
-            return -F.cross_entropy(outputs, targets, weights, reduction="none", **options)
         log_p = outputs.log_softmax(-1)
-        if soft or not _plain(self):
-            counts = _counts(self, outputs, targets)
-            return per_datum(torch.where(counts == 0, 0.0, counts * log_p).sum(-1), targets, event=int(soft))
-        index = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
-        return per_datum(log_p.gather(-1, index).squeeze(-1), targets)
+        if targets.is_floating_point() or self.label_smoothing:
+            counts, event = _counts(self, outputs, targets), int(targets.is_floating_point())
+            return per_datum(torch.where(counts == 0, 0.0, counts * log_p).sum(-1), targets, event=event)
+        index = _labels(self, targets).expand(outputs.shape[:-1]).unsqueeze(-1)
+        values = log_p.gather(-1, index).squeeze(-1)
+        if not _plain(self):
+            weights = _weights(self, outputs, targets)
+            values = torch.where(weights == 0, 0.0, weights * values)
+        return per_datum(values, targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check shape, dtype and range of class labels, or of soft labels, and the number of weights.

@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 
 from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
 from torchbayes.model.priors import Normal, Prior, check_prior
 
 
@@ -81,8 +81,7 @@ class Gaussian:
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k −½((y_k − f_k)/scale_k)² − log(scale_k √2π)."""
-        targets = like(targets, outputs.shape[-1])
-        return per_datum(self.distribution(outputs, parameters).log_prob(targets), targets)
+        return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check shape, dtype and finiteness of real targets, and the number of noise scales.
@@ -135,8 +134,7 @@ class HeteroscedasticGaussian:
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k log N(y_k; m_k, s_k²)."""
-        targets = like(targets, outputs.shape[-1] // 2)
-        return per_datum(self.distribution(outputs, parameters).log_prob(targets), targets)
+        return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check that the outputs come in pairs and the targets are real and finite.

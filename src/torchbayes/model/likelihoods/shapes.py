@@ -20,6 +20,12 @@ def like(targets: Tensor, width: int) -> Tensor:
     return targets.unsqueeze(-1) if targets.ndim == 1 and width == 1 else targets
 
 
+def log_prob_under(distribution: Distribution, targets: Tensor) -> Tensor:
+    """Return the log probability of the targets of each row under distributions of their elements, (..., B, K)."""
+    targets = like(targets, distribution.batch_shape[-1])
+    return per_datum(distribution.log_prob(targets), targets)
+
+
 def aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
     """Return targets (B,) with the trailing axis of a distribution that kept that of its one-column outputs."""
     batch = distribution.batch_shape

@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from torchbayes.checks import check_positive, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, like, per_datum
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class StudentT:
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k log t(y_k; df, f_k, scale)."""
-        targets = like(targets, outputs.shape[-1])
-        return per_datum(self.distribution(outputs, parameters).log_prob(targets), targets)
+        return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check shape, dtype and finiteness of real targets.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +109,13 @@ def unweighted(likelihood: Likelihood) -> Likelihood:
     while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
         likelihood = likelihood.base
     return likelihood
+
+
+def map_values(function: Callable[[Any], Any], likelihood: Likelihood, targets: Any) -> Any:
+    """Return targets with `function` applied to the targets proper; the weights of a weighted likelihood stay."""
+    if isinstance(likelihood, Weighted) and isinstance(targets, tuple | list) and len(targets) == 2:
+        return map_values(function, likelihood.base, targets[0]), targets[1]
+    return function(targets)
 
 
 def num_values(likelihood: Likelihood, targets: Any) -> float:
