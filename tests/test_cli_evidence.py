@@ -13,6 +13,7 @@ from torchbayes.cli import main
 from torchbayes.config import Problem, read_config
 from torchbayes.data import load
 from torchbayes.experiments import evidence_networks as room
+from torchbayes.posteriors.locks import Locked
 
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
@@ -115,6 +116,29 @@ def test_results_are_not_replaced_unless_asked_for(capsys):
     assert results("a") == before
     assert main([*options, "--seed", "1", "--overwrite"]) == 0
     assert results("a") != before
+
+
+def test_results_are_looked_for_once_the_directory_is_held(capsys, monkeypatch):
+    """Those of a command that ended just before this one got the lock are not replaced either."""
+
+    class Late(Locked):
+        def __init__(self, directory):
+            super().__init__(directory)
+            (Path(directory) / "results.json").write_text("of another command")
+
+    monkeypatch.setattr("torchbayes.cli.evidence.Locked", Late)
+    assert main([*TINY, "--directory", "a"]) == 2
+    assert "a already holds results. Add --overwrite" in capsys.readouterr().err
+    assert Path("a/results.json").read_text() == "of another command"
+
+
+def test_a_command_that_fails_leaves_no_directory(capsys):
+    Path("there").mkdir()
+    for directory in ("a/b", "there"):
+        options = ["--data", "two_moons", "--networks", "mlp", "cnn", "--directory", directory]
+        assert main(["evidence", *options]) == 2
+        assert "takes images" in capsys.readouterr().err
+    assert [path.name for path in Path().rglob("*")] == ["there"]
 
 
 def test_weights_that_are_not_at_a_mode_are_named(capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import yaml
 import torchbayes as tb
 from torchbayes import data
 from torchbayes.config import Problem, describe, entries, fit_run, load_run, read_config, write_config
-from torchbayes.usual import defaults
+from torchbayes.experiments import compare, evidence_networks
+from torchbayes.experiments.compare_settings import Comparison
+from torchbayes.usual import defaults, usual_plan
 
 MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, prior_scale=2.0)
 SINE = Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian", train_size=20)
@@ -136,3 +139,44 @@ def test_a_damaged_configuration_is_said(tmp_path, text, said):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=said):
         read_config(tmp_path / "config.yaml")
+
+
+def numbers_of_numpy(*numbers: Any) -> tuple[Any, ...]:
+    return numbers
+
+
+def test_numbers_of_numpy_are_written_and_read_as_plain_ones(tmp_path):
+    settings = {"hidden": np.array([4, 3]), "activation": "tanh"}
+    scale, size, threads, seed = numbers_of_numpy(np.float32(0.5), np.int64(20), np.int64(1), np.int64(3))
+    problem = Problem("two_moons", "mlp", settings, prior_scale=scale, train_size=size, threads=threads)
+    plain = Problem("two_moons", "mlp", {**settings, "hidden": (4, 3)}, prior_scale=0.5, train_size=20, threads=1)
+    assert problem == plain
+    fitted = fit_run(problem.setup(), tb.MAP(epochs=1), tmp_path / "run", seed=seed, callbacks=())
+    config = read_config(tmp_path / "run" / "config.yaml")
+    assert config["network_settings"] == {"hidden": [4, 3], "activation": "tanh"}
+    assert [config[name] for name in ("prior_scale", "train_size", "threads", "seed")] == [0.5, 20, 1, 3]
+    again = fit_run(plain.setup(), tb.MAP(epochs=1), tmp_path / "run", seed=3, resume=True, callbacks=())
+    assert torch.equal(again.tensors()["weights_MD"], fitted.tensors()["weights_MD"])
+
+
+def test_settings_of_experiments_are_plain_too(tmp_path):
+    rows, rounds = numbers_of_numpy(np.int64(10), np.int64(1))
+    comparison = Comparison(MOONS, tb.MAP(), tb.SWAG(), rows=rows, methods=("single",))
+    write_config(tmp_path / "a", compare.configuration(comparison))
+    assert read_config(tmp_path / "a" / "config.yaml")["rows"] == 10
+    write_config(tmp_path / "b", evidence_networks.Settings(MOONS, tb.MAP(), ("mlp",), rounds=rounds).config())
+    assert read_config(tmp_path / "b" / "config.yaml")["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu:", "cpu:7", "cuda:", "cuda:01", "cuda:١", "cuda:" + "9" * 5000, "mps:1", "CPU"]
+)
+def test_devices_that_no_machine_has_are_refused(device):
+    with pytest.raises(ValueError, match="`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got"):
+        _ = dataclasses.replace(MOONS, device=device).place
+
+
+def test_the_only_cpu_runs_alike_by_its_number():
+    numbered = dataclasses.replace(MOONS, device="cpu:0")
+    assert numbered.place == "cpu"
+    assert usual_plan(numbered) == usual_plan(dataclasses.replace(MOONS, device="cpu"))

@@ -1,8 +1,9 @@
 """Checks of what users ask for, in one voice: what is wrong, the value seen, what to do.
 
 Every room may use them. A whole number is any integer but a bool; 2.0 is none, so that a count that was computed with
-`/` is found out. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers;
-`plain` turns those among settings into Python's, which can be written to files.
+`/` is found out. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers, and
+arrays and tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's, which can be
+written to files.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import math
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 _LONGEST = 80  # letters of a value in a message
+_GROUP = Path("/sys/fs/cgroup")
 
 
 class SettingError(ValueError):
@@ -30,16 +32,37 @@ class SettingError(ValueError):
 
 
 def plain(settings: Any) -> None:
-    """Turn numbers of numpy and tensors without axes among the fields of a frozen dataclass into Python's, in place.
+    """Turn the fields of a frozen dataclass into Python's own numbers, as `plain_value` does, in place.
 
     Args:
         settings: the object, in its `__post_init__`.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        own = tuple(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
+        own = tuple(plain_value(value)) if isinstance(value, list | tuple) else plain_value(value)
         if own is not value:
             object.__setattr__(settings, field.name, own)
+
+
+def plain_value(value: Any) -> Any:
+    """Return a setting in Python's own numbers.
+
+    Args:
+        value: a number of numpy or a tensor without axes becomes a number, an array or a tensor with one axis a tuple,
+            in mappings, lists and tuples too. Anything else is returned as it is.
+
+    Returns:
+        The setting.
+    """
+    if isinstance(value, Mapping):
+        return {plain_value(name): plain_value(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(plain_value, value)] if isinstance(value, list) else tuple(map(plain_value, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Tensor | np.ndarray) and value.ndim < 2:
+        return tuple(value.tolist()) if value.ndim else value.item()
+    return value
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -129,7 +152,7 @@ def check_scale(**values: Any) -> None:
     """
     check_positive(**values)
     for name, value in values.items():
-        if not 1e-150 <= value <= 1e150:
+        if not 1e-150 <= float(value) <= 1e150:  # which numbers in single precision do not reach
             raise ValueError(f"`{name}` must lie in [1e-150, 1e150], lest its square be 0 or infinite; got {value!r}.")
 
 
@@ -189,7 +212,7 @@ def check_text(**values: Any) -> None:
 
 
 def check_each(check: Callable[..., None], *, length: int | None = None, least: int = 1, **values: Any) -> None:
-    """Check settings that are tuples of numbers.
+    """Check settings that are tuples of numbers, as `plain_value` makes them of arrays.
 
     Args:
         check: of one number, such as `check_positive`.
@@ -202,8 +225,8 @@ def check_each(check: Callable[..., None], *, length: int | None = None, least: 
     """
     for name, value in values.items():
         if not isinstance(value, tuple | list) or len(value) < least or len(value) != (length or len(value)):
-            many = f"{length}" if length else f"at least {least}"
-            raise ValueError(f"`{name}` must be a tuple of {many} numbers; got {seen(value)}.")
+            many = f"{length} " if length else "one or more " if least == 1 else f"{least} or more " if least else ""
+            raise ValueError(f"`{name}` must be a tuple of {many}numbers; got {seen(value)}.")
         for number in value:
             check(**{name: number})
 
@@ -309,13 +332,15 @@ def free_memory(device: torch.device | str = "cpu") -> float:
 
 
 def _free_in_container() -> float:
-    """Return what the control group of a container leaves: its limit, less what cannot be reclaimed."""
-    group = Path("/sys/fs/cgroup")
+    """Return what the control group of a container leaves: its limit, less what cannot be reclaimed.
+
+    Pages of files can be, whether they were used lately or not; MemAvailable of the whole machine counts both too.
+    """
     try:
-        limit, used = (int((group / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
-        lines = (group / "memory.stat").read_text("utf-8").splitlines()
-        cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    except (OSError, StopIteration, ValueError, IndexError):  # no such group, or no limit ("max")
+        limit, used = (int((_GROUP / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+        entries = dict(line.split() for line in (_GROUP / "memory.stat").read_text("utf-8").splitlines())
+        cached = int(entries["active_file"]) + int(entries["inactive_file"])
+    except (OSError, KeyError, ValueError):  # no such group, or no limit ("max")
         return math.inf
     return float(max(limit - used + cached, 0))
 
@@ -351,11 +376,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim == 0 and _is_number(value.item())
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _plain(value: Any) -> Any:
-    single = isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
-    return value.item() if single else value
 
 
 def _finite(value: Any) -> str:

@@ -7,6 +7,7 @@ line takes with `--config`. Settings that are usual for a data set are in `torch
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 
 from torchbayes.checks import (
+    as_seed,
     check_choice,
     check_counts,
     check_kind,
@@ -24,6 +26,7 @@ from torchbayes.checks import (
     check_scale,
     check_text,
     given,
+    plain,
     seen,
 )
 from torchbayes.inference import fit
@@ -33,7 +36,7 @@ from torchbayes.inference.progress import Callback
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model import Model, Ranks, likelihoods, priors
 from torchbayes.posteriors import Draws, Point, Posterior, load
-from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import Locked
 from torchbayes.yaml_text import read_yaml
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
 CONFIG = "config.yaml"
 Kind = Literal["categorical", "gaussian", "heteroscedastic"]
+# of a kind that has but one device, its number is left out: "cpu:0" is "cpu", and runs as that does
+_DEVICE = re.compile(r"(?P<kind>cpu|mps)(:0)?|cuda(:(?P<number>0|[1-9][0-9]{0,3}))?")
 
 
 class Setup(NamedTuple):
@@ -78,7 +83,7 @@ class Problem:
         temperature: T of the tempered posterior; 1 is Bayes.
         split: which split of the data set.
         train_size: number of training rows to keep; all if null.
-        device: where to run: auto (a GPU if there is one), cpu, cuda.
+        device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.
         threads: CPU threads; PyTorch's choice if null. Small networks gain nothing from a second thread and lose much
             to it on a busy machine. Results depend on the number by rounding, so it is one of the settings.
     """
@@ -95,6 +100,7 @@ class Problem:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        plain(self)
         check_text(data=self.data, network=self.network, device=self.device)
         check_kind(Mapping, "a mapping of settings", network_settings=self.network_settings)
         check_choice(get_args(Kind), likelihood=self.likelihood)
@@ -126,16 +132,16 @@ class Problem:
         """
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
-        here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        kind, _, number = self.device.partition(":")
-        if kind not in here or (number and not number.isdecimal()):
+        here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        known = _DEVICE.fullmatch(self.device)
+        if known is None:
             raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
-        if not here[kind] or (kind == "cuda" and int(number or 0) >= torch.cuda.device_count()):
+        if int(known["number"] or 0) >= here[known["kind"] or "cuda"]:
             raise ValueError(
                 f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
                 f"install a PyTorch that supports it."
             )
-        return self.device
+        return known["kind"] or self.device
 
     def setup(self) -> Setup:
         """Load the data and build the model.
@@ -194,6 +200,8 @@ def describe(settings: Any) -> Any:
     """
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {"class_path": f"torchbayes.{type(settings).__name__}", "init_args": entries(settings)}
+    if isinstance(settings, Mapping):
+        return {name: describe(entry) for name, entry in settings.items()}
     return [describe(s) for s in settings] if isinstance(settings, list | tuple) else settings
 
 
@@ -289,6 +297,7 @@ def fit_run(
         ValueError: if the directory holds a run that is not to be resumed, or one of other settings, if a method
             that starts at modes has no start, or if the start is no point posterior.
     """
+    seed = as_seed(seed)
     if start is None and getattr(method, "at_modes", False):
         raise ValueError(
             f"{type(method).__name__} starts at a mode and does not look for it. Add --start RUN, the directory of a "
@@ -354,7 +363,7 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
     if "method" not in config:
         fits = sorted(str(p.parent) for p in directory.glob(f"fits/*/{CONFIG}"))
         raise ValueError(f"{directory} is not the directory of one fit. Try {' or '.join(fits) or 'another'}.")
-    path = directory / "posterior.safetensors"
+    path = directory / POSTERIOR
     streamed = unfinished and (directory / "draws.json").is_file()
     if not streamed and not path.is_file():
         raise FileNotFoundError(

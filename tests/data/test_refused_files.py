@@ -1,15 +1,20 @@
 """Files that are read and are not what their set is: refused, by the name of the file and what is wrong with it."""
 
 import gzip
+import io
+import random
+import tarfile
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.damage import DAMAGES
 from tests.data.test_files import idx_bytes
 from torchbayes.data import load, ood_names, out_of_distribution
-from torchbayes.data.files import check_apart
-from torchbayes.data.images import _IDX_FILES
+from torchbayes.data.files import check_apart, read_arrays
+from torchbayes.data.images import _IDX_FILES, read_cifar10_archive, read_idx
+from torchbayes.data.text import read_keras
 
 RNG = np.random.default_rng(0)
 ORDER = np.stack([RNG.permutation(308) for _ in range(20)]).astype(np.int32)
@@ -216,3 +221,67 @@ def test_a_few_equal_rows_are_no_overlap():
     check_apart("set", IMAGES[:20], IMAGES[15:])  # 5 of 15
     with pytest.raises(ValueError, match="8 of the 15 test rows"):
         check_apart("set", IMAGES[:23], IMAGES[15:])
+
+
+# --- damaged bytes
+
+
+def reviews(path):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part in ("train", "test"):
+        texts = np.empty(20, dtype=object)
+        texts[:] = [rng.integers(1, 5000, rng.integers(5, 40)).tolist() for _ in range(20)]
+        arrays |= {f"x_{part}": texts, f"y_{part}": rng.integers(0, 2, 20)}
+    np.savez_compressed(path, **arrays)
+
+
+def numbers(path):
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(30, 3)))
+
+
+def pixels(path):
+    path.write_bytes(idx_bytes(IMAGES))
+
+
+def batches(path, mode: Any = "w:xz"):
+    with tarfile.open(path, mode) as archive:
+        for number in range(1, 6):
+            member = tarfile.TarInfo(f"data_batch_{number}.bin")
+            member.size = 3073
+            archive.addfile(member, io.BytesIO(bytes(3073)))
+
+
+READERS = {
+    "k.npz": (reviews, read_keras),
+    "a.npz": (numbers, lambda path: read_arrays(path, "x")),
+    "i.gz": (pixels, read_idx),
+    "c.tar.gz": (lambda path: batches(path, "w:gz"), lambda path: read_cifar10_archive(path, "train")),
+    "c.tar.xz": (batches, lambda path: read_cifar10_archive(path, "train")),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_is_damaged_in_an_archive_is_read_or_refused_by_name(tmp_path, name):
+    write, read = READERS[name]
+    path = tmp_path / name
+    write(path)
+    read(path)
+    whole, said = path.read_bytes(), []
+    for seed in range(60):
+        chance = random.Random(seed)
+        damage = DAMAGES[chance.choice(["flip", "flip", "cut", "zero", "swap"])]
+        path.write_bytes(damage(whole, chance, b""))
+        try:
+            read(path)
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 30
+    assert all(name in line and line.endswith("again.") for line in said)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_cannot_be_opened_is_not_said_to_be_damaged(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError):
+        READERS[name][1](tmp_path / name)

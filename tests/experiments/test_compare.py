@@ -1,6 +1,7 @@
 """The comparison: its numbers against other libraries, its files, and what resuming leaves alone."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,12 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 import torchbayes as tb
-from torchbayes.config import Problem
+from torchbayes.config import Problem, write_config
 from torchbayes.data import corrupt_data, out_of_distribution
-from torchbayes.experiments.compare import Comparison, compare, configuration
+from torchbayes.experiments.compare import Comparison, _make_room, compare, configuration
 from torchbayes.experiments.compare_report import caption, lead, table
 from torchbayes.experiments.compare_scores import member, score
-from torchbayes.posteriors import Functions
+from torchbayes.posteriors import Functions, locks
 
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
@@ -168,6 +169,23 @@ def test_overwriting_replaces_the_fits(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["methods"]["single"]["clean"] == (
         found.outcomes["single"].clean.metrics
     )
+
+
+def test_no_lock_file_is_open_while_earlier_fits_are_removed(tmp_path, monkeypatch):
+    """NFS keeps the folder of a file that is open."""
+    home, open_, remove = tmp_path / "run", [], shutil.rmtree
+    write_config(home, {})
+    for folder in (home / "fits" / "a", home / ".fits.removed" / "b"):
+        folder.mkdir(parents=True)
+
+    def looked_at(folder):
+        open_.extend(lock.directory for lock in locks._HELD if lock._handle is not None)
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", looked_at)
+    _make_room(home, SINE, overwrite=True)
+    assert open_ == []
+    assert [path.name for path in home.iterdir()] == ["config.yaml"]
 
 
 def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):

@@ -18,6 +18,7 @@ import torch
 
 import torchbayes as tb
 from tests.damage import nobody
+from tests.disks import fill
 from tests.inference.test_faults import SHORT, contents, run
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
 from torchbayes.cli.commands import main
@@ -27,7 +28,7 @@ from torchbayes.experiments.compare import compare
 from torchbayes.experiments.compare_settings import Comparison
 from torchbayes.inference.log import read_log
 from torchbayes.posteriors import Posterior
-from torchbayes.posteriors.files import read_tensors, write_tensors
+from torchbayes.posteriors.files import PART, read_tensors, write_tensors
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import NAME, FileWarning, Locked
 
@@ -117,8 +118,11 @@ def test_what_a_killed_process_left_blocks_nobody_and_goes(tmp_path: Path) -> No
     fitted(SGHMC, tmp_path / "run", steps=12)
     (tmp_path / "run" / NAME).write_text('{"host": "far", "process": 1, "since": "then"}')
     for name in ("checkpoint.safetensors", "posterior.safetensors", "draws.bin", "log.jsonl"):
-        (tmp_path / "run" / f".{name}.abcdefgh.part").write_bytes(b"half")
+        (tmp_path / "run" / f".{name}.abcdefgh{PART}").write_bytes(b"half")
+    other = tmp_path / "run" / ".download.iso.part"
+    other.write_bytes(b"another program's")
     assert_same_tensors(everything(fitted(SGHMC, tmp_path / "run")), everything(expected))
+    other.unlink()  # which is there
     assert contents(tmp_path / "run").keys() == contents(tmp_path / "whole").keys()
 
 
@@ -316,30 +320,8 @@ def test_lines_that_are_lost_at_the_end_are_missed_once_a_checkpoint_knows_of_th
 
 def test_a_full_disk_costs_no_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fitted(SWAG, tmp_path / "whole")
-    open_ = Path.open
-
-    class Full:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-        def write(self, content: bytes) -> None:
-            self._file.write(content[:30])
-            self._file.flush()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def opened(self: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
-        file = open_(self, mode, *more, **others)
-        lines = self.read_bytes().count(b"\n") if mode == "ab" else 0
-        return Full(file) if lines == 3 else file
-
     with monkeypatch.context() as inside:
-        inside.setattr(Path, "open", opened)
+        fill(inside, lambda path, mode: mode == "ab" and path.read_bytes().count(b"\n") == 3, room=30)
         message = (
             r"the line of epoch 4 could not be written to .*log\.jsonl \(No space.*before it are whole\. Make room"
         )
@@ -377,6 +359,8 @@ def test_a_posterior_of_another_run_is_told_and_one_that_was_put_there_is_not(tm
         tb.load(path, model_of())
     posterior.save(path)
     assert_same_tensors(tb.load(path, model_of()).tensors(), posterior.tensors())
+    shutil.copyfile(tmp_path / "two" / "posterior.safetensors", tmp_path / "one" / "second.safetensors")
+    tb.load(tmp_path / "one" / "second.safetensors", model_of())  # kept beside another run
     shutil.copyfile(tmp_path / "two" / "posterior.safetensors", tmp_path / "alone.safetensors")
     assert_same_tensors(tb.load(tmp_path / "alone.safetensors", model_of()).tensors(), posterior.tensors())
 

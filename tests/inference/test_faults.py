@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import torchbayes as tb
+from tests.disks import fill_draws
 from tests.laws.cases import assert_same_tensors, losses, model_of, normal, rows_of
 from tests.laws.test_method_laws import keep_every
-from tests.posteriors.test_store import full_disk
 from torchbayes.inference import run as run_module
 from torchbayes.inference.sampler import Sampler
 from torchbayes.posteriors.files import read_tensors
@@ -126,7 +126,7 @@ def run_out(monkeypatch: pytest.MonkeyPatch, method: Any, directory: Path, *, ev
 
         def append_or_fail(self: DrawFile, weights_MD: torch.Tensor) -> None:
             if len(self) == 5:
-                full_disk(inside)
+                fill_draws(inside)
                 if everything:
                     inside.setattr("torchbayes.posteriors.files.save_file", fail)
             append(self, weights_MD)

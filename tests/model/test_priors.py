@@ -190,7 +190,7 @@ def test_what_is_no_univariate_prior(prior: Any, message: str):
         (lambda: priors.FanInNormal(gain=0.0), "`gain`"),
         (lambda: priors.FanInNormal(bias_scale=-1.0), "`bias_scale`"),
         (lambda: priors.NormalMixture((1.0, 2.0), (1.0,)), "the same length; got"),
-        (lambda: priors.NormalMixture((), ()), "must be a tuple of at least 1 numbers"),
+        (lambda: priors.NormalMixture((), ()), "must be a tuple of one or more numbers"),
         (lambda: priors.NormalMixture((1.0, -2.0)), r"`scales` must be above 0; got -2\.0"),
         (lambda: priors.NormalMixture((1.0, 2.0), (1.0, 0.0)), "`proportions` must be above 0"),
     ],

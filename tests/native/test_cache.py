@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import grp
 import os
+import pwd
 import signal
 import stat
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +146,34 @@ def test_a_folder_that_everyone_can_replace_is_refused(home: Path) -> None:
         copied()
     home.chmod(0o1777)  # as /tmp, where nobody can replace what is another's
     assert copied()[1] == []
+
+
+def test_a_folder_that_a_group_can_replace_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied()
+    home.chmod(0o775)
+    monkeypatch.setattr(cache, "_is_private", lambda _group: False)
+    with pytest.raises(OSError, match=r"group \d+ can write to .*cache, and so replace .*native; set XDG_CACHE_HOME"):
+        copied()
+    monkeypatch.setattr(cache, "_is_private", lambda _group: True)
+    assert copied()[1] == []
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "others", "private"),
+    [(77, "me", [], True), (77, "me", ["me"], True), (0, "root", ["eve"], True), (77, "me", ["eve"], False),
+     (77, "lab", [], False), (78, "me", [], False), (79, None, [], False)],
+)  # fmt: skip
+def test_a_group_is_private_if_it_is_the_users_alone(
+    group: int, name: str | None, others: list[str], private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(_: int) -> SimpleNamespace:
+        if name is None:
+            raise KeyError(group)
+        return SimpleNamespace(gr_name=name, gr_mem=others)
+
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_gid=77, pw_name="me"))
+    monkeypatch.setattr(grp, "getgrgid", found)
+    assert cache._is_private(group) is private
 
 
 def test_without_a_home_or_a_place_to_write_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -203,3 +205,14 @@ def test_unknown_names_and_settings_suggest_the_close_ones():
         networks.mlp(4, 1, hidden=(3, 0))
     with pytest.raises(ValueError, match="`num_outputs` must be a whole number of at least 1; got 0"):
         networks.mlp(4, 0)
+
+
+def shapes_of_numpy(*shapes: list[int]) -> tuple[Any, ...]:
+    return tuple(np.array(shape) for shape in shapes)
+
+
+def test_sizes_may_be_arrays():
+    table, image = shapes_of_numpy([2, 3], [1, 8, 8])
+    shapes = [p.shape for p in networks.build("mlp", table, 1, hidden=np.array([5, 4])).parameters()]
+    assert shapes == [p.shape for p in networks.build("mlp", (2, 3), 1, hidden=(5, 4)).parameters()]
+    assert networks.build("small_cnn", image, 2)(torch.zeros(1, 1, 8, 8)).shape == (1, 2)

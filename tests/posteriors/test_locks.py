@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.damage import nobody
-from torchbayes.posteriors import locks
-from torchbayes.posteriors.files import whole_file, write_whole
+from torchbayes.posteriors import files, locks
+from torchbayes.posteriors.files import PART, sweep, whole_file, write_whole
 from torchbayes.posteriors.locks import NAME, FileWarning, Locked
 
 PATIENCE = 240.0  # seconds
@@ -205,7 +205,7 @@ def test_a_file_system_without_locks_is_said_and_used(
     message = rf"is on a file system without locks \({os.strerror(number)}\), so nothing keeps another process from"
     with pytest.warns(FileWarning, match=message), Locked(tmp_path) as lock:
         lock.check()
-    left = tmp_path / ".x.abcdefgh.part"
+    left = tmp_path / f".x.abcdefgh{PART}"
     left.write_text("of whom?")
     write_whole(tmp_path / "x", b"content")
     assert left.exists()  # where nobody can tell whether it is still written to
@@ -236,6 +236,70 @@ def test_on_windows_a_byte_behind_the_name_is_locked(tmp_path: Path, monkeypatch
     assert held == [(1 << 30, 1)]
 
 
+def left_by_another(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave a lock file that this process may read and not write to."""
+    path = directory / NAME
+    path.write_text('{"host": "far", "process": 1, "since": "then"}')
+    theirs, open_ = path.stat(), os.open
+
+    def opened(name: str | Path, flags: int, *more: int) -> int:
+        if flags & os.O_RDWR and Path(name) == path and path.exists() and os.path.samestat(path.stat(), theirs):
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+        return open_(name, flags, *more)
+
+    monkeypatch.setattr(os, "open", opened)
+    return path
+
+
+def test_a_lock_file_that_another_user_left_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+    with Locked(tmp_path):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+        with pytest.raises(BlockingIOError, match=f"process {os.getpid()} "):
+            Locked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_of_another_user_who_is_there_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+    with path.open("rb") as theirs:
+        assert locks.take(theirs.fileno())
+        with pytest.raises(BlockingIOError, match="process 1 on far, since then"):
+            Locked(tmp_path)
+    assert path.exists()
+
+
+def test_a_lock_file_of_another_user_that_nobody_may_remove_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+
+    def kept(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", kept)
+    with Locked(tmp_path) as lock:
+        lock.check()
+        with pytest.raises(BlockingIOError):
+            Locked(tmp_path)
+    with Locked(tmp_path):
+        assert path.exists()
+
+
+def test_a_lock_file_of_another_user_is_not_removed_where_nobody_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = left_by_another(tmp_path, monkeypatch)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with pytest.raises(PermissionError, match=r"run\.lock is another user's, .* Remove it if none does"):
+        Locked(tmp_path)
+    assert path.exists()
+
+
 # --- temporary files
 
 WRITE = """
@@ -259,14 +323,14 @@ def test_what_a_killed_write_left_goes_with_the_next_and_what_is_being_written_s
         assert process.stdout.readline() == "written\n"
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    assert len(list(tmp_path.glob(".q.safetensors.*.part"))) == 2
-    (tmp_path / ".other.abcdefgh.part").write_text("another file's")
+    assert len(list(tmp_path.glob(f".q.safetensors.*{PART}"))) == 2
+    (tmp_path / f".other.abcdefgh{PART}").write_text("another file's")
     write_whole(path, b"mine")
-    assert len(list(tmp_path.glob(".q.safetensors.*.part"))) == 1
+    assert len(list(tmp_path.glob(f".q.safetensors.*{PART}"))) == 1
     alive.communicate("")
     assert alive.returncode == 0
     assert path.read_bytes() == b"half"
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.abcdefgh.part", "q.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".other.abcdefgh{PART}", "q.safetensors"]
 
 
 def test_a_temporary_file_that_was_swept_before_it_was_locked_is_made_again(
@@ -285,4 +349,49 @@ def test_a_temporary_file_that_was_swept_before_it_was_locked_is_made_again(
         name.write_bytes(b"content")
     assert len(calls) == 2
     assert (tmp_path / "x").read_bytes() == b"content"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_temporary_file_that_a_sweep_holds_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep has the lock and has not removed the file yet; it does while the next one is written."""
+    calls, swept = [], []
+
+    def taken(handle: int) -> bool:
+        calls.append(handle)
+        if len(calls) == 1:
+            swept.append(next(tmp_path.glob(".x.*")))
+            other = os.open(swept[0], os.O_RDWR)
+            assert locks.take(other)
+        return locks.take(handle)
+
+    monkeypatch.setattr(files, "take", taken)
+    with whole_file(tmp_path / "x") as name:
+        assert name != swept[0]
+        swept[0].unlink(missing_ok=True)
+        name.write_bytes(b"content")
+    assert (tmp_path / "x").read_bytes() == b"content"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+STRANGE = [".x.iso.part", ".x.abcdefgh.part", f".x.longer_than_eight{PART}", f".x{PART}", f"x.abcdefgh{PART}"]
+
+
+def test_only_temporary_files_of_this_library_are_swept(tmp_path: Path) -> None:
+    own = [f".{name}.abcdefgh{PART}" for name in ("x", "xy", "x.y", "y")]
+    for name in [*STRANGE, *own]:
+        (tmp_path / name).write_text("whose?")
+    sweep(tmp_path, "x")
+    assert {path.name for path in tmp_path.iterdir()} == {*STRANGE, *own[1:]}
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(STRANGE)
+
+
+def test_on_windows_nothing_is_swept_as_nothing_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_WINDOWS", True)
+    with whole_file(tmp_path / "x") as first:
+        first.write_bytes(b"half")
+        write_whole(tmp_path / "x", b"meanwhile")
+        sweep(tmp_path)
+        assert first.exists()
+    assert (tmp_path / "x").read_bytes() == b"half"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -10,6 +10,7 @@ import torch
 
 import torchbayes as tb
 from tests.laws.cases import POSTERIORS, model_of, rows_of
+from torchbayes.posteriors import problems
 from torchbayes.posteriors.posterior import Posterior
 
 SENTENCE = "chain 1 never moved"
@@ -65,6 +66,15 @@ def test_a_line_of_code_is_told_once_however_often_it_runs() -> None:
         for _ in range(3):
             tb.predict(posterior, rows[0])
     assert len(seen) == 1
+
+
+def test_code_beside_the_package_whose_path_begins_alike_is_the_callers() -> None:
+    name = f"{Path(tb.__file__).parent}_study/x.py"
+    told: dict[str, Any] = {}
+    exec(compile("def run(warn):\n    warn(['chain 1 never moved'])", name, "exec"), told)
+    with pytest.warns(tb.ProblemWarning, match=SENTENCE) as seen:
+        told["run"](problems.warn_of)
+    assert [(warning.filename, warning.lineno) for warning in seen] == [(name, 2)]
 
 
 @pytest.mark.parametrize("make", POSTERIORS.values(), ids=POSTERIORS.keys())

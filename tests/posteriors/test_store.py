@@ -21,8 +21,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.disks import fill_draws
 from tests.oracles import normal
-from torchbayes.posteriors.files import write_described
+from torchbayes.posteriors.files import PART, write_described
 from torchbayes.posteriors.store import DrawFile
 
 M, D, LAYOUT = 3, 5, {"w": (2, 2), "b": (1,)}
@@ -113,7 +114,7 @@ def test_later_draws_can_be_forgotten(count: int, tmp_path: Path) -> None:
 
 def test_a_copy_that_was_killed_is_cleared_away(tmp_path: Path) -> None:
     filled(tmp_path, 2)
-    (tmp_path / ".draws.bin.abcdefgh.part").write_bytes(b"half")
+    (tmp_path / f".draws.bin.abcdefgh{PART}").write_bytes(b"half")
     filled(tmp_path, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draws.bin", "draws.json"]
 
@@ -162,39 +163,10 @@ def test_a_disk_that_fills_up_leaves_earlier_draws_whole(room: int, tmp_path: Pa
     assert_holds(DrawFile.open(tmp_path), range(4))
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch, half: int = 50) -> None:
-    """Let writing to draws.bin fail half way."""
-    open_ = Path.open
-
-    class Full:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-        def seek(self, place: int) -> None:
-            self._file.seek(place)
-
-        def write(self, content: Any) -> None:
-            self._file.write(bytes(content)[:half])
-            self._file.flush()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def opened(self: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
-        file = open_(self, mode, *more, **others)
-        return Full(file) if self.name == "draws.bin" and "+" in mode else file
-
-    monkeypatch.setattr(Path, "open", opened)
-
-
 def test_a_full_disk_is_said_with_the_number_of_the_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = filled(tmp_path, 3)
     with monkeypatch.context() as inside:
-        full_disk(inside)
+        fill_draws(inside)
         message = (
             r"draw 4 could not be written to .*draws\.bin \(No space left on device\); "
             r"the 3 draws before it are whole\. Make room, then resume the run"

@@ -47,6 +47,26 @@ def test_numbers_of_other_libraries_become_plain_ones_that_can_be_written():
     assert tb.fit(things.model(), things.DATA, method, seed=seed, callbacks=()).members == 2
 
 
+def test_arrays_with_one_axis_are_tuples_of_numbers():
+    arrays: Any = (np.array([0.5, 0.25], np.float32), torch.tensor([0.5, 0.25]))
+    for one in arrays:
+        assert tb.likelihoods.Gaussian(one) == tb.likelihoods.Gaussian((0.5, 0.25))
+        assert checks.plain_value({"a": [one, np.int64(2)]}) == {"a": [(0.5, 0.25), 2]}
+    table: Any = np.ones((1, 2))
+    with pytest.raises(ValueError, match=r"`scale` must be .*; got a ndarray of shape \(1, 2\)\."):
+        tb.likelihoods.Gaussian(table)
+
+
+def test_scales_in_single_precision_are_checked_without_a_warning():
+    checks.check_scale(scale=np.float32(0.5))
+
+
+@pytest.mark.parametrize(("least", "words"), [(0, "a tuple of numbers"), (1, "a tuple of one or more numbers")])
+def test_how_many_numbers_are_asked_for_is_said_in_words(least, words):
+    with pytest.raises(ValueError, match=f"`hidden` must be {words}; got 'wide'"):
+        checks.check_each(checks.check_counts, least=least, hidden="wide")
+
+
 def test_seeds_end_where_generators_end():
     assert checks.as_seed(2**64 - 1) == 2**64 - 1
     with pytest.raises(ValueError, match=r"from 0 to 2\*\*64 - 1; got 18446744073709551616"):
@@ -86,6 +106,19 @@ def little(monkeypatch):
 
 def test_what_is_free_is_a_number_of_bytes():
     assert 2**20 < checks.free_memory() <= float("inf")
+
+
+def test_pages_of_files_count_as_free_in_a_container_used_lately_or_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "_GROUP", tmp_path)
+    for name, text in (
+        ("memory.max", "1000000\n"),
+        ("memory.current", "900000\n"),
+        ("memory.stat", "anon 100000\ninactive_file 300000\nactive_file 400000\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert checks.free_memory() == 800_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert checks.free_memory() > 2**20
 
 
 @pytest.mark.parametrize(

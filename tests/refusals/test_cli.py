@@ -1,5 +1,7 @@
 """The command line: malformed arguments and files end in one line and exit code 2; what nobody foresaw in a report."""
 
+import errno
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import torch
 from torchbayes.cli import main
 from torchbayes.cli.commands import COMMANDS
 from torchbayes.cli.terminal import Interrupted, resumable
+from torchbayes.linalg import Diagonal
 from torchbayes.yaml_text import check_yaml
 
 NO_NUMBER = ("nan", "inf", "-inf", "1e400", "abc", "", "None", "true", "[1]", "{}", "é", "/no/such", "a" * 5000)
@@ -164,11 +167,30 @@ def test_an_error_nobody_foresaw_is_one_line_with_the_place_of_a_report(capsys, 
 
 def test_an_error_of_another_library_is_reported_though_its_class_is_common(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setitem(COMMANDS, "list", lambda _argv: torch.zeros(2) @ torch.zeros(3))
-    assert main(["list"]) in {1, 2}  # said here, by a test: neither of the library nor of torch's Python
-    monkeypatch.setitem(COMMANDS, "list", lambda _argv: np.zeros(3).reshape(2, 2))
-    assert main(["list"]) == 1
-    assert "The report is" in capsys.readouterr().err
+    inside = Diagonal(torch.ones(1, 2))  # whose own line divides the one by the other
+    for fails in (lambda _argv: inside.solve(torch.ones(3)), lambda _argv: np.zeros(3).reshape(2, 2)):
+        monkeypatch.setitem(COMMANDS, "list", fails)
+        assert main(["list"]) == 1
+        assert "The report is" in capsys.readouterr().err
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("place", ["tempfile.mkstemp", "os.fdopen"])
+def test_a_report_that_cannot_be_written_leaves_the_line(capsys, monkeypatch, tmp_path, place):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    monkeypatch.setitem(COMMANDS, "list", lambda _argv: {}["x"])
+    with monkeypatch.context() as inside:
+        inside.setattr(place, refuse)
+        assert main(["list"]) == 1
+    assert capsys.readouterr().err == (
+        "torchbayes: an error that was not foreseen, KeyError: 'x'. No report could be written (No space left on "
+        "device); run it again with --debug to see the traceback.\n"
+    )
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,16 @@ def test_training_curves_draw_members_and_their_mean():
         figures.training_curves(runs, ["los"])
 
 
+def test_training_curves_say_which_records_have_no_place_on_the_axis():
+    runs = {"SWAG": [{"epoch": 1, "loss": 1.0}, {"step": 9, "loss": 0.5}]}
+    with pytest.raises(
+        ValueError, match=r"`x` must .* 1 of 2 records of 'SWAG' with 'loss' have no 'epoch'.* step, loss"
+    ):
+        figures.training_curves(runs)
+    with pytest.raises(ValueError, match=r"2 of 2 records of 'SWAG' with 'loss' have no 'time'.* among epoch, loss\."):
+        figures.training_curves(runs, x="time")
+
+
 def test_uncertain_images_ranks_by_entropy_and_marks_the_true_class():
     probs, targets = dirichlet((20,), 10), rng().integers(0, 10, 20)
     images = rng().random((20, 1, 8, 8))

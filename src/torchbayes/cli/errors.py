@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import dis
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -130,14 +132,27 @@ def debugging() -> bool:
 def is_foreseen(error: BaseException) -> bool:
     """Return whether an error is said by this library, or by the system about files or memory: a sentence is enough.
 
-    An error of the same class from the depths of another library is one that should have been refused before.
+    An error of the same class from the depths of another library is one that should have been refused before. Operators
+    in C, such as those of torch, leave no frame of their own: of an error of theirs the last frame is the line of this
+    library that used them, and what tells it from an error of this library is that the line raised nothing.
     """
     if isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | argparse.ArgumentError):
         return True
     if not isinstance(error, ValueError | TypeError | RuntimeError):
         return False
-    raised = traceback.extract_tb(error.__traceback__)
-    return bool(raised) and Path(raised[-1].filename).is_relative_to(Path(torchbayes.__file__).parent)
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and _is_ours(last) and _raises(last)
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return Path(frame.tb_frame.f_code.co_filename).is_relative_to(Path(torchbayes.__file__).parent)
+
+
+def _raises(frame: TracebackType) -> bool:
+    """Return whether a frame of a traceback was left by a `raise` statement; by its code, as sources may be missing."""
+    return dis.opname[frame.tb_frame.f_code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
 
 
 def report(error: BaseException, argv: Sequence[str]) -> str:
@@ -148,16 +163,25 @@ def report(error: BaseException, argv: Sequence[str]) -> str:
         argv: what the command was given.
 
     Returns:
-        One line that names the error and where the report is.
+        One line that names the error and where the report is, or why there is none.
     """
+    said = " ".join(str(error).split())
+    line = f"an error that was not foreseen, {type(error).__name__}: {said or 'no word'}."
     text = "\n".join([
         f"torchbayes {torchbayes.__version__}, Python {sys.version.split()[0]}, {sys.platform}",
         f"arguments: {list(argv)}",
         "",
         *traceback.format_exception(error),
     ])
-    handle, name = tempfile.mkstemp(prefix="torchbayes-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-    said = " ".join(str(error).split())
-    return f"an error that was not foreseen, {type(error).__name__}: {said or 'no word'}. The report is {Path(name)}."
+    path = None
+    try:
+        handle, name = tempfile.mkstemp(prefix="torchbayes-", suffix=".txt")
+        path = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as failed:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        reason = failed.strerror or failed
+        return f"{line} No report could be written ({reason}); run it again with --debug to see the traceback."
+    return f"{line} The report is {path}."

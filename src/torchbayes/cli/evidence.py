@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -38,11 +39,33 @@ def evidence(argv: list[str]) -> None:
     rest = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
     settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **rest)
     directory = None if chosen["directory"] is None else Path(chosen["directory"])
-    if directory is not None:
-        room.check_directory(directory, overwrite=chosen["overwrite"])
-    with nullcontext() if directory is None else Locked(directory):
+    with nullcontext() if directory is None else _reserved(directory, overwrite=chosen["overwrite"]):
         found = room.compare_networks(settings, callbacks=None, say=say)
         print_table(room.table(settings, found), narrow=room.tables(settings, found))
         print("\n".join(room.remarks(found)))
         if directory is not None:
             print(f"Results: {room.write(directory, settings, found)}")
+
+
+@contextmanager
+def _reserved(directory: Path, *, overwrite: bool) -> Iterator[None]:
+    """Hold a directory for results; the folders that are made for it go again if nothing is written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        BlockingIOError: if another process is writing there.
+        ValueError: if it holds results that are not to be replaced.
+    """
+    from torchbayes.experiments.evidence_networks import check_directory
+
+    made = [place for place in (directory, *directory.parents) if not place.exists()]
+    try:
+        with Locked(directory):
+            check_directory(directory, overwrite=overwrite)  # now that nobody else can put some there
+            yield
+    finally:
+        with suppress(OSError):  # of a folder that is not empty, as after a success
+            for place in made:
+                place.rmdir()

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import lzma
+import pickle
+import struct
+import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-# what numpy says of an archive that is cut short, overwritten, or of another kind
-_BROKEN = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, OSError, NotImplementedError, RuntimeError)
+# what Python and numpy say of an archive that is cut short, overwritten, or of another kind
+_BROKEN = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, pickle.UnpicklingError, EOFError,
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError,
+)  # fmt: skip
+
+
+@contextmanager
+def opened(path: Path, what: str) -> Iterator[BinaryIO]:
+    """Open an archive to read it whole, with whatever its damages raise in one message.
+
+    Args:
+        path: The archive.
+        what: What it should be, with an article.
+
+    Yields:
+        The open file.
+
+    Raises:
+        OSError: The file is not to be opened.
+        ValueError: What is inside the `with` failed: the archive is damaged or another one.
+    """
+    with path.open("rb") as file:
+        try:
+            yield file
+        except _BROKEN as error:
+            raise ValueError(f"{path} is not {what} ({error}). Fetch it again.") from error
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
@@ -25,13 +57,10 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     Raises:
         ValueError: The archive is damaged, has no such array, or one that is not made of numbers.
     """
-    try:
-        with path.open("rb") as file:  # numpy leaves a damaged file open
-            archive = np.load(file, allow_pickle=False)
-            held = set(getattr(archive, "files", ()))  # a single array is no archive
-            arrays = [archive[name] for name in names if name in held]
-    except _BROKEN as error:
-        raise ValueError(f"{path} is not a whole npz archive of arrays ({error}). Fetch it again.") from error
+    with opened(path, "a whole npz archive of arrays") as file:
+        archive = np.load(file, allow_pickle=False)
+        held = set(getattr(archive, "files", ()))  # a single array is no archive
+        arrays = [archive[name] for name in names if name in held]
     if missing := [name for name in names if name not in held]:
         raise ValueError(
             f"{path} must hold {', '.join(names)}; it has no {', '.join(missing)}. Fetch or write it again."

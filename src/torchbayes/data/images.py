@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from torchbayes.data.base import Raw
-from torchbayes.data.files import check_apart, check_labels, check_shape, read_arrays
+from torchbayes.data.files import check_apart, check_labels, check_shape, opened, read_arrays
 from torchbayes.data.sources import Remote, local_file, obtain, require_local
 
 Part = Literal["train", "test"]
@@ -81,11 +80,8 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         ValueError: The file is not of this format or is cut short.
     """
-    try:
-        with gzip.open(path) as stream:
-            content = stream.read()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from None
+    with opened(path, "a whole gzip file") as file, gzip.open(file) as stream:
+        content = stream.read()
     ndim = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     shape = tuple(int.from_bytes(content[4 * i : 4 * i + 4]) for i in range(1, ndim + 1))
     if not ndim or len(content) != 4 + 4 * ndim + math.prod(shape):
@@ -187,14 +183,11 @@ def read_cifar10_archive(path: Path, part: Part) -> Arrays:
     """
     members = [f"data_batch_{i}.bin" for i in range(1, 6)] if part == "train" else ["test_batch.bin"]
     content: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                stream = archive.extractfile(member) if member.name.rpartition("/")[2] in members else None
-                if stream is not None:
-                    content[member.name.rpartition("/")[2]] = stream.read()
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole tar.gz archive ({error}). Fetch it again.") from None
+    with opened(path, "a whole tar.gz archive") as file, tarfile.open(fileobj=file) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.name.rpartition("/")[2] in members else None
+            if stream is not None:
+                content[member.name.rpartition("/")[2]] = stream.read()
     if missing := [member for member in members if not content.get(member) or len(content[member]) % 3073]:
         raise ValueError(f"{path} has no whole batch {', '.join(missing)}. Fetch it again.")
     records = np.frombuffer(b"".join(content[member] for member in members), dtype=np.uint8).reshape(-1, 3073)

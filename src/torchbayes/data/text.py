@@ -6,12 +6,12 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from torchbayes.data.base import Raw
-from torchbayes.data.files import check_labels, check_shape, read_arrays
+from torchbayes.data.files import check_labels, check_shape, opened, read_arrays
 from torchbayes.data.sources import Remote, local_file, obtain
 
 VOCABULARY = 20_000  # token ids stay below this
@@ -84,18 +84,16 @@ def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     Raises:
         ValueError: The archive is damaged or another one.
     """
-    try:
-        halves = _keras_halves(path)
-    except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, ValueError, TypeError, IndexError, EOFError) as error:
-        raise ValueError(f"{path} is not Keras's archive of reviews ({error}). Fetch it again.") from error
+    with opened(path, "Keras's archive of reviews") as file:
+        halves = _keras_halves(file)
     for ids, labels in halves:
         check_labels(path, labels, len(ids), classes=2)
     return halves
 
 
-def _keras_halves(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+def _keras_halves(file: BinaryIO) -> list[tuple[np.ndarray, np.ndarray]]:
     halves = []
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
         for part in ("train", "test"):
             reviews, labels = (_read_array(archive.read(f"{kind}_{part}.npy")) for kind in "xy")
             order = np.arange(len(reviews))

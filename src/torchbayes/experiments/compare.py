@@ -111,16 +111,20 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
             f"{home} already holds a run. Add --resume to go on with it, --overwrite to replace it, or choose "
             f"another --directory."
         )
-    fits = home / "fits"
+    fits, aside = home / "fits", home / ".fits.removed"
     if comparison.reference is not None and fits.resolve() in Path(comparison.reference).resolve().parents:
         raise ValueError(
             f"--overwrite would remove {comparison.reference}, which is the reference. Choose another --directory."
         )
+    if aside.exists():  # of a removal that was killed
+        shutil.rmtree(aside)
     with ExitStack() as stack:
         for one in sorted(fits.glob("*/")):
             stack.enter_context(Locked(one))
         if fits.exists():
-            shutil.rmtree(fits)
+            fits.rename(aside)
+    if aside.exists():  # removed once the lock files are closed: NFS keeps files that are open, and their folders
+        shutil.rmtree(aside)
 
 
 def _numbers(setup: Setup, outcomes: dict[str, Outcome], diagnosis: Diagnosis | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from torchbayes.checks import plain
 from torchbayes.config import Problem
 from torchbayes.data import CORRUPTIONS
 from torchbayes.data.base import check_name
@@ -74,6 +75,7 @@ class Comparison:
         Raises:
             ValueError: if a name is unknown or a number does not fit.
         """
+        plain(self)
         for method in self.methods:
             check_name("method", method, LABELS)
         for corruption in self.corruptions:

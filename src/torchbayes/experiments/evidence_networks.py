@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes import networks
+from torchbayes.checks import plain
 from torchbayes.config import Problem, entries, write_config
 from torchbayes.data import Data
 from torchbayes.data.base import check_name
@@ -55,6 +56,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        plain(self)
         if not self.networks:
             raise ValueError("`networks` must name at least one network; got none. Try: --networks linear mlp cnn.")
         for name in self.networks:

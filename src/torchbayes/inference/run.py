@@ -33,6 +33,7 @@ from torchbayes.model.model import Model
 from torchbayes.posteriors.files import (
     CHECKPOINT,
     CONFIG,
+    POSTERIOR,
     read_described,
     sweep,
     write_described,
@@ -220,7 +221,7 @@ class Run:
 
     def save(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Write the posterior, of this run."""
-        path = self._path("posterior.safetensors")
+        path = self._path(POSTERIOR)
         if path is not None:
             write_tensors(path, tensors, {**header, "run": self.name})
 

@@ -62,7 +62,9 @@ def _named(name: str, path: Path) -> str:
 
 
 def _private(home: Path) -> Path:
-    """Return the folder of the libraries, made if needed, that nobody but the user can write to or replace.
+    """Return the folder of the libraries, made if needed, that nobody but the user can write to.
+
+    Nor can anybody replace it but the user, root, and whoever owns a folder above the user's cache.
 
     Raises:
         OSError: if somebody else can.
@@ -82,14 +84,32 @@ def _private(home: Path) -> Path:
         if found.st_uid not in owners:
             raise OSError(f"{place} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
     for place in folder.resolve().parents:
-        mode = place.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise OSError(
-                f"everyone can write to {place}, and so replace {folder}; set XDG_CACHE_HOME to another folder"
-            )
+        above = place.stat()
+        if (who := _writers(above)) and not above.st_mode & stat.S_ISVTX:
+            raise OSError(f"{who} can write to {place}, and so replace {folder}; set XDG_CACHE_HOME to another folder")
     if stat.S_IMODE(about.st_mode) != stat.S_IRWXU:
         folder.chmod(stat.S_IRWXU)
     return folder
+
+
+def _writers(about: os.stat_result) -> str:
+    """Return in words who may write to a folder besides its owner, root and groups of theirs alone; empty if nobody."""
+    if about.st_mode & stat.S_IWOTH:
+        return "everyone"
+    return f"group {about.st_gid}" if about.st_mode & stat.S_IWGRP and not _is_private(about.st_gid) else ""
+
+
+def _is_private(group: int) -> bool:
+    """Return whether a group is root's, or the one of the user's own name that many systems give to every user."""
+    import grp  # which Windows has not
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return group == 0
+    own = (user.pw_gid, user.pw_name) == (group, found.gr_name) and set(found.gr_mem) <= {user.pw_name}
+    return own or group == 0
 
 
 def _is_own(about: os.stat_result) -> bool:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from torchbayes.checks import check_choice, check_counts, check_each
+from torchbayes.checks import check_choice, check_counts, check_each, plain_value
 from torchbayes.networks.shapes import InputShape, check_outputs, num_features
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "swish": nn.SiLU}
@@ -36,6 +36,7 @@ def mlp(
     """
     check_outputs(num_outputs)
     check_choice(tuple(ACTIVATIONS), activation=activation)
+    hidden = plain_value(hidden)
     check_each(check_counts, least=0, hidden=hidden)
     widths = [num_features(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torchbayes.checks import check_counts, is_whole, seen
+from torchbayes.checks import check_counts, is_whole, plain_value, seen
 
 InputShape = int | Sequence[int]
 
@@ -75,7 +75,7 @@ def check_outputs(num_outputs: int) -> None:
 
 def _sizes(input_shape: Any) -> list[int]:
     """Return the sizes of a shape; none where it is not made of positive whole numbers."""
-    sizes = [input_shape] if is_whole(input_shape) else input_shape
+    sizes = [input_shape] if is_whole(input_shape) else plain_value(input_shape)
     if not isinstance(sizes, Sequence) or not all(is_whole(size) and size > 0 for size in sizes):
         return []
     return [int(size) for size in sizes]

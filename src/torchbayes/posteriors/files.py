@@ -26,10 +26,14 @@ from torchbayes.posteriors.locks import take
 
 FORMAT = 2
 """Of all files with a description: 1 had no checksums."""
-CONFIG, CHECKPOINT = "config.json", "checkpoint.safetensors"
-"""Files of a run that say what else there must be in its directory."""
+CONFIG, CHECKPOINT, POSTERIOR = "config.json", "checkpoint.safetensors", "posterior.safetensors"
+"""Files of a run: the first two say what else there must be in its directory."""
+PART = ".torchbayes-part"
+"""What the names of temporary files end with, and no other program's."""
 RESTORE = "Restore it or fit again."
-_KEY, _PART = "torchbayes", ".part"
+_KEY = "torchbayes"
+_CHANCE = "[a-z0-9_]{8}"  # what makes the name of a temporary file its own
+_WINDOWS = os.name == "nt"  # which neither renames nor removes a file that is open
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -42,7 +46,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
     What is written to the temporary name that this yields is flushed to disk and renamed when the `with` ends, so a
     reader sees the old file or the new one; an error inside leaves nothing behind. Of a process that was killed the
-    temporary file stays until the same file is written again.
+    temporary file stays until the same file is written again; on Windows, until somebody removes it.
 
     Args:
         path: where the file goes; its folder is made if needed.
@@ -83,26 +87,34 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 def _temporary(path: Path) -> tuple[int | None, Path]:
     """Return a new file beside a path, open and locked while it is written."""
     while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
-        if os.name == "nt":  # which neither renames nor removes a file that is open
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        if _WINDOWS:
             os.close(handle)
             return None, Path(name)
-        with suppress(OSError):  # a file system without locks, where nothing is swept
-            take(handle)
-        if os.path.exists(name):  # else another process took it for one that was left, before it was locked
+        try:
+            ours = take(handle)
+        except OSError:  # a file system without locks, where nothing is swept
+            ours = True
+        if ours and os.path.exists(name):
             return handle, Path(name)
-        os.close(handle)
+        os.close(handle)  # a sweep of another process took it for one that was left, before it was locked here
+        Path(name).unlink(missing_ok=True)
 
 
-def sweep(folder: Path, name: str = "") -> None:
+def sweep(folder: Path, name: str | None = None) -> None:
     """Remove the temporary files that killed processes left in a folder; those being written to stay.
+
+    On Windows, where they are not open and so not locked while they are written to, all stay.
 
     Args:
         folder: where.
         name: only those of the file of this name.
     """
-    for left in folder.glob(f".*{_PART}"):
-        if not left.name.startswith(f".{name}"):
+    if _WINDOWS:
+        return
+    of = ".+" if name is None else re.escape(name)
+    for left in folder.glob(f".*{PART}"):
+        if not re.fullmatch(rf"\.{of}\.{_CHANCE}{re.escape(PART)}", left.name):
             continue
         with suppress(OSError), left.open("r+b") as file:
             if take(file.fileno()):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
-from torchbayes.posteriors.files import CHECKPOINT, CONFIG, RESTORE, read_header, read_tensors, run_of
+from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
@@ -33,8 +33,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         The posterior, on the model's device.
 
     Raises:
-        ValueError: if the file is damaged, of an unknown kind or another run than what lies beside it, or its layout
-            differs from the model's.
+        ValueError: if the file is damaged, of an unknown kind, the `posterior.safetensors` or the draws of another run
+            than the one beside it, or its layout differs from the model's.
     """
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
@@ -44,7 +44,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     try:
         _check_layout(path, header["layout"], model)
         run, settings = header.get("run"), header["settings"]
-        if run is not None and run_of(path.parent) not in {run, None}:
+        # under another name it is kept there, beside a run that it has nothing to do with
+        if run is not None and path.name == POSTERIOR and run_of(path.parent) not in {run, None}:
             raise ValueError(f"{path} belongs to another run than {path.with_name(CONFIG)}. {RESTORE}")
         if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])

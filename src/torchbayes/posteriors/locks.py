@@ -141,14 +141,15 @@ class Locked:
 
     def _taken(self) -> int:
         while True:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            handle, ours = self._opened()
             try:
-                if not self._free(handle):
+                if not self._free(handle, ours):
                     raise BlockingIOError(
                         f"{self.directory} is being written to by {_holder(self.path)}. Wait until that ends, or "
                         f"choose another directory."
                     )
-                if _is_at(handle, self.path):  # else its holder ended, and removed it, after it was opened here
+                # else its holder ended, and removed it, after it was opened here
+                if _is_at(handle, self.path) and (ours or not self._removed()):
                     _sign(handle)
                     return handle
             except BaseException:
@@ -156,10 +157,36 @@ class Locked:
                 raise
             os.close(handle)
 
-    def _free(self, handle: int) -> bool:
+    def _opened(self) -> tuple[int, bool]:
+        """Return the lock file, open, and whether it can be written to, as that of another user cannot.
+
+        Raises:
+            PermissionError: if it can be neither made nor read.
+        """
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), True
+        except PermissionError:
+            if not self.path.exists():
+                raise
+            return os.open(self.path, os.O_RDONLY), False
+
+    def _removed(self) -> bool:
+        """Return whether a lock file that names another holder could be removed; else it is held as it is."""
+        try:
+            self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _free(self, handle: int, ours: bool) -> bool:
         try:
             return take(handle)
         except OSError as error:
+            if not ours:  # NFS locks no file that is open for reading alone
+                raise PermissionError(
+                    f"{self.path} is another user's, and its file system does not tell whether that user's process "
+                    f"still writes there ({error.strerror}). Remove it if none does, or choose another directory."
+                ) from error
             warnings.warn(
                 f"{self.directory} is on a file system without locks ({error.strerror}), so nothing keeps another "
                 f"process from writing to it. See to it that none does.",

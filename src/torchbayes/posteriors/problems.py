@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_PACKAGE, _GENERATED = str(Path(__file__).parents[1]), "<string>"  # where the constructors of dataclasses come from
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_GENERATED = "<string>"  # where the constructors of dataclasses come from
 _LOOKED_AT = 1000
 
 

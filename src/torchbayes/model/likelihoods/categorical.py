@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions
@@ -42,8 +41,6 @@ class Categorical:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.weights, Tensor | np.ndarray):
-            object.__setattr__(self, "weights", tuple(self.weights.tolist()) if self.weights.ndim else ())
         plain(self)
         if self.weights is not None:
             check_each(check_not_negative, weights=self.weights)

@@ -248,7 +248,7 @@ def training_curves(
     """Draw logged numbers during training: thin lines for members, a thick one for their mean.
 
     Args:
-        runs: method -> records of its log; each holds `x` and some of `keys`, a number or one number per member.
+        runs: method -> records of its log; each holds some of `keys`, a number or one number per member, and `x`.
         keys: what to draw, one panel each; records without the key are passed over.
         x: key of the horizontal axis.
 
@@ -257,7 +257,7 @@ def training_curves(
 
     Raises:
         TypeError: if there are no keys, or something else than records.
-        ValueError: if a key occurs in no record.
+        ValueError: if a key occurs in no record, or `x` not in all that are drawn.
     """
     check_panels(runs=runs)
     check_text(x=x)
@@ -272,9 +272,14 @@ def training_curves(
     handles: dict[str, Any] = {}
     for axes, key in zip(grid.flat, keys, strict=False):
         for name, look in looks(runs).items():
-            records = [record for record in runs[name] if key in record and x in record]
+            records = [record for record in runs[name] if key in record]
             if not records:
                 continue
+            if without := [record for record in records if x not in record]:
+                raise ValueError(
+                    f"`x` must be a key of every record that is drawn; {len(without)} of {len(records)} records of "
+                    f"{name!r} with {key!r} have no {x!r}. Choose among {', '.join(map(str, without[0]))}."
+                )
             steps = [record[x] for record in records]
             values = np.stack([as_array(np.atleast_1d(record[key]), 1, key) for record in records])
             if values.shape[1] > 1:

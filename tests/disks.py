@@ -1,0 +1,66 @@
+"""Disks that fill up, for tests of what is left then."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Full:
+    """An open file of which nothing but the beginning of a write arrives."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        """Wrap the file.
+
+        Args:
+            file: open to be written to.
+            room: bytes that arrive.
+        """
+        self._file, self._room = file, room
+
+    def __enter__(self) -> Full:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def seek(self, place: int) -> None:
+        """Go to a place."""
+        self._file.seek(place)
+
+    def write(self, content: Any) -> None:
+        """Write a part, and fail.
+
+        Raises:
+            OSError: always.
+        """
+        self._file.write(bytes(content)[: self._room])
+        self._file.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, applies: Callable[[Path, str], bool], room: int) -> None:
+    """Let writing to some files fail half way.
+
+    Args:
+        monkeypatch: undoes it.
+        applies: whether to a file of this path, opened in this mode.
+        room: bytes of a write that arrive.
+    """
+    open_ = Path.open
+
+    def opened(self: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
+        file = open_(self, mode, *more, **others)
+        return Full(file, room) if applies(self, mode) else file
+
+    monkeypatch.setattr(Path, "open", opened)
+
+
+def fill_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writing to `draws.bin` fail half way."""
+    fill(monkeypatch, lambda path, mode: path.name == "draws.bin" and "+" in mode, room=50)
