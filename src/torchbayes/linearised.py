@@ -77,9 +77,9 @@ class Linearised:
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
-        link: "auto" is "gaussian" for regression, "pairwise" for up to 100 classes, "probit" for more and for Bernoulli,
-            "samples" for other likelihoods. "probit" takes K variances in the place of K² covariances, but a variance
-            that all outputs have in common, to which softmax is blind, makes it unsure all the same.
+        link: "auto" is "gaussian" for regression, "pairwise" for up to 100 classes, "probit" for more and for
+            Bernoulli, "samples" for other likelihoods. "probit" takes K variances in the place of K² covariances, but a
+            variance that all outputs have in common, to which softmax is blind, makes it unsure all the same.
         samples: functions drawn for each member by "samples".
         seed: of these.
         chunk: numbers that a piece of the rows may take: the bound on memory.

@@ -8,9 +8,9 @@ estimated from a minibatch.
 
 Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
 would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as
-cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of burn-in ξ = a
-too: the kinetic energy of a chain that falls towards the mass of the density is not thermal, and what ξ gains by it goes
-at hT a step alone.
+cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of burn-in
+ξ = a too: the kinetic energy of a chain that falls towards the mass of the density is not thermal, and what ξ gains by
+it goes at hT a step alone.
 """
 
 from __future__ import annotations
