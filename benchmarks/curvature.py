@@ -111,7 +111,7 @@ def fit_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
 def predict_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
     """Return the GLM predictive with probit link of all test inputs, of a posterior of the first `FITTED` rows."""
     posterior = fitted(case, structure, numbers, rows=FITTED)
-    linear, inputs = Linearised(posterior), torch.from_numpy(numbers.test_inputs)
+    linear, inputs = Linearised(posterior, "probit"), torch.from_numpy(numbers.test_inputs)
     probs = predict(linear, inputs[:VALUED]).probs.amax(dim=1)
     return Ours(lambda: predict(linear, inputs).probs, [*posterior.log_evidence().tolist(), *probs.tolist()])
 

@@ -26,7 +26,7 @@ from torchbayes.inference.batches import as_source
 from torchbayes.inference.fit import start_of
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.dense import checked_cholesky
-from torchbayes.linearised import Functions, Link, checked, in_pieces, link_of, linked
+from torchbayes.linearised import Functions, Link, checked, link_of, linked
 from torchbayes.model.model import Model
 from torchbayes.posteriors.point import Point
 from torchbayes.predictive import Predictive
@@ -101,10 +101,10 @@ class FunctionalLaplace:
         Raises:
             ValueError: if there are no rows, or they are not finite.
         """
-        link = link_of(self.link, self.model.likelihood)
-        found = in_pieces(self.functions, checked(self.model, inputs), link=link, chunk_size=min(chunk_size, 256))
-        weights_MD = self.tangent.weights_D.unsqueeze(0)
-        return linked(link, self.model, weights_MD, functions=found, samples=self.samples, seed=self.seed)
+        link = link_of(self.link, self.model.likelihood, outputs=self.tangent.outputs)
+        weights_MD, placed = self.tangent.weights_D.unsqueeze(0), checked(self.model, inputs)
+        own = {"samples": self.samples, "seed": self.seed, "rows": min(chunk_size, 256)}
+        return linked(link, self.model, weights_MD, functions=self.functions, inputs=placed, **own)
 
 
 def _doubled(linear: Linear) -> Linear:
@@ -123,7 +123,8 @@ def functional_laplace(
 ) -> FunctionalLaplace:
     """Return the functional form of a Laplace posterior with the dense Gauss-Newton matrix.
 
-    Time grows with (N K)³ and with N K D, memory with (N K)² and N times what a row takes in the layers.
+    Time grows with (N R)³ and with N R D, memory with (N R)² and N times what a row takes in the layers, R the columns
+    of Λ of a row: K in a regression, K − 1 for K classes.
 
     Args:
         model: its prior is normal, or has a precision at the mode.

@@ -51,6 +51,8 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "pairwise": (Categorical,),
     "bridge": (Categorical,),
 }
+_MANY = 100  # outputs, beyond which K² covariances of every row are left to who asks for them
+_CLOSED = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}
 
 
 class Functions(NamedTuple):
@@ -75,7 +77,9 @@ class Linearised:
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
-        link: "auto" is "gaussian" for regression, "probit" for classes, "samples" for other likelihoods.
+        link: "auto" is "gaussian" for regression, "pairwise" for up to 100 classes, "probit" for more and for
+            Bernoulli, "samples" for other likelihoods. "probit" takes K variances in the place of K² covariances, but a
+            variance that all outputs have in common, to which softmax is blind, makes it unsure all the same.
         samples: functions drawn for each member by "samples".
         seed: of these.
         chunk: numbers that a piece of the rows may take: the bound on memory.
@@ -96,7 +100,7 @@ class Linearised:
         plain(self)
         check_counts(samples=self.samples, chunk=self.chunk)
         as_seed(self.seed)
-        _ = self._link
+        link_of(self.link, self.model.likelihood)
         warn_of(self.posterior.problems)
 
     @property
@@ -107,10 +111,6 @@ class Linearised:
     @cached_property
     def _gaussian(self) -> Gaussian:
         return self.posterior.gaussian if isinstance(self.posterior, LaplacePosterior) else self.posterior
-
-    @cached_property
-    def _link(self) -> str:
-        return link_of(self.link, self.model.likelihood)
 
     def functions(self, inputs: Any, *, diagonal: bool = False) -> Functions:
         """Return mean and covariance of the outputs at each input.
@@ -160,10 +160,10 @@ class Linearised:
         Raises:
             ValueError: if the network gives more than one axis of outputs, or there are no rows.
         """
-        link = self._link
-        found = in_pieces(self.functions, checked(self.model, inputs), link=link, chunk_size=chunk_size)
-        own = {"functions": found, "samples": self.samples, "seed": self.seed}
-        return linked(link, self.model, self._gaussian.mean_MD, **own)
+        means_MD, placed = self._gaussian.mean_MD, checked(self.model, inputs)
+        link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
+        own = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
+        return linked(link, self.model, means_MD, functions=self.functions, inputs=placed, **own)
 
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
         """Return the network linearised at every member, and the member's covariance; looked for once."""
@@ -213,32 +213,21 @@ def checked(model: Model, inputs: Any) -> Any:
     return placed
 
 
-def in_pieces(functions: Callable[..., Functions], inputs: Any, *, link: str, chunk_size: int) -> Functions:
-    """Return Gaussian outputs as a link needs them, some rows after the other.
+def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
+    """Return the link in use: the asked one, or the one that "auto" means.
 
     Args:
-        functions: inputs, diagonal -> outputs.
-        inputs: as `checked` gives them.
-        link: variances are enough for "gaussian" and "probit".
-        chunk_size: rows at once.
-
-    Returns:
-        The Gaussians.
-    """
-    pieces = [rows_of(inputs, slice(a, a + chunk_size)) for a in range(0, batch_size(inputs), chunk_size)]
-    found = [functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces]
-    return Functions(*(torch.cat(each, dim=1) for each in zip(*found, strict=True)))
-
-
-def link_of(link: str, likelihood: Likelihood) -> str:
-    """Return the link in use: the asked one, or the one that "auto" means.
+        link: as of `Linearised`.
+        likelihood: p(y | f).
+        outputs: K.
 
     Raises:
         ValueError: if it is unknown, or does not go with the likelihood.
     """
     check_choice(get_args(Link), link=link)
     if link == "auto":
-        return next((n for n in ("gaussian", "probit") if _goes_with(n, likelihood)), "samples")
+        usual = ("gaussian", "pairwise", "probit") if outputs <= _MANY else ("gaussian", "probit")
+        return next((n for n in usual if _goes_with(n, likelihood)), "samples")
     if link in _KINDS and not _goes_with(link, likelihood):
         names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
         raise ValueError(f"link {link!r} needs a {names} likelihood; got {seen}. Use link='samples'.")
@@ -254,7 +243,15 @@ def _goes_with(link: str, likelihood: Likelihood) -> bool:
 
 
 def linked(
-    link: str, model: Model, weights_MD: Tensor, *, functions: Functions, samples: int = 100, seed: int = 0
+    link: str,
+    model: Model,
+    weights_MD: Tensor,
+    *,
+    functions: Callable[..., Functions],
+    inputs: Any,
+    rows: int,
+    samples: int = 100,
+    seed: int = 0,
 ) -> Predictive:
     """Return what a link makes of Gaussian outputs.
 
@@ -262,24 +259,27 @@ def linked(
         link: as `link_of` gives it.
         model: the model.
         weights_MD: of the members, for their learned likelihood parameters.
-        functions: mean and covariance, variances alone for "gaussian" and "probit".
+        functions: inputs, diagonal -> Gaussian outputs; variances are enough for "gaussian" and "probit".
+        inputs: as `checked` gives them.
+        rows: rows that go through the network at once, at most.
         samples: functions drawn for each member by "samples".
         seed: of these.
 
     Returns:
         The predictive, a mixture over the members.
     """
-    mean_MBK, spread = functions
+    pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
+    found = (functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces)
+    if link in _CLOSED:  # piece by piece, as K² covariances of every row may be more than memory holds
+        return Predictive(torch.cat([_CLOSED[link](*each) for each in found], dim=1), model.likelihood)
+    mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
     parameters = {n: p.unsqueeze(1) for n, p in model.split(weights_MD)[1].items()}
     if link == "gaussian":
         return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
-    if link == "samples":
-        check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)
-        drawn = _drawn(mean_MBK, spread, samples, seed=seed)
-        repeated = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
-        return Predictive(drawn, model.likelihood, repeated)
-    closed = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}[link]
-    return Predictive(closed(mean_MBK, spread), model.likelihood)
+    check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)
+    drawn = _drawn(mean_MBK, spread, samples, seed=seed)
+    repeated = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
+    return Predictive(drawn, model.likelihood, repeated)
 
 
 def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:

@@ -212,6 +212,16 @@ def test_the_thermostat_is_right_to_first_order_in_the_root_of_its_step_size():
     assert errors[0] / errors[1] == pytest.approx(2.0, rel=0.25)
 
 
+def test_the_thermostat_does_not_keep_what_the_first_descent_had():
+    """A start ten deviations away gives 17 times the kinetic energy of the temperature."""
+    scales = torch.tensor([1.0, 0.55, 0.32]).double()
+    density = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
+    method = tb.SGNHT(64, 6000, 2000, 10, step_size=0.01, batch_size=None)
+    chains = tb.sample(density, method, normal(64, 3) + 10.0, seed=3)
+    shares = chains.weights_MSD.double().flatten(0, 1).std(0) / scales
+    assert ((shares - 1).abs() < 0.1).all()
+
+
 def test_the_thermostat_absorbs_gradient_noise_of_unknown_size():
     assert thermostat(0.01, noise=2.0) == pytest.approx(thermostat(0.01), abs=0.03)
     method = tb.SGHMC(1, 3000, 1500, 5, step_size=0.01, batch_size=None)

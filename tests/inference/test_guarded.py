@@ -308,8 +308,8 @@ def test_starts_and_chains_agree(make: Callable[[int], Sampler]):
             tb.sample(density, make(3), torch.zeros(shape))
     with pytest.raises(ValueError, match=r"Set `chains=4`, or give 3 rows\."):
         tb.sample(density, make(3), torch.zeros(4, 2))
-    for wrong in (torch.zeros(3, 2, dtype=torch.long), [[0.0, 0.0]] * 3):
-        with pytest.raises(TypeError, match="`start_MD` must be a floating-point tensor"):
+    for wrong in (torch.zeros(3, 2, dtype=torch.long), torch.zeros(3, 2, dtype=torch.bfloat16), [[0.0, 0.0]] * 3):
+        with pytest.raises(TypeError, match="`start_MD` must be a tensor of weights in float32 or float64; got "):
             tb.sample(density, make(3), wrong)  # type: ignore[arg-type]
     one_D = normal(2)
     together = tb.sample(density, make(3), one_D).weights_MSD

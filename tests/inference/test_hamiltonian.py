@@ -388,6 +388,27 @@ def walled(kind: str) -> tb.FunctionDensity:
     return tb.FunctionDensity(log_density)
 
 
+def test_a_wall_does_not_shrink_the_step_size():
+    """Of a half-normal a good share of proposals ends behind the wall, whatever the step size."""
+    half = tb.FunctionDensity(lambda w: torch.where((w > 0).all(1), -0.5 * w.double().square().sum(1), -torch.inf))
+    chains = tb.sample(half, tb.HMC(4, 400, 200, trajectory=1.0), torch.ones(4, 3).double())
+    assert chains.numbers["acceptance"].mean() < 0.8  # the target
+    assert chains.numbers["gradients"][:, 200:].max() < 10
+
+
+def test_steps_too_long_for_a_smooth_density_are_no_walls():
+    """exp overflows to a density of nothing, but the momentum tells: the step size must fall."""
+    steep = tb.FunctionDensity(lambda w: -w.double().exp().sum(1) - (-w.double()).exp().sum(1))
+    method = tb.HMC(4, 150, 100, trajectory=20.0)
+    density, starts_MD = steep, torch.zeros(4, 2).double()
+    state = method.init(density, starts_MD, seeds=[0, 1, 2, 3])
+    state = replace(state, step_size=StepSize.at(torch.full((4,), 20.0).double()))
+    for _ in range(100):
+        state, info = method.step(density, state)
+    assert (info.means()["acceptance"] > 0).all()
+    assert (state.step_size.step_size_M < 3).all()
+
+
 WALLED: dict[str, Callable[..., Sampler]] = {
     "hmc": lambda steps: tb.HMC(100, steps, 0, step_size=0.5, trajectory=1.2, jitter=0.5),
     "nuts": lambda steps: tb.NUTS(100, steps, 0, step_size=0.5, mass="unit"),

@@ -559,6 +559,18 @@ def test_noise_of_a_network_that_interpolates_is_a_problem() -> None:
     assert 0.25 < suggested < 2.5
 
 
+def test_noise_that_has_not_come_down_is_a_problem() -> None:
+    """At 2.5 times the residuals, that is half a nat a target; the network here is the one that made the data."""
+    inputs, targets = table(30)
+    model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"))
+    source = as_source(model, (inputs[:9], targets[:9]), 9)
+    for scale, said in ((0.5, []), (5.0, ["still on its way down"])):
+        weights_D = torch.cat([BEST, torch.tensor([scale]).double().log()])
+        found = noise_problems(tb.Point(model, weights_D[None]), source)
+        assert [word for word in said if word in found[0]] == said
+        assert len(found) == len(said)
+
+
 def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
     data = table()
     for model in (linear(0.5), linear("learned")):  # few weights, many rows

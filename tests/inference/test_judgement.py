@@ -234,6 +234,18 @@ SAMPLED: dict[str, tuple[Any, Any, Tensor, str]] = {
         0.1 * normal(2, 10),
         "E-BFMI of chain",
     ),
+    "modes alike": (
+        lambda w: torch.logsumexp(-0.5 * (w.double()[:, :1] - torch.tensor([-9.0, 9.0])).square(), 1),
+        tb.MALA(3, 600, 200),
+        torch.tensor([[-9.0], [9.0], [9.0]]).double(),
+        "chains disagree on weight 0 (R-hat",
+    ),
+    "minibatches that do not agree": (
+        gaussian,
+        tb.SGLD(2, 300, 100, step_size=1e-8, batch_size=None),
+        torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double(),
+        "chains disagree on weight 0 (R-hat",
+    ),
     "a step of nothing": (gaussian, tb.SGLD(2, 60, 0, step_size=1e-40, batch_size=None), normal(2, 5), "never moved"),
 }
 

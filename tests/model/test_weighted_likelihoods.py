@@ -298,7 +298,8 @@ def test_links_look_for_the_distribution_and_gaussians_for_the_density():
 
         return link_of(asked, tb.Model(net, likelihood).likelihood)
 
-    assert link(Categorical(WEIGHTS)) == link(Weighted(Categorical())) == link(Longer()) == "probit"
+    assert link(Categorical(WEIGHTS)) == link(Weighted(Categorical())) == link(Longer()) == "pairwise"
+    assert link(tb.likelihoods.Bernoulli()) == "probit"
     assert link(Weighted(Gaussian())) == link(Gaussian()) == "gaussian"
     assert link(Loud()) == link(Scaled()) == link(Weighted(Loud())) == "samples"
     with pytest.raises(ValueError, match="link 'gaussian' needs a Gaussian likelihood; got Loud"):

@@ -39,6 +39,7 @@ class Tangent:
         layers: of the network.
         weights_D: w*.
         buffers: of the network; its own if None.
+        outputs: K.
         row_numbers: numbers that a row takes, roughly.
         chunk: numbers that a piece of the rows may take.
     """
@@ -46,6 +47,7 @@ class Tangent:
     layers: Anatomy
     weights_D: Tensor
     buffers: Buffers | None
+    outputs: int
     row_numbers: int
     chunk: int
 
@@ -85,7 +87,7 @@ class Tangent:
             )
         over = leaves(structure, [part.index for part in fitting[0].parts])
         numbers = max(_numbers(fitting[0], seen, over), findings.widest)
-        return cls(fitting[0], weights_D, buffers, numbers, chunk)
+        return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk)
 
     def linear(self, inputs: Any) -> Linear:
         """Return outputs and Jacobian at inputs; differentiable in inputs that require a gradient."""

@@ -14,7 +14,8 @@ since near half a period a trajectory ends at −w, and the chain keeps the ener
 
 ε is given, or found for each chain by dual averaging during burn-in. What that sees is the acceptance at τ / L, which
 does not change while L does not: where few steps fill a trajectory, it settles at the L whose acceptance is nearest to
-the target δ, between 2δ − 1 and 1.
+the target δ, between 2δ − 1 and 1. A trajectory that ends where there is no density, as behind a wall, teaches nothing:
+it would end there at any step size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torchbayes.checks import check_flags, given
 from torchbayes.inference.guarded import travelled
 from torchbayes.inference.hamiltonian import Mass, State, check, filled, kinetic, known_prior, learned, momenta, start
 from torchbayes.inference.noise import Purpose, uniforms
-from torchbayes.inference.sampler import Info, Sampler, diverged, metropolis, moved
+from torchbayes.inference.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
 from torchbayes.inference.settings import check_counts, check_positive, check_share
 from torchbayes.model.dynamics import Density
 
@@ -124,9 +125,9 @@ class HMC(Sampler):
             steps_M=leapfrogs_M,
             inverse_mass_MD=mass_MD,
         )
-        kinetic_M = kinetic(momentum_MD, mass_MD)
+        kinetic_M, kinetic_end_M = kinetic(momentum_MD, mass_MD), kinetic(end.momentum_MD, mass_MD)
         # potential and kinetic differences are formed apart: both are small beside the energies
-        error_M = (state.log_density_M - end.value.log_density) + (kinetic(end.momentum_MD, mass_MD) - kinetic_M)
+        error_M = (state.log_density_M - end.value.log_density) + (kinetic_end_M - kinetic_M)
         accepted_M, probability_M = metropolis(-error_M, state.seeds, state.step)
         if self.accept_in_burn_in and state.step < self.burn_in:
             accepted_M = torch.isfinite(error_M)
@@ -141,7 +142,10 @@ class HMC(Sampler):
             *diverged(error_M),
             faults,
         )
-        return learned(self, density, new, acceptance_M=probability_M), info
+        # a step too long for a smooth density shows in the momentum, a wall does not
+        wall_M = ~torch.isfinite(end.value.log_density) & (kinetic_end_M - kinetic_M < DIVERGENCE)
+        seen_M = torch.where(wall_M, self.target_acceptance, probability_M)
+        return learned(self, density, new, acceptance_M=seen_M), info
 
     def _steps(self, state: State) -> tuple[Tensor, Tensor]:
         """Return size and number of the steps of each chain's trajectory, on the CPU."""

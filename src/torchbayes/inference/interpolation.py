@@ -1,4 +1,4 @@
-r"""Whether a learned noise scale is that of rows the network has not seen, or of rows that it interpolates.
+r"""Whether a learned noise scale is that of rows the network has not seen, or of rows that it interpolates, or wider.
 
 The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that passes through the
 rows takes the noise towards zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
@@ -7,7 +7,7 @@ Williams 2006, section 5.4.2; T is 1 but where the likelihood alone is tempered)
 
     y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
 
-A learned σ far below the root mean square of these residuals is not the noise of new rows.
+A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
 
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
+_WIDE = 2.5  # times the residuals, beyond which a scale costs more than log 2.5 − ½ + 1/(2 · 2.5²) = 0.5 nats a value
 _LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Jacobian in factors
 _CHUNK = 2**24
 
 
 def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
-    """Return a problem, as one clause, if the learned noise of member 0 is that of rows which it interpolates.
+    """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
 
     Members differ in nothing that matters here, so one is looked at; and only small data are, of at most 2,048 values,
     under a network with half as many weights or more: fewer cannot make residuals a third of what they should be.
@@ -62,13 +63,19 @@ def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
     scale_K = model.split(mean_MD[0])[1]["log_scale"].double().exp()
     each_K = residuals_NK.square().mean(0) if len(scale_K) > 1 else residuals_NK.square().mean().unsqueeze(0)
     suggested_K = each_K.sqrt()
-    worst = int((suggested_K / scale_K).argmax())
-    if not scale_K[worst] * _RATIO < suggested_K[worst]:
+    small, wide = int((suggested_K / scale_K).argmax()), int((scale_K / suggested_K).argmax())
+    if scale_K[small] * _RATIO < suggested_K[small]:
+        reason = (
+            "as the network interpolates its training rows (fix a noise scale near that, or train for fewer epochs)"
+        )
+        worst = small
+    elif scale_K[wide] > _WIDE * suggested_K[wide]:
+        worst, reason = wide, "so it is still on its way down (train for more epochs, or raise the learning rate)"
+    else:
         return []
     return [
         f"the learned noise scale of member 0 is {float(scale_K[worst]):.3g}, but its residuals would be about "
-        f"{float(suggested_K[worst]):.2g} on rows left out, as the network interpolates its training rows (fix a noise "
-        f"scale near that, or train for fewer epochs)"
+        f"{float(suggested_K[worst]):.2g} on rows left out, {reason}"
     ]
 
 

@@ -10,7 +10,8 @@ Only what makes chains worthless counts, not what makes them short; `diagnose` s
   change the energy, and tails are not reached.
 - R-hat above 1.5 of the log density or the log likelihood: chains that agree have 1, those that have not converged 1.1
   and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies. Weights
-  may differ because hidden units can be exchanged, but log densities may not.
+  of a network may differ because hidden units can be exchanged, but log densities may not. Those of a density that is
+  no network's are judged as well, where R-hat of one weight in twenty, or of one among fewer, is above 1.5.
 
 The last two are judged by 100 iterations or more, the others by 20, weights that are not finite by any. A sampler that
 reports some of these numbers is judged by them: one without momentum has no energies, so neither divergences nor E-BFMI
@@ -33,6 +34,7 @@ from torchbayes.diagnostics import ebfmi, rhat
 ACCEPTED, DIVERGED, INFORMED, AGREED = 0.01, 0.2, 0.2, 1.5
 _SOME, _MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
+_LOOKED_AT = 1000  # weights whose R-hat is looked at
 _BLOCK = 1 << 22  # weights that are looked at at once
 
 
@@ -62,7 +64,9 @@ class Seen:
         return problems(weights_MSD, columns, fault=self._fault)
 
 
-def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str = "") -> tuple[str, ...]:
+def problems(
+    weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str = "", identified: bool = False
+) -> tuple[str, ...]:
     """Return what is wrong with chains.
 
     Args:
@@ -70,6 +74,7 @@ def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str =
         columns: what every iteration after burn-in saw, by name, each (M, R); empty for samplers on minibatches, else
             with `acceptance`, and of the others what the sampler reports.
         fault: the first exception of the density.
+        identified: whether every weight means the same in all chains, as those of a network do not.
 
     Returns:
         One clause for each problem; none if nothing is known to be wrong. A chain with one problem is not judged by
@@ -93,6 +98,8 @@ def problems(weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str =
         sound_M &= ~still_M
     if columns:
         found += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
+    if identified and not found and weights_MSD.shape[1] >= _MANY:
+        found += _weights_agree(weights_MSD[:, :, :_LOOKED_AT].cpu())
     return tuple(found)
 
 
@@ -128,6 +135,15 @@ def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
         finite_M &= torch.isfinite(block).flatten(1).all(1).cpu()
         still_M &= (block == weights_MSD[:, :1]).flatten(1).all(1).cpu()
     return finite_M, still_M
+
+
+def _weights_agree(weights_MSD: Tensor) -> list[str]:
+    """Return what is wrong with chains whose weights disagree."""
+    rhat_D, order_D = rhat(weights_MSD).nan_to_num(nan=1.0).sort()
+    if rhat_D[math.ceil(0.95 * len(rhat_D)) - 1] <= AGREED:
+        return []
+    they = "chains disagree" if len(weights_MSD) > 1 else "the halves of the chain disagree"
+    return [f"{they} on weight {int(order_D[-1])} (R-hat {float(rhat_D[-1]):.2f})"]
 
 
 def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:

@@ -60,7 +60,8 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
     found = run_chains(density, method, start_MD, seed=seed)
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
-    wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault))
+    identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
+    wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault, identified=identified))
     found = replace(found, problems=tuple(wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")
@@ -88,12 +89,12 @@ def _start(start_MD: Tensor, chains: int) -> Tensor:
     """Return where each chain starts.
 
     Raises:
-        TypeError: if these are no floating-point weights.
+        TypeError: if these are no weights in float32 or float64.
         ValueError: if they are none, not finite, or for another number of chains.
     """
-    if not isinstance(start_MD, Tensor) or not start_MD.is_floating_point():
+    if not isinstance(start_MD, Tensor) or start_MD.dtype not in {torch.float32, torch.float64}:
         seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
-        raise TypeError(f"`start_MD` must be a floating-point tensor of weights; got {seen}.")
+        raise TypeError(f"`start_MD` must be a tensor of weights in float32 or float64; got {seen}.")
     check_finite_start(start_MD=start_MD)
     if not start_MD.numel():
         raise ValueError(f"`start_MD` must hold weights; got shape {tuple(start_MD.shape)}, of none.")

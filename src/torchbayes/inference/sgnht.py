@@ -8,7 +8,9 @@ estimated from a minibatch.
 
 Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
 would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as
-cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back.
+cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of burn-in
+ξ = a too: the kinetic energy of a chain that falls towards the mass of the density is not thermal, and what ξ gains by
+it goes at hT a step alone.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ class SGNHT(Sampler):
         if noisy:
             now.momentum_MD.add_(scaled_noise(state, state.step, (2 * self.diffusion * h * heat) ** 0.5))
         now.weights_MD.add_(now.momentum_MD, alpha=h)
-        if noisy:
+        if noisy and state.step >= self.burn_in // 2:
             squares_M = torch.linalg.vector_norm(now.momentum_MD, dim=-1, dtype=torch.float64).square()
             friction_M = friction_M + h * (squares_M / now.momentum_MD.shape[-1] - heat)
         return replace(now, friction_M=friction_M, step=state.step + 1), info
