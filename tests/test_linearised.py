@@ -339,7 +339,7 @@ def test_a_variance_that_all_classes_share_changes_no_probability():
         found = tb.Gaussian(model, mean_MD, Dense(covariance.unsqueeze(0)))
         drawn = tb.Linearised(found, "samples", samples=50_000).predictive(inputs).probs
         probs[common] = tb.Linearised(found).predictive(inputs).probs
-        assert (probs[common] - drawn).abs().max() < 0.06  # what the closed form is off by; MacKay's: 0.5
+        assert (probs[common] - drawn).abs().max() < 0.06  # what the closed form is off by
     assert_close(probs[1e4], probs[0.0], rtol=1e-6)
 
 

@@ -39,16 +39,16 @@ def dispersed(target: Target, chains: int) -> Tensor:
 # --- Metropolis methods ---
 
 # (sampler, target, settings): enough draws for the checks to see a bias of a tenth of a standard deviation. Chains move
-# together, so that twice as many take little longer: there are more of NUTS, whose steps are the dearest
+# together, so that three times as many take little longer, but for NUTS, where all wait for the longest tree
 MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "hmc, correlated": (
         tb.HMC,
         correlated_gaussian(condition=1e2),
-        {"steps": 750, "burn_in": 150, "trajectory": 1.5},
+        {"chains": 192, "steps": 350, "burn_in": 150, "trajectory": 1.5},
     ),
     "hmc, skewed": (tb.HMC, skewed(), {"chains": 96, "steps": 1300, "burn_in": 200, "trajectory": 2.0}),
     "hmc, linear": (tb.HMC, linear_regression(0.5), {"steps": 600, "burn_in": 150, "trajectory": 0.3}),
-    "hmc, logistic": (tb.HMC, logistic_regression(), {"steps": 600, "burn_in": 150, "trajectory": 2.0}),
+    "hmc, logistic": (tb.HMC, logistic_regression(), {"chains": 192, "steps": 300, "burn_in": 150, "trajectory": 2.0}),
     "hmc, diagonal mass": (
         tb.HMC,
         linear_regression(),
@@ -62,12 +62,12 @@ MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "nuts, skewed": (tb.NUTS, skewed(), {"chains": 128, "steps": 480, "burn_in": 130}),
     "nuts, linear": (tb.NUTS, linear_regression(2.0), {"chains": 128, "steps": 300, "burn_in": 150}),
     "nuts, logistic": (tb.NUTS, logistic_regression(), {"chains": 128, "steps": 300, "burn_in": 150}),
-    "mala, skewed": (tb.MALA, skewed(), {"steps": 10000, "burn_in": 1000}),
-    "mala, linear": (tb.MALA, linear_regression(), {"steps": 5000, "burn_in": 1000}),
-    "mala, logistic": (tb.MALA, logistic_regression(), {"steps": 5000, "burn_in": 1000}),
-    "random walk, skewed": (tb.RandomWalk, skewed(), {"steps": 14000, "burn_in": 1000}),
-    "random walk, linear": (tb.RandomWalk, linear_regression(), {"steps": 8000, "burn_in": 1000}),
-    "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"steps": 8000, "burn_in": 1000}),
+    "mala, skewed": (tb.MALA, skewed(), {"chains": 192, "steps": 4000, "burn_in": 1000}),
+    "mala, linear": (tb.MALA, linear_regression(), {"chains": 192, "steps": 2400, "burn_in": 1000}),
+    "mala, logistic": (tb.MALA, logistic_regression(), {"chains": 192, "steps": 2400, "burn_in": 1000}),
+    "random walk, skewed": (tb.RandomWalk, skewed(), {"chains": 192, "steps": 5400, "burn_in": 1000}),
+    "random walk, linear": (tb.RandomWalk, linear_regression(), {"chains": 192, "steps": 3400, "burn_in": 1000}),
+    "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"chains": 192, "steps": 3400, "burn_in": 1000}),
 }
 
 
@@ -324,6 +324,8 @@ def test_a_cyclical_chain_finds_the_modes_that_a_plain_one_does_not():
     cycles = tb.Cycles(steps // 30, exploration=0.0, draws=steps // 30 - 5)
     cyclical = tb.SGLD(3, steps, 0, step_size=2 * 0.07, batch_size=None, schedule=cycles)
     plain = tb.SGLD(3, steps, 0, step_size=2 * 0.043, batch_size=None, schedule=tb.Decay(100.0, 0.55))
-    for found, lone in zip(*(tb.sample(density, each, start, seed=2).weights_MSD for each in (cyclical, plain))):  # noqa: B905
-        assert (mode_shares(found) > 0).sum() >= 20
-        assert (mode_shares(lone) > 0.01).sum() <= 8
+    found = tb.sample(density, cyclical, start, seed=2)
+    assert all((mode_shares(chain) > 0).sum() >= 20 for chain in found.weights_MSD)
+    with pytest.warns(tb.ProblemWarning, match="chains disagree on weight"):
+        lone = tb.sample(density, plain, start, seed=2)
+    assert all((mode_shares(chain) > 0.01).sum() <= 8 for chain in lone.weights_MSD)

@@ -22,6 +22,7 @@ from torchbayes.diagnostics import ess
 from torchbayes.inference import hamiltonian, metropolis, nuts
 from torchbayes.inference.adaptation import Spread, StepSize, windows
 from torchbayes.inference.noise import normals
+from torchbayes.inference.sample import run_chains
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.seeds import Purpose, member_seeds
 
@@ -60,7 +61,7 @@ def test_dual_averaging_meets_its_target_in_every_chain(target: float):
     """Chains of a scale from 0.01 to 100, five leapfrog steps each."""
     scales_MD = SCALES[:, None] * torch.linspace(1.0, 2.0, 10, dtype=torch.float64)
     method = tb.HMC(8, 2000, 1000, trajectory=1e9, max_leapfrogs=5, target_acceptance=target)
-    chains = tb.sample(gaussian(scales_MD), method, scales_MD * normal(8, 10), seed=1)
+    chains = run_chains(gaussian(scales_MD), method, scales_MD * normal(8, 10), seed=1)
     assert (chains.numbers["gradients"] == 5).all()
     # it is held while the step size moves; at the average of the logarithms acceptance is that of a curve's chord
     held_MS = chains.numbers["acceptance"][:, 300:1000]
@@ -404,8 +405,7 @@ def test_steps_too_long_for_a_smooth_density_are_no_walls():
     state = method.init(density, starts_MD, seeds=[0, 1, 2, 3])
     state = replace(state, step_size=StepSize.at(torch.full((4,), 20.0).double()))
     for _ in range(100):
-        state, info = method.step(density, state)
-    assert (info.means()["acceptance"] > 0).all()
+        state, _ = method.step(density, state)
     assert (state.step_size.step_size_M < 3).all()
 
 

@@ -128,7 +128,7 @@ def test_saved_posterior_is_the_returned_one_and_nothing_else_moves(kind: str, n
     assert_same_tensors(everything(loaded), everything(posterior))
     inputs, _ = rows_of(network)
     linear, again = (tb.predict(tb.Linearised(p), inputs).probs for p in (posterior, loaded))  # type: ignore[arg-type]
-    assert torch.equal(linear, again)
+    assert_close(linear, again, rtol=1e-13)  # products round by where their factors lie in memory
     assert torch.equal(posterior.functions(4, seed=1)(inputs), loaded.functions(4, seed=1)(inputs))
     assert_same_tensors(module.state_dict(), before)
     assert torch.equal(torch.get_rng_state(), state)

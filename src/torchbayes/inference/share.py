@@ -31,7 +31,8 @@ class Share:
     @property
     def count(self) -> int:
         """Number of members of this process."""
-        return len(range(self.members)[self.mine])
+        start, stop, step = self.mine.indices(self.members)
+        return max(0, -((start - stop) // step))
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return a tensor (M, ...) of all members from each process's rows of it."""
