@@ -16,6 +16,7 @@ from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.inference.mode import ChangingDataWarning, NotAModeWarning
 from torchbayes.inference.progress import summary
 from torchbayes.linalg import Dense, Diagonal
+from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.model.joint_prior import Joint
 
 X, TEST = normal(40, 3), normal(6, 3, seed=9)
@@ -206,6 +207,16 @@ class TestModes:
                 warnings.simplefilter("always")
                 laplace(linear(), (X, Y), mean + root @ direction, structure="dense")
             assert any(issubclass(w.category, NotAModeWarning) for w in caught) == expected
+
+    def test_what_a_low_rank_leaves_out_is_no_distance_from_a_mode(self) -> None:
+        """In the directions left out the covariance is the prior's, along which a small gradient would lead far."""
+        mean, covariance = EXACT.posterior()
+        direction = torch.full((4,), 0.5, dtype=torch.float64)
+        at = mean + torch.linalg.cholesky(covariance) @ direction
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", NotAModeWarning)
+            found = laplace(linear(), (X, Y), at, structure="low_rank", rank=1)
+        assert float(rest_diagonal(found.curvature).sum()) > 1  # so that something is left out
 
     def test_an_untrained_classifier(self) -> None:
         module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()

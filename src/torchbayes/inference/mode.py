@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.linalg import Scaled
+from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.model.batch import tensors_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 
@@ -42,14 +44,19 @@ def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
 
     With gradient g and precision P a step of Newton's method would raise the log joint density by ½ gᵀ P⁻¹ g. Draws of
     the posterior lie γ/2 below the mode in the directions that the data determine, γ = tr H P⁻¹ of them (MacKay 1992);
-    where the step would win more than that, the weights are not a mode in any sense that matters.
+    where the step would win more than that, the weights are not a mode in any sense that matters. What a low rank
+    leaves out of P is in the step with its diagonal: without it, the step would be as long as the prior is wide.
 
     Args:
         posterior: around the weights.
         gradient_MD: gradient of the tempered log joint density there.
     """
-    gain_M = 0.5 * (gradient_MD * posterior.gaussian.covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
-    determined_M = posterior.effective_parameters()
+    covariance, rest_MD = posterior.gaussian.covariance, rest_diagonal(posterior.curvature)
+    if rest_MD.any():
+        whole = posterior.curvature.covariance(posterior.strength_D + rest_MD)
+        covariance = Scaled(posterior.reference_MD.rsqrt(), whole)
+    gain_M = 0.5 * (gradient_MD * covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
+    determined_M = posterior.effective_parameters().clamp_min(0)  # less than 0 is rounding
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
     bad = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
     if bad:

@@ -52,6 +52,16 @@ def dropped(curvature: Curvature, precision_D: Tensor) -> Dropped:
     return Dropped(none_MD[:, 0], none_MD[:, 0], none_MD)
 
 
+def rest_diagonal(curvature: Curvature) -> Tensor:
+    """Return the diagonal of what a curvature leaves out, (M, D); 0 for all but low ranks."""
+    if isinstance(curvature, BlockCurvature):
+        each = torch.cat([rest_diagonal(block) for block in curvature.blocks], dim=-1)
+        return each[:, torch.argsort(curvature.order_D)]
+    if isinstance(curvature, LowRankCurvature):
+        return curvature.rest_MD
+    return torch.zeros_like(curvature.diagonal())
+
+
 def _dropped(curvature: LowRankCurvature, precision_D: Tensor) -> Dropped:
     tiny, kept_MR = torch.finfo(torch.float64).tiny ** 0.5, curvature.kept().double()
     present_MR = kept_MR > torch.finfo(curvature.factor_MRD.dtype).eps * kept_MR.amax(-1, keepdim=True)
