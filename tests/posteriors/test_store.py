@@ -322,12 +322,12 @@ def test_who_finds_the_description_finds_the_draws(tmp_path: Path, monkeypatch: 
 
 
 WRITER = """
-import sys, torch
-from torchbayes.posteriors.files import write_described
+import sys, time, torch
 from torchbayes.posteriors.store import DrawFile
 file = DrawFile.create(sys.argv[1], torch.zeros(4, 3000), {"w": (3000,)})
 for number in range(400):
     file.append(torch.full((4, 3000), float(number)))
+    time.sleep(0.01)  # so that a reader comes to see many lengths of it
 """
 
 
@@ -374,7 +374,6 @@ def test_a_reader_keeps_the_draws_that_are_forgotten(kept: int, tmp_path: Path) 
 
 KILLED = """
 import os, sys, torch
-from torchbayes.posteriors.files import write_described
 from torchbayes.posteriors.store import DrawFile
 file = DrawFile.create(sys.argv[1], torch.zeros(2, 1000), {"w": (1000,)})
 for number in range(40):
