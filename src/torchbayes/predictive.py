@@ -150,10 +150,9 @@ class Predictive:
     @cached_property
     def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Total and expected entropy and mutual information, in one pass over the rows, a few of them at a time."""
-        classes = self._classes
-        by_logits = "logits" in vars(classes)
+        classes, found = self._classes, []
+        by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
         given = torch.as_tensor(classes.logits if by_logits else classes.probs)
-        binary, found = isinstance(classes, distributions.Bernoulli), []
         for part in given.split(rows_at_once(given), dim=1):
             found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
         total, expected, mutual = (torch.cat(parts).to(self.outputs_SBK) for parts in zip(*found, strict=True))

@@ -156,7 +156,7 @@ def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Lap
     if noise and (posterior.exact is not None or prior == "weight"):  # one noise for many precisions, then these
         anew = prior in {"layer", "weight"}  # the ratios of the precisions, which are then those of the first prior
         strength_D = torch.ones_like(posterior.strength_D) if anew else posterior.strength_D
-        curvature = posterior.exact or posterior.curvature
+        curvature = posterior.curvature if posterior.exact is None else posterior.exact
         alike = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
         chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
         posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale).with_problems(chosen.problems)
