@@ -19,7 +19,7 @@ import torchbayes as tb
 from tests.oracles import assert_close, normal
 from tests.targets import assert_expectations, mixture25, skewed
 from torchbayes.diagnostics import ess
-from torchbayes.inference import hamiltonian, metropolis, nuts
+from torchbayes.inference import hamiltonian, metropolis, trees
 from torchbayes.inference.adaptation import Spread, StepSize, windows
 from torchbayes.inference.noise import normals
 from torchbayes.inference.sample import run_chains
@@ -505,12 +505,6 @@ def test_detailed_balance_misses_a_metropolis_test_that_is_left_out(name: str, m
 
 @pytest.mark.slow
 def test_detailed_balance_misses_the_turns_of_subtrees(monkeypatch: pytest.MonkeyPatch):
-    grow = nuts._Subtree.grow
-
-    def never(self: Any, *arguments: Any) -> None:
-        with monkeypatch.context() as inside:
-            inside.setattr(nuts, "turns", lambda first, *_, **__: torch.zeros(len(first), dtype=torch.bool))
-            grow(self, *arguments)
-
-    monkeypatch.setattr(nuts._Subtree, "grow", never)
+    never = lambda self, _: torch.zeros_like(self.chain_L, dtype=torch.bool)  # noqa: E731
+    monkeypatch.setattr(trees._Subtree, "turned", never)
     assert imbalance(REVERSIBLE["nuts"]) > 4.5

@@ -19,9 +19,9 @@ from tests.oracles import assert_close, normal
 from tests.targets import Target, assert_expectations, assert_moments, assert_quantiles, funnel, skewed
 from torchbayes.diagnostics import ebfmi, rhat
 from torchbayes.inference.hamiltonian import momenta
-from torchbayes.inference.nuts import turns
 from torchbayes.inference.sampler import Sampler
-from torchbayes.model.seeds import Purpose, generator, member_seeds
+from torchbayes.inference.trees import turns
+from torchbayes.model.seeds import Purpose, member_seeds, mix
 from torchbayes.report.diagnosis import chain_table, numbers, remarks
 
 
@@ -89,8 +89,8 @@ def recursive(
     tree = Tree(log_density, step_size, mass_D, energy, ends=[(weights_D, momentum_D)] * 2)
     total, path = 0.0, [momentum_D]
     for doubling in range(method.max_doublings):
-        source = generator(Purpose.TREE, state.seeds[chain], state.step, doubling)
-        direction, taken, *picks = torch.rand(2 + 2**doubling, generator=source, dtype=torch.float64).tolist()
+        key = Purpose.TREE, state.seeds[chain], state.step, doubling
+        direction, taken, *picks = ((mix(*key, n) >> 10) * 2.0**-53 for n in range(2 + 2**doubling))
         side, before = int(direction < 0.5), len(tree.leaves)
         whole = tree.build(doubling, side)
         weight, chosen_D, new = -math.inf, weights_D, tree.leaves[before:]

@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from torchbayes.inference.noise import uniforms
-from torchbayes.model.seeds import Purpose, member_seeds
+from torchbayes.model.seeds import Purpose, member_seeds, mix
 
 STEPS = 20_000
 
@@ -37,3 +37,10 @@ def test_a_chain_has_the_same_numbers_alone():
     together = uniforms(seeds, Purpose.JITTER, 7)
     assert together.tolist() == [float(uniforms([seed], Purpose.JITTER, 7)) for seed in seeds]
     assert len(set(together.tolist())) == 4
+
+
+def test_they_are_the_hash_of_their_integers():
+    seeds = [0, 7, 2**63 - 1]
+    expected = [[(mix(Purpose.TREE, seed, 3, 2, n) >> 10) * 2.0**-53 for n in range(5)] for seed in seeds]
+    assert uniforms(seeds, Purpose.TREE, 3, 2, count=5).tolist() == expected
+    assert uniforms(seeds, Purpose.TREE, 3, 2, 4).tolist() == [row[4] for row in expected]

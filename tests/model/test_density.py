@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[], Model], Batch]] = {
         per_member(ROWS, normal(M * B, seed=1)),
     ),
 }
-COMPILED_CASES = ("mlp", "convolution and batch norm", "learned noise")  # a compilation takes seconds
+COMPILED_CASES = ("convolution and batch norm", "learned noise")  # a compilation takes seconds
 each_case = pytest.mark.parametrize(("make", "batch"), CASES.values(), ids=CASES.keys())
 
 

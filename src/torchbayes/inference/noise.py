@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.model.seeds import Purpose, mix, mixed
 from torchbayes.native.noise import fill_normal_rows
 
 
@@ -17,9 +17,10 @@ def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) 
     return fill_normal_rows(noise, seeds, mix(purpose, step))
 
 
-def uniforms(seeds: Sequence[int], purpose: Purpose, step: int) -> Tensor:
-    """Return one float64 number per chain, uniform on [0, 1), (M,), on the CPU.
+def uniforms(seeds: Sequence[int], purpose: Purpose, *integers: int, count: int | None = None) -> Tensor:
+    """Return float64 numbers uniform on [0, 1), on the CPU: one per chain, (M,), or `count` of each, (M, count).
 
-    They are the hash itself: to seed a generator for a single number takes longer than a small leapfrog step.
+    They are the hash of seed and `integers` itself: to seed a generator for a few numbers takes longer than a small
+    leapfrog step.
     """
-    return torch.tensor([(mix(purpose, seed, step) >> 10) * 2.0**-53 for seed in seeds], dtype=torch.float64)
+    return torch.from_numpy((mixed(purpose, seeds, *integers, count=count) >> 10) * 2.0**-53)

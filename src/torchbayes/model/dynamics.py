@@ -121,7 +121,7 @@ class FunctionDensity:
         with torch.enable_grad():
             leaf = weights_MD.detach().requires_grad_()
             value_M = self._function(leaf)
-            (gradient_MD,) = torch.autograd.grad(value_M.sum(), leaf)
+            (gradient_MD,) = torch.autograd.grad(value_M, leaf, torch.ones_like(value_M))
         value_M = value_M.detach().double()
         return Value(value_M, gradient_MD, value_M)
 

@@ -9,14 +9,17 @@ after `torch.manual_seed`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import TypeVar
 
+import numpy as np
 import torch
 
 from torchbayes.checks import as_seed, whole
 
-_MASK = (1 << 64) - 1
+_MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
 
 @enum.unique
@@ -97,15 +100,49 @@ class Purpose(enum.IntEnum):
     INDEPENDENT = 84  # draws that are as good as draws can be
 
 
+_Hash = TypeVar("_Hash", int, np.ndarray)
+
+
 def mix(purpose: Purpose, *integers: int) -> int:
     """Return a well-mixed 63-bit seed of a purpose and integers (SplitMix64 finaliser, Steele et al. 2014)."""
     value = 0
     for integer in (purpose, *integers):
-        value = (value + (integer & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-        value ^= value >> 31
+        value = _stirred((value + (integer & _MASK) + _STEP) & _MASK)
     return value >> 1
+
+
+def mixed(purpose: Purpose, seeds: Sequence[int], *integers: int, count: int | None = None) -> np.ndarray:
+    """Return `mix(purpose, seed, *integers)` of many seeds at once.
+
+    Args:
+        purpose: what the numbers are for.
+        seeds: M integers.
+        integers: what else they depend on.
+        count: if given, the numbers 0 to count − 1 follow as the last integer.
+
+    Returns:
+        uint64 array (M,), or (M, count).
+    """
+    value = _begun(purpose, tuple(seeds))
+    for integer in integers:
+        value = _stirred(value + ((integer + _STEP) & _MASK))
+    if count is not None:
+        value = _stirred(value[:, None] + (np.arange(count, dtype=np.uint64) + _STEP))
+    return value >> 1
+
+
+@lru_cache(maxsize=16)
+def _begun(purpose: Purpose, seeds: tuple[int, ...]) -> np.ndarray:
+    """Return the hash of a purpose and each of some seeds, which are the same at every step."""
+    first = np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _STEP
+    return _stirred(first + _stirred((purpose + _STEP) & _MASK))
+
+
+def _stirred(value: _Hash) -> _Hash:
+    """Return the finaliser of an integer below 2⁶⁴, or of an array of them, which overflows by itself."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
 
 
 def member_seeds(seed: int, members: int) -> list[int]:

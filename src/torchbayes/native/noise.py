@@ -19,7 +19,7 @@ import ctypes
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -177,20 +177,19 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int) -> Tensor:
     """Return `out`, taken as rows of the given shape (M, D), filled."""
     _check_tensor(out)
-    seeds = [_integer("seed", seed) for seed in seeds]
-    stream = _integer("stream", stream)
+    keys, stream = _keys(tuple(seeds)), _integer("stream", stream)
     library = _library() if out.device.type == "cpu" else None
     if out.numel() == 0:
         return out
     if library is None:
-        _fill_by_tensors(out.detach().view(shape), seeds, stream)
+        _fill_by_tensors(out.detach().view(shape), list(keys), stream)
         return out
     function = library.fill_normal_float32 if out.dtype == torch.float32 else library.fill_normal_float64
     function(
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_int64(shape[0]),
         ctypes.c_int64(shape[1]),
-        (ctypes.c_uint64 * len(seeds))(*seeds),
+        keys,
         ctypes.c_uint64(stream),
         ctypes.c_int64(torch.get_num_threads()),
     )
@@ -214,6 +213,12 @@ def _check_tensor(out: Tensor) -> None:
         )
     if out.requires_grad:
         raise ValueError("`out` must not require gradients; got a tensor that does. Pass out.detach().")
+
+
+@lru_cache(maxsize=16)
+def _keys(seeds: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
+    """Return seeds, which a run asks for at every step, as the kernel takes them."""
+    return (ctypes.c_uint64 * len(seeds))(*(_integer("seed", seed) for seed in seeds))
 
 
 def _integer(name: str, value: int) -> int:
