@@ -66,7 +66,7 @@ def test_a_written_configuration_runs_again_identically():
 
 
 def test_resume_takes_the_settings_of_the_directory(capsys):
-    assert main([*MOONS, "--directory", "a", "--seed", "5"]) == 0
+    assert main([*MOONS, "--methods", "single", "swag", "--directory", "a", "--seed", "5"]) == 0
     before = numbers("a")
     assert main(["compare", "--directory", "a"]) == 2
     assert "--resume" in capsys.readouterr().err

@@ -27,7 +27,7 @@ structures = pytest.mark.parametrize("structure", ["kronecker", "dense", "diagon
 @pytest.mark.parametrize("start", [0.1, 5.0])
 def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) -> None:
     method = tb.OnlineLaplace(
-        prior="scalar", noise=True, epochs_of_descent=1500, every=10, batch_size=40, optimizer=tb.SGD(0.02),
+        prior="scalar", noise=True, epochs_of_descent=300, every=5, batch_size=40, optimizer=tb.SGD(0.2),
         schedule=tb.Constant(), plan="loop",
     )  # fmt: skip
     model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.priors.Normal(start))

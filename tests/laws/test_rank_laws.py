@@ -229,7 +229,7 @@ def sample_linear(grid: tuple[int, int], folder: Path, make: Callable[[], Sample
 
 def long_hmc() -> Sampler:
     """Return HMC with enough iterations for moments."""
-    return tb.HMC(chains=2, steps=1000, burn_in=100, step_size=0.05, trajectory=0.15, jitter=0.3)
+    return tb.HMC(chains=2, steps=500, burn_in=100, step_size=0.05, trajectory=0.15, jitter=0.3)
 
 
 @pytest.mark.slow
