@@ -42,7 +42,7 @@ class MAP:
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=Adam)
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     plan: Way | str = "auto"
 
