@@ -181,7 +181,7 @@ def test_an_existing_directory_is_kept_unless_resumed(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"epochs": 9}, "its method.epochs is 4, now 9"),
-        ({"optimizer": tb.Adam(lr=0.5)}, "its method.optimizer.lr is 0.001, now 0.5"),
+        ({"optimizer": tb.Adam(lr=0.5)}, "its method.optimizer.lr is 0.003, now 0.5"),
         ({"members": 2}, "its method.members is 1, now 2"),
         ({"seed": 5}, "its seed is 0, now 5"),
         ({"rows": 20}, "its num_data is 24, now 20"),
@@ -356,3 +356,17 @@ def test_a_failed_save_leaves_no_posterior(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     resumed = tb.fit(model_of(), rows_of(), short(), directory=tmp_path, resume=True, callbacks=())
     assert_same_tensors(resumed.tensors(), tb.fit(model_of(), rows_of(), short(), callbacks=()).tensors())
+
+
+@pytest.mark.parametrize("batch_size", [4, 1024])
+def test_there_is_a_checkpoint_after_the_first_step(batch_size: int, tmp_path: Path) -> None:
+    """Also where the first epoch ends with it."""
+    there = []
+
+    def look(event: tb.Event) -> None:
+        there.append((event.epoch, (tmp_path / "checkpoint.safetensors").exists()))
+
+    model = tb.Model(torch.nn.Linear(2, 1), tb.likelihoods.Gaussian(1.0))
+    data = torch.ones(8, 2), torch.ones(8, 1)
+    tb.fit(model, data, tb.MAP(epochs=2, batch_size=batch_size), directory=tmp_path, callbacks=[look])
+    assert there[1] == (2, True)

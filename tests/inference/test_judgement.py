@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,26 @@ def test_short_chains_are_not_blamed_for_being_short():
         assert problems(draws(19), short) == ()
 
 
+@pytest.mark.parametrize(("size", "where"), [(1, [0]), (20, [7]), (2000, range(1000, 2000))])
+def test_one_weight_among_many_that_means_the_same_in_all_chains_is_enough(size: int, where: Any):
+    weights_MSD = normal(4, 100, size, seed=1)
+    assert problems(weights_MSD, columns(), identified=True) == ()
+    weights_MSD[1:3, :, list(where)] += 20
+    assert problems(weights_MSD, columns()) == ()
+    (found,) = problems(weights_MSD, columns(), identified=True)
+    assert re.match(rf"chains disagree on weight ({'|'.join(map(str, where))}) \(R-hat", found)
+
+
+def test_who_disagrees_is_named_where_one_chain_is_looked_at():
+    bad = {name: column.clone() for name, column in columns().items()}
+    bad["divergent"][[0, 1, 3]] = 0.5
+    bad["log_density"][2, ITERATIONS // 2 :] += 30
+    assert "the halves of chain 2 disagree on the log density (R-hat" in problems(draws(), bad)[1]
+
+
 def test_thresholds():
     """Just on either side of each."""
-    for name, good, bad in (("acceptance", 0.011, 0.009), ("divergent", 0.2, 0.21)):
+    for name, good, bad in (("acceptance", 0.011, 0.009), ("divergent", 0.009, 0.011)):
         assert problems(draws(), columns(**marked(1, good, name))) == ()
         assert len(problems(draws(), columns(**marked(1, bad, name)))) == 1
     for shift, wrong in ((1.0, False), (12.0, True)):

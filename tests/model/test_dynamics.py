@@ -93,6 +93,14 @@ def test_an_oscillator_follows_the_closed_form():
     assert_close(end.momentum_MD, momentum * angle.cos() - weights * stretch * angle.sin())
 
 
+def test_a_density_without_gradient_is_told_from_one_that_cannot_be_computed():
+    constant = FunctionDensity(lambda w: torch.zeros(len(w)))
+    with pytest.raises(ValueError, match="has no gradient: PyTorch does not see how it depends on the weights"):
+        constant(normal(2, 3))
+    with torch.inference_mode(), pytest.raises(ValueError, match="outside of inference_mode"):
+        FunctionDensity(lambda w: -w.square().sum(-1))(normal(2, 3))
+
+
 @each_density
 def test_members_move_by_their_own_steps(make: Callable[[], Density]):
     density = make()

@@ -271,7 +271,7 @@ def _loop(
             stop = any([callback(event) is True for callback in listeners])  # a list: every callback is called
             if share.ranks.agree(stop):
                 break
-            run.checkpoint(state, density, means)
+            run.checkpoint(state, density, means, force=state.step == 1)
     run.checkpoint(state, density, means, force=True)
     return state
 

@@ -7,8 +7,10 @@ with the gradient of the full-data log density estimated from a minibatch. Witho
     V ← λ V + (1 − λ) ∇log p(w)²,     G = 1/(√V + δ)
 
 elementwise. The exact dynamics has a further drift (T ε_t/2) Σ_j ∂G_ij/∂w_j, which needs second derivatives and is left
-out, as Li et al. leave it out: V moves slowly, and so does what this costs. With all the data the chain is the
-unadjusted Langevin algorithm; MALA corrects it.
+out, as Li et al. leave it out. It can be neglected while V hardly changes as w crosses the target, and not for small
+steps: V then follows every gradient, and the law is p(w)/G(w) normalised. On N(0, 1) with exact gradients the variance
+is 1.1, 1.5 and 1.9 at ε = 0.1, 0.01 and 0.001, and 2 in the limit. With all the data and without preconditioner the
+chain is the unadjusted Langevin algorithm; MALA corrects it.
 
 On a normal density of variance σ² with exact gradients the stationary variance is σ²/(1 − ε/(4σ²)).
 """

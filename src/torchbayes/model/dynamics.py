@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_function
+from torchbayes.checks import SettingError, check_function
 
 
 class Value(NamedTuple):
@@ -104,7 +104,10 @@ def leapfrog(
 
 
 class FunctionDensity:
-    """Any differentiable log density in the place of a `LogDensity`: for tests and for sampling other targets."""
+    """Any differentiable log density, weights (M, D) -> (M,), in the place of a `LogDensity`.
+
+    Return float64 where its values are large: float32 holds seven digits, and what a sampler sees are differences.
+    """
 
     def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
         """Wrap a function.
@@ -116,11 +119,20 @@ class FunctionDensity:
         self._function = log_density
 
     def __call__(self, weights_MD: Tensor, batch: Any = None, **_: Any) -> Value:
-        """Return value and gradient at each row; a batch is ignored."""
+        """Return value and gradient at each row; a batch is ignored.
+
+        Raises:
+            SettingError: if PyTorch does not see how the density depends on the weights.
+        """
         del batch
         with torch.enable_grad():
             leaf = weights_MD.detach().requires_grad_()
             value_M = self._function(leaf)
+            if not value_M.requires_grad:
+                raise SettingError(
+                    "the log density has no gradient: PyTorch does not see how it depends on the weights. Compute it "
+                    "by operations of torch, outside of inference_mode; to a constant, add 0 * weights.sum(-1)."
+                )
             (gradient_MD,) = torch.autograd.grad(value_M, leaf, torch.ones_like(value_M))
         value_M = value_M.detach().double()
         return Value(value_M, gradient_MD, value_M)
