@@ -45,6 +45,16 @@ def test_tensors_that_share_memory_come_back_each_by_itself(tmp_path: Path) -> N
     assert_same_tensors(read_tensors(write_tensors(tmp_path / "x.safetensors", tensors, {}))[0], tensors)
 
 
+def test_tensors_begin_where_those_of_torch_do_unless_they_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {name: normal(3) for name in "abcdef"}  # 24 bytes each, without gaps between them
+    path = write_tensors(tmp_path / "x.safetensors", tensors, {})
+    assert {t.data_ptr() % 64 for t in read_tensors(path)[0].values()} == {0}
+    monkeypatch.setattr("torchbayes.posteriors.files._MAPPED", 23)
+    assert len({t.data_ptr() % 64 for t in read_tensors(path)[0].values()}) > 1
+
+
 def test_overwriting_replaces_whole(saved: Path) -> None:
     model = model_of()
     other = POSTERIORS["point"](model, 3)
