@@ -26,7 +26,7 @@ from torchbayes.curvature.parts import TOGETHER
 from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, Network, arguments
+from torchbayes.model.network import Buffers, Network, arguments, refuse_by_batch
 from torchbayes.model.seeds import Purpose, generator
 
 Held = Literal["everywhere", "in turn", "few"]
@@ -194,8 +194,12 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
 
     Returns:
         The findings.
+
+    Raises:
+        ValueError: if it has batch norm without running statistics.
     """
     network = model.network
+    refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
     owners, lost = _owners(network)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
 from torchbayes.checks import seen
 from torchbayes.model.batch import batch_size, on_rows, unshared
@@ -40,6 +40,7 @@ class Network:
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
+        by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
     def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Random = "*") -> None:
@@ -76,11 +77,9 @@ class Network:
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
         self.buffers = {n: b.clone() for n, b in self.module.named_buffers() if n.rpartition(".")[0] in live}
-        self.batch_norms = tuple(
-            n
-            for n, m in self.module.named_modules()
-            if n in live and isinstance(m, _NormBase) and m.running_mean is not None
-        )
+        norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
+        self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
+        self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
         self.module.eval().requires_grad_(False)  # constants build no graph
         self._own: dict[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         self._places = _places(self.module, self._own)
@@ -337,6 +336,19 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def refuse_by_batch(network: Network) -> None:
+    """Check that what the network makes of a row does not depend on the rows beside it.
+
+    Raises:
+        ValueError: if it has batch norm without running statistics.
+    """
+    if network.by_batch:
+        raise ValueError(
+            f"`{network.by_batch[0]}` is a batch norm without running statistics, whose outputs depend on the batch in "
+            f"evaluation too, so the weights have no density of their own. Use filter response norm or group norm."
+        )
 
 
 @contextmanager
