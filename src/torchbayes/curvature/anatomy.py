@@ -27,6 +27,7 @@ from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, arguments, refuse_by_batch
+from torchbayes.model.precision import check_precision
 from torchbayes.model.seeds import Purpose, generator
 
 Held = Literal["everywhere", "in turn", "few"]
@@ -196,9 +197,11 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         The findings.
 
     Raises:
+        TypeError: if weights are of lower precision than float32.
         ValueError: if it has batch norm without running statistics.
     """
     network = model.network
+    check_precision(network.dtype)
     refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
