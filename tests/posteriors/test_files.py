@@ -26,6 +26,10 @@ def test_tensors_and_header_come_back(tmp_path: Path) -> None:
     tensors = {
         "a": normal(3, 4),
         "half": normal(5).half(),
+        "complex": torch.complex(normal(2, 3), normal(2, 3, seed=1)),
+        "conjugate": torch.complex(normal(3), normal(3, seed=1)).conj(),
+        "complex number": torch.tensor(1 - 2j, dtype=torch.complex128),
+        "complex64": torch.complex(normal(4), normal(4, seed=1)).to(torch.complex64),
         "whole": torch.arange(6).view(2, 3),
         "scalar": torch.tensor(2.5),
         "strided": normal(4, 4).T[::2],

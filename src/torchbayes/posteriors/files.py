@@ -287,9 +287,11 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
     Returns:
         The path.
     """
-    own = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]  # unknown to safetensors
+    real = {**tensors, **{name: torch.view_as_real(tensors[name].resolve_conj()) for name in pairs}}
+    own = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in real.items()})
     sums = {name: checksum(tensor) for name, tensor in own.items()}
-    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums}))
+    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums, "pairs": pairs}))
     with whole_file(path) as temporary:
         save_file(own, temporary, metadata={_KEY: text})
     return Path(path)
@@ -312,11 +314,12 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
     with _opened(path) as file:
         header = _header(file, path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    sums = header.pop("tensors", {})
+    sums, pairs = header.pop("tensors", {}), header.pop("pairs", ())
     wrong = sorted(n for n in sums.keys() | tensors if n not in tensors or checksum(tensors[n]) != sums.get(n))
     if wrong:
         names = ", ".join(f"`{name}`" for name in wrong[:3])
         raise ValueError(f"{path} is damaged: {names} is not what was written. {RESTORE}")
+    tensors |= {name: torch.view_as_complex(tensors[name].clone()) for name in pairs}
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
     return {name: t if t.nbytes > _MAPPED else aligned(t) for name, t in placed.items()}, header
 
