@@ -7,7 +7,6 @@ run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base c
 
 from torchbayes.checks import seen
 from torchbayes.model.batch import batch_size, on_rows, unshared
-from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
+from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.picked import Picked, Random, check_random, is_random, names_of
 from torchbayes.model.seeds import Purpose, seeded
@@ -38,7 +37,7 @@ class Network:
         random: which those are, as they were given.
         picked: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
-        buffers: name -> tensor of the buffers that training may change, as the given module holds them.
+        buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
         by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
@@ -56,7 +55,7 @@ class Network:
         """
         self._factory = None if isinstance(module, nn.Module) else module
         made = _made(module)
-        self.module = copy.deepcopy(made)
+        self.module = _dense(copied(made))
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
@@ -76,7 +75,8 @@ class Network:
         self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
-        self.buffers = {n: b.clone() for n, b in self.module.named_buffers() if n.rpartition(".")[0] in live}
+        moving = [(n, b) for n, b in self.module.named_buffers() if b.layout == torch.strided]  # sparse ones stay
+        self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
         norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
@@ -244,6 +244,14 @@ def _made(module: Any) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
     return made
+
+
+def _dense(module: nn.Module) -> nn.Module:
+    """Return a module whose gradients are dense: all go into one vector, where sparse ones have no place."""
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False
+    return module
 
 
 def _listed(names: Sequence[str]) -> str:
