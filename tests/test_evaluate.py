@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -238,6 +238,68 @@ def test_evaluate_does_not_average_outputs_over_members() -> None:
     ]
     assert average < np.mean(each)
     assert average > min(each) - math.log(4)
+
+
+# --- batches whose rows differ in length
+
+
+class Tagger(nn.Module):
+    """Logits of every token by itself, so that padding changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+
+def sentences(lengths: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Batches of four rows, of these lengths, where the last row is padded by one more."""
+    found = []
+    for length in lengths:
+        tokens = torch.arange(4 * length).view(4, length) % 9
+        labels = (tokens * 7 + length) % 3
+        labels[-1, -1] = -100
+        found.append((tokens, labels))
+    return found
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batches_of_other_lengths_are_scored_as_if_all_were_padded(weighted: bool) -> None:
+    likelihood = tb.likelihoods.Categorical(ignore_index=-100)
+    model = tb.Model(Tagger().double(), tb.likelihoods.Weighted(likelihood) if weighted else likelihood)
+    posterior, batches = tb.Point(model, normal(2, 27)), sentences((3, 6, 5))
+    whole = [torch.cat([nn.functional.pad(t, (0, 6 - t.shape[1]), value=v) for t in parts]) for parts, v in zip(
+        zip(*batches, strict=True), (0, -100), strict=True)]  # fmt: skip
+    shares = torch.arange(12) % 3 + 1.0
+    if weighted:
+        batches = [(x, (y, shares[4 * i : 4 * i + 4])) for i, (x, y) in enumerate(batches)]
+    found = tb.evaluate(posterior, batches)
+    expected = tb.evaluate(posterior, (whole[0], (whole[1], shares) if weighted else whole[1]))
+    assert found.metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=1e-12), name
+    torch.testing.assert_close(found.targets, whole[1])
+
+
+def test_other_lengths_are_refused_at_the_second_batch_where_nothing_can_pad() -> None:
+    asked = []
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for tokens, labels in sentences((3, 6, 5)):
+            asked.append(tokens)
+            yield tokens, labels.clamp_min(0)
+
+    posterior = tb.Point(tb.Model(Tagger().double(), tb.likelihoods.Categorical()), normal(2, 27))
+    with pytest.raises(
+        ValueError, match=r"`?targets`? of all batches must have one shape a row; got \(6,\) after \(3,\)"
+    ):
+        tb.evaluate(posterior, batches())
+    assert len(asked) == 2
+    loader = DataLoader(sentences((3, 6, 5)), batch_size=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"outputs of all batches .* got \(6, 3\) after \(3, 3\)\. Pad .*`stream`"):
+        tb.predict(posterior, loader)
 
 
 # --- uncertainty, detection, fidelity

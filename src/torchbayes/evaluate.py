@@ -16,7 +16,7 @@ from torchbayes import metrics
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.temperature import fit_temperature
-from torchbayes.model.batch import tensors_of
+from torchbayes.model.batch import check_alike, padded, tensors_of
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.model import Model
@@ -78,16 +78,21 @@ class Evaluation:
 
 @dataclass
 class _Columns:
-    """Per-row results, gathered batch by batch."""
+    """Per-row results, gathered batch by batch; `padding` is the label that makes targets of any length as long."""
 
     parts: dict[str, list[Any]] = field(default_factory=dict)
+    padding: int | None = None
 
     def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
             own = pytree.tree_map(lambda t: (t if kept is None else t[kept]).cpu(), column)
             self.parts.setdefault(name, []).append(own)
+            if name != "targets" or self.padding is None:
+                check_alike(self.parts[name][0], own, name)
 
     def joined(self) -> dict[str, Any]:
+        if self.padding is not None:
+            self.parts["targets"] = padded(self.parts["targets"], self.padding)
         return {
             name: pytree.tree_map(lambda *tensors: torch.cat(tensors), *parts) for name, parts in self.parts.items()
         }
@@ -115,10 +120,12 @@ def evaluate(
         chunk_size: rows that go through a network at once.
 
     Returns:
-        The evaluation; memory grows with N · K, not with S · N · K.
+        The evaluation; memory grows with N · K, not with S · N · K. Targets of batches of different lengths are padded
+        with the label that the likelihood leaves out.
 
     Raises:
-        ValueError: if there are no rows, or targets do not fit the likelihood.
+        ValueError: if there are no rows, targets do not fit the likelihood, or rows differ in shape from batch to batch
+            and the likelihood leaves no label out.
     """
     check_positive(target_scale=target_scale)
     columns = _Columns()
@@ -149,6 +156,7 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
     log_prob = predictive.log_prob(targets)
     weights = torch.ones_like(log_prob) if judged.row_weights is None else judged.row_weights.to(log_prob)
     kept = weights > 0
+    columns.padding = getattr(judged.likelihood, "ignore_index", None)
     columns.add(kept, targets=judged.targets, log_prob=log_prob, weights=weights)
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
 from torchbayes.metrics._checks import check_probs
 from torchbayes.metrics.uncertainty import entropies, rows_at_once
+from torchbayes.model.batch import check_alike
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
@@ -90,7 +91,7 @@ class Predictive:
         Raises:
             TypeError: if the likelihood is not one of classes.
         """
-        return self._probs_S().mean(0)
+        return torch.as_tensor(self._classes.probs).mean(0)
 
     @property
     def mean(self) -> Tensor:
@@ -209,9 +210,6 @@ class Predictive:
             samples = self.distribution.sample((rounds,))
         return samples.flatten(0, 1)[:count]
 
-    def _probs_S(self) -> Tensor:
-        return self._classes.probs  # type: ignore[return-value]
-
     @property
     def _classes(self) -> distributions.Categorical | distributions.Bernoulli:
         """The S distributions of classes.
@@ -318,7 +316,7 @@ def predict(
         The predictive, with outputs (S, B, K).
 
     Raises:
-        ValueError: if `draws` does not fit, inputs are empty or not finite.
+        ValueError: if `draws` does not fit, inputs are empty or not finite, or outputs differ in shape between batches.
     """
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)
@@ -326,7 +324,10 @@ def predict(
         placed = source.model.place(inputs)
         check_finite(placed)
         return source.predictive(placed, chunk_size=chunk_size)
-    parts = [p for p, _ in stream(source, inputs, chunk_size=chunk_size)]
+    parts = list[Predictive]()
+    for each, _ in stream(source, inputs, chunk_size=chunk_size):
+        parts.append(each)
+        check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")
     if not parts:
         raise ValueError("the loader yields no rows; there is nothing to predict.")
     joined = torch.cat([p.outputs_SBK for p in parts], dim=1)

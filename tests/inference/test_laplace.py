@@ -333,3 +333,19 @@ class TestBadInput:
         found, expected = (laplace(m, (X, Y), m.given_weights(), check_mode=False) for m in (model, plain))
         assert_close(found.curvature.dense(), expected.curvature.dense())
         assert module.training
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_batch_norm_without_statistics_is_refused_before_training(trainable: bool) -> None:
+    """Its outputs depend on the batch even where it is frozen and in evaluation mode."""
+    norm = nn.BatchNorm1d(5, track_running_stats=False).requires_grad_(trainable)
+    model = tb.Model(nn.Sequential(nn.Linear(3, 5), norm, nn.Linear(5, 1)).double(), tb.likelihoods.Gaussian(0.7))
+    message = r"`1` is a batch norm without running statistics.*filter response norm or group norm"
+    start = tb.Point(model, model.given_weights().unsqueeze(0))
+    for fail in (
+        lambda: laplace(model, (X, Y), start),  # type: ignore[arg-type]
+        lambda: tb.fit(model, (X, Y), tb.OnlineLaplace(), callbacks=[lambda _: pytest.fail("it was trained")]),
+        lambda: tb.functional_laplace(model, (X, Y), start),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fail()

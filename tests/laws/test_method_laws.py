@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import torchbayes as tb
-from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, rows_of
+from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, normal, rows_of
 from torchbayes.inference import run as run_module
 from torchbayes.inference.batches import as_source
 from torchbayes.inference.checkpoint import flatten
@@ -100,6 +101,19 @@ def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monk
     resumed = fitted(make, directory=tmp_path / "cut", resume=True)
     assert_same_tensors(everything(resumed), everything(expected))
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_resumed_in_float64_equals_uninterrupted(plan: str, tmp_path: Path) -> None:
+    """Sums are rounded by the place of a tensor in memory, which widths like these show."""
+    layers = (nn.Linear(24, 17), nn.GELU(), nn.Linear(17, 17), nn.GELU(), nn.Linear(17, 3))
+    model = tb.Model(nn.Sequential(*layers).double(), tb.likelihoods.Categorical())
+    method = tb.MAP(members=2, epochs=15, batch_size=16, plan=plan)
+    data = (normal(200, 24), torch.arange(200) % 3)
+    expected = tb.fit(model, data, method, callbacks=())
+    tb.fit(model, data, method, directory=tmp_path, callbacks=[lambda event: event.epoch == 3])
+    resumed = tb.fit(model, data, method, directory=tmp_path, resume=True, callbacks=())
+    assert_same_tensors(resumed.tensors(), expected.tensors())
 
 
 @methods

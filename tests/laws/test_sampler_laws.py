@@ -192,8 +192,10 @@ def test_same_seed_same_chain_other_seed_other_chain(make: Make) -> None:
 
 
 @samplers
-def test_batch_norm_is_refused_with_advice(make: Make) -> None:
-    network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+@pytest.mark.parametrize("statistics", [True, False])
+def test_batch_norm_is_refused_with_advice(make: Make, statistics: bool) -> None:
+    norm = nn.BatchNorm1d(5, track_running_stats=statistics)
+    network = nn.Sequential(nn.Linear(4, 5), norm, nn.Linear(5, 3)).double()
     with pytest.raises(ValueError, match=r"`1` is a batch norm.*filter response norm or group norm"):
         tb.fit(tb.Model(network, tb.likelihoods.Categorical()), rows_of(), make(), callbacks=())
 

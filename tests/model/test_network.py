@@ -242,6 +242,12 @@ def test_training_ends_with_the_block_even_after_an_error():
     assert torch.equal(network(network.weights(), inputs), expected)
 
 
+def test_batch_norm_without_running_statistics_depends_on_the_batch_and_other_norms_do_not():
+    norms = [nn.InstanceNorm1d(4), nn.GroupNorm(1, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)]
+    network = Network(nn.Sequential(*norms, nn.Flatten(), nn.Linear(8, 2)))
+    assert (network.batch_norms, network.by_batch) == (("2",), ("3",))
+
+
 def test_a_frozen_backbone_stays_in_evaluation_mode_while_the_head_trains():
     module = WithDropout()
     module.get_buffer("backbone.1.running_mean").fill_(0.3)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
+import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes.model.stacked import StackedLayers
 
@@ -53,3 +54,35 @@ def test_without_members_nothing_changes() -> None:
     with StackedLayers():
         (gradient,) = torch.autograd.grad(F.linear(inputs, weight).sum(), weight)
     assert_close(gradient, inputs.sum(0).expand(OUTPUTS, INPUTS))
+
+
+class Attending(nn.Module):
+    """Attention, the fast kernels of which have no rule for stacks of members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(inputs).mean(1))
+
+
+class Differentiating(nn.Module):
+    """A network that differentiates itself in its inputs, so that they require a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            inputs = inputs.flatten(1)[:, :4].detach().requires_grad_()
+            values = self.head(torch.tanh(self.body(inputs)))
+            (slope,) = torch.autograd.grad(values.sum(), inputs, create_graph=True)
+        return values + slope[:, :2]
+
+
+@pytest.mark.parametrize(("make", "plan"), [(Attending, "auto"), (Attending, "vmap"), (Differentiating, "auto")])
+def test_fits_that_are_right_do_not_warn(make: type[nn.Module], plan: str) -> None:
+    model, data = tb.Model(make(), tb.likelihoods.Categorical()), (normal(12, 3, 4).float(), torch.arange(12) % 2)
+    tb.fit(model, data, tb.MAP(members=2, epochs=2, plan=plan), callbacks=())  # warnings are errors here

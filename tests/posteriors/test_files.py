@@ -26,6 +26,10 @@ def test_tensors_and_header_come_back(tmp_path: Path) -> None:
     tensors = {
         "a": normal(3, 4),
         "half": normal(5).half(),
+        "complex": torch.complex(normal(2, 3), normal(2, 3, seed=1)),
+        "conjugate": torch.complex(normal(3), normal(3, seed=1)).conj(),
+        "complex number": torch.tensor(1 - 2j, dtype=torch.complex128),
+        "complex64": torch.complex(normal(4), normal(4, seed=1)).to(torch.complex64),
         "whole": torch.arange(6).view(2, 3),
         "scalar": torch.tensor(2.5),
         "strided": normal(4, 4).T[::2],
@@ -43,6 +47,16 @@ def test_tensors_that_share_memory_come_back_each_by_itself(tmp_path: Path) -> N
     whole = normal(3, 4)
     tensors = {"whole": whole, "row": whole[1], "again": whole}
     assert_same_tensors(read_tensors(write_tensors(tmp_path / "x.safetensors", tensors, {}))[0], tensors)
+
+
+def test_tensors_begin_where_those_of_torch_do_unless_they_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {name: normal(3) for name in "abcdef"}  # 24 bytes each, without gaps between them
+    path = write_tensors(tmp_path / "x.safetensors", tensors, {})
+    assert {t.data_ptr() % 64 for t in read_tensors(path)[0].values()} == {0}
+    monkeypatch.setattr("torchbayes.posteriors.files._MAPPED", 23)
+    assert len({t.data_ptr() % 64 for t in read_tensors(path)[0].values()}) > 1
 
 
 def test_overwriting_replaces_whole(saved: Path) -> None:

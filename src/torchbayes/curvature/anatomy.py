@@ -21,13 +21,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.capture import Seen, probe, requires_grad, watch
-from torchbayes.curvature.layers import Affine, Call, Layer, layers_of, quiet
+from torchbayes.curvature.layers import Affine, Call, Layer, layers_of
 from torchbayes.curvature.parts import TOGETHER
 from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, Network, arguments
+from torchbayes.model.network import Buffers, Network, arguments, refuse_by_batch
+from torchbayes.model.precision import check_precision
 from torchbayes.model.seeds import Purpose, generator
+from torchbayes.model.stacked import quiet
 
 Held = Literal["everywhere", "in turn", "few"]
 """What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
@@ -194,8 +196,14 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
 
     Returns:
         The findings.
+
+    Raises:
+        TypeError: if weights are of lower precision than float32.
+        ValueError: if it has batch norm without running statistics.
     """
     network = model.network
+    check_precision(network.dtype)
+    refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
     owners, lost = _owners(network)

@@ -7,9 +7,7 @@ B rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from torchbayes.model.layout import Layout
+from torchbayes.model.stacked import quiet
 
 
 class Call(NamedTuple):
@@ -187,18 +186,6 @@ class Other:
             return torch.stack([one(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
         with quiet():
             return vmap(one)(call.inputs, call.outputs)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Let torch not warn of operations that it stacks slowly.
-
-    Yields:
-        Nothing.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        yield
 
 
 def _places(tensor: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ u = (I + AᵀA)^{−1} Aᵀ r the square is |r − A u|² + |u|², a sum that do
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import check_model
 from torchbayes.inference.batches import as_source
+from torchbayes.model.initialisation import copied
 from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import Batch, Model
@@ -55,7 +55,7 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     source = as_source(model, data, 1024)
     source.check()
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)
-    module = copy.deepcopy(model.network.module).double().requires_grad_(True)  # only such parameters can be random
+    module = copied(model.network.module).double().requires_grad_(True)  # only such parameters can be random
     own = model.network
     network = Network(module, own.random if own.picked.places else own.layout.names)
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)

@@ -17,6 +17,7 @@ from torchbayes.inference.sampler import refuse_batch_norm
 from torchbayes.model.density import LogDensity
 from torchbayes.model.dynamics import FunctionDensity, Phase, Value, leapfrog
 from torchbayes.model.model import Model
+from torchbayes.model.precision import check_precision
 from torchbayes.model.priors import Flat
 from torchbayes.model.ways import Way
 
@@ -165,11 +166,12 @@ def check_model(model: Model) -> None:
     """Check that a model has an evidence.
 
     Raises:
-        TypeError: if it is no model.
+        TypeError: if it is no model, or weights are of lower precision than float32.
         ValueError: if a prior is improper, or the temperature is not 1.
     """
     if not isinstance(model, Model):
         raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
+    check_precision(model.network.dtype)
     if any(isinstance(segment.prior, Flat) for segment in model.prior.segments):
         raise ValueError("a flat prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
     if model.temperature != 1:

@@ -23,6 +23,7 @@ from torchbayes.checks import (
 )
 from torchbayes.inference.sampler import Sampler
 from torchbayes.model.model import Model
+from torchbayes.model.precision import check_precision
 from torchbayes.model.ranks import Ranks
 from torchbayes.posteriors.posterior import Posterior
 
@@ -46,10 +47,11 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         options: directory, resume, steps, callbacks and ranks.
 
     Raises:
-        TypeError: if one is of another kind than is meant.
+        TypeError: if one is of another kind than is meant, or weights are of lower precision than float32.
         ValueError: if a number or a flag is none.
     """
     check_kind(Model, "a Model", model=model)
+    check_precision(model.network.dtype)
     check_method(method)
     kinds = (nn.Module, Posterior, Tensor)
     check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.posteriors.files import read_header, read_tensors, write_tensors
+from torchbayes.posteriors.files import aligned, read_header, read_tensors, write_tensors
 
 
 def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -78,8 +78,7 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
         return dataclasses.replace(like, **parts)  # type: ignore[type-var]
     if isinstance(like, Mapping):
         if not like:  # filled by the first step, with names that a fresh state cannot know
-            own = {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
-            return {n: t.clone() for n, t in own.items()}  # where a library's rounding depends on alignment, as a run's
+            return {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
         return {name: restore(entry, tensors, numbers, prefix=f"{prefix}/{name}") for name, entry in like.items()}
     if prefix not in numbers:
         raise ValueError(f"`{prefix}` is missing")
@@ -145,7 +144,7 @@ def load_checkpoint(
     tensors, header = read_tensors(path)
     found = _about(path, header)
     check_same_run(path, found, about)
-    own = {name: tensor[members] if tensor.ndim else tensor for name, tensor in tensors.items()}
+    own = {name: aligned(tensor[members] if tensor.ndim else tensor) for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
     try:
         state = restore(like, own, numbers)

@@ -204,9 +204,10 @@ def _refuse_split(model: Model, method: Method | Sampler, ranks: Ranks) -> None:
     Raises:
         ValueError: if a batch norm would see its rank's rows alone.
     """
-    if ranks.data > 1 and not isinstance(method, Sampler) and model.network.batch_norms:
+    norms = (*model.network.batch_norms, *model.network.by_batch)
+    if ranks.data > 1 and not isinstance(method, Sampler) and norms:
         raise ValueError(
-            f"`{model.network.batch_norms[0]}` is a batch norm, whose statistics are those of a whole batch, so ranks "
+            f"`{norms[0]}` is a batch norm, whose statistics are those of a whole batch, so ranks "
             f"cannot split the data. Let them share the members (`Ranks.grid(data=1)`), or use group norm."
         )
 

@@ -280,13 +280,13 @@ def _size_at_first_layer(model: Model, batch: Batch) -> float:
     Not of the inputs themselves: the network may scale them first, add them as a mask or look them up in a table. Only
     layers of torch are looked at; what others do with what they are given is not known.
     """
-    seen: list[float] = []
+    seen: list[Tensor | None] = []
 
     def see(layer: nn.Module, given: tuple[Any, ...]) -> None:
         del layer
-        tensor = next((x for x in given if isinstance(x, Tensor)), None)
-        real = tensor is not None and tensor.is_floating_point() and tensor.numel()
-        seen.append(float(tensor.double().square().mean()) ** 0.5 if real else 0.0)  # type: ignore[union-attr]
+        if not seen:  # a number is made of it later, which breaks no graph of a network that is compiled
+            first = next((x for x in given if isinstance(x, Tensor)), None)
+            seen.append(first if first is None else first.detach().clone())
 
     modules = dict(model.network.module.named_modules(remove_duplicate=False))
     owners = {id(m): m for n in model.network.layout.names if (m := modules.get(n.rpartition(".")[0])) is not None}
@@ -297,7 +297,9 @@ def _size_at_first_layer(model: Model, batch: Batch) -> float:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen[0] if seen else 0.0
+    tensor = seen[0] if seen else None
+    real = tensor is not None and tensor.is_floating_point() and tensor.numel()
+    return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
 
 
 def _named(members: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from torchbayes.inference.settings import check_counts
 from torchbayes.inference.survey import CurvatureName, Recipe, Sharing, StructureName, Survey, check_choices
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
+from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.tuning import tune
 
@@ -130,8 +130,11 @@ class Laplace:
 
         Returns:
             The state.
+
+        Raises:
+            ValueError: if the network has batch norm without running statistics.
         """
-        del density
+        refuse_by_batch(density.model.network)
         return survey.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:

@@ -29,7 +29,7 @@ from torchbayes.inference.settings import check_counts, check_schedule, check_sh
 from torchbayes.inference.survey import CurvatureName, Recipe, Sharing, StructureName, Survey, check_choices
 from torchbayes.model.density import LogDensity
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
+from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.model.priors import Normal
 from torchbayes.model.ways import Way
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -204,9 +204,11 @@ class OnlineLaplace:
             The state.
 
         Raises:
-            ValueError: if the prior is not normal, or the model is tempered.
+            ValueError: if the prior is not normal, the model is tempered, or the network has batch norm without running
+                statistics.
         """
         model = density.model
+        refuse_by_batch(model.network)
         if model.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; the model has temperature {model.temperature}.")
         if not all(isinstance(segment.prior, Normal) for segment in model.prior.segments):

@@ -16,6 +16,7 @@ from torchbayes.inference.noise import Purpose, uniforms
 from torchbayes.inference.schedules import Cycles
 from torchbayes.inference.settings import check_counts, check_plan
 from torchbayes.model.dynamics import Density, Value
+from torchbayes.model.network import refuse_by_batch
 from torchbayes.model.ways import Way
 
 # an energy error above this is a divergence: the integrator has left the trajectory (Betancourt 2017, section 6.2)
@@ -198,10 +199,13 @@ def refuse_batch_norm(density: Density) -> None:
     """Check that the weights have a density of their own.
 
     Raises:
-        ValueError: if the network has batch norm that is not frozen.
+        ValueError: if the network has batch norm that is not frozen, or one without running statistics.
     """
     model: Any = getattr(density, "model", None)
-    if model is not None and model.network.batch_norms:
+    if model is None:
+        return
+    refuse_by_batch(model.network)
+    if model.network.batch_norms:
         raise ValueError(
             f"`{model.network.batch_norms[0]}` is a batch norm, whose outputs depend on the batch, so the weights have "
             f"no fixed density to sample. Use filter response norm or group norm, or freeze it by `random=`."

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -216,6 +217,43 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         ValueError: if what all rows share differs between them.
     """
     return _joined(batches, torch.cat) if len(batches) > 1 else batches[0]
+
+
+def check_alike(first: Any, tree: Any, what: str) -> None:
+    """Check that the rows of a batch have the shape of those of the first batch, so that all can be put together.
+
+    Args:
+        first: tensor (B, ...) of the first batch, or a tree of such.
+        tree: of another batch.
+        what: which they are.
+
+    Raises:
+        ValueError: if they have not.
+    """
+    before, here = ([tuple(t.shape[1:]) for t in tensors_of(each)] for each in (first, tree))
+    for one, other in zip(before, here, strict=True):
+        if one != other:
+            raise ValueError(
+                f"the {what} of all batches must have one shape a row; got {other} after {one}. Pad all batches to one "
+                f"length, or take them one by one with `stream`. `evaluate` takes labels of any length where the "
+                f"likelihood leaves padding out: Categorical(ignore_index=-100)."
+            )
+
+
+def padded(tensors: Sequence[Tensor], value: float) -> list[Tensor]:
+    """Return tensors (B, ...) made as long as the longest of them along each axis but the first.
+
+    Args:
+        tensors: of equally many axes.
+        value: what is put behind.
+    """
+    longest = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
+
+    def one(tensor: Tensor) -> Tensor:
+        ends = [want - have for want, have in zip(longest, tensor.shape[1:], strict=True)]
+        return F.pad(tensor, [n for end in reversed(ends) for n in (0, end)], value=value)
+
+    return [one(tensor) for tensor in tensors]
 
 
 def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:

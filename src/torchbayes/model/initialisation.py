@@ -77,6 +77,11 @@ class _Sizes(NamedTuple):
         )
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module, with its sparse buffers, not all of which torch can copy in the usual way."""
+    return copy.deepcopy(module, {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided})
+
+
 def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (), *, warn: bool = True) -> nn.Module:
     """Return a copy of a module with fresh random parameters, drawn from the global generators.
 
@@ -94,7 +99,7 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
         ValueError: if nothing initialises a random parameter, an initialiser fails, or the module holds numbers of
             quite another size than its initialisers give.
     """
-    made = copy.deepcopy(module)
+    made = copied(module)
     for part in made.modules():
         part.__dict__.pop(_HF_MARK, None)
     random = random_ids(made, layout)

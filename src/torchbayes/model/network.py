@@ -7,7 +7,6 @@ run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every batch norm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
 from torchbayes.checks import seen
 from torchbayes.model.batch import batch_size, on_rows, unshared
-from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
+from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.picked import Picked, Random, check_random, is_random, names_of
 from torchbayes.model.seeds import Purpose, seeded
@@ -38,8 +37,9 @@ class Network:
         random: which those are, as they were given.
         picked: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
-        buffers: name -> tensor of the buffers that training may change, as the given module holds them.
+        buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
+        by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
     def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Random = "*") -> None:
@@ -55,7 +55,7 @@ class Network:
         """
         self._factory = None if isinstance(module, nn.Module) else module
         made = _made(module)
-        self.module = copy.deepcopy(made)
+        self.module = _dense(copied(made))
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
@@ -75,12 +75,11 @@ class Network:
         self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
-        self.buffers = {n: b.clone() for n, b in self.module.named_buffers() if n.rpartition(".")[0] in live}
-        self.batch_norms = tuple(
-            n
-            for n, m in self.module.named_modules()
-            if n in live and isinstance(m, _NormBase) and m.running_mean is not None
-        )
+        moving = [(n, b) for n, b in self.module.named_buffers() if b.layout == torch.strided]  # sparse ones stay
+        self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
+        norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
+        self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
+        self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
         self.module.eval().requires_grad_(False)  # constants build no graph
         self._own: dict[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         self._places = _places(self.module, self._own)
@@ -247,6 +246,14 @@ def _made(module: Any) -> nn.Module:
     return made
 
 
+def _dense(module: nn.Module) -> nn.Module:
+    """Return a module whose gradients are dense: all go into one vector, where sparse ones have no place."""
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False
+    return module
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
 
@@ -337,6 +344,19 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def refuse_by_batch(network: Network) -> None:
+    """Check that what the network makes of a row does not depend on the rows beside it.
+
+    Raises:
+        ValueError: if it has batch norm without running statistics.
+    """
+    if network.by_batch:
+        raise ValueError(
+            f"`{network.by_batch[0]}` is a batch norm without running statistics, whose outputs depend on the batch in "
+            f"evaluation too, so the weights have no density of their own. Use filter response norm or group norm."
+        )
 
 
 @contextmanager

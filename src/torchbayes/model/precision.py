@@ -1,4 +1,4 @@
-"""Full float32 precision, whatever PyTorch is set to.
+"""Full float32 precision, whatever PyTorch is set to, and no less where weights are inferred.
 
 A Metropolis test decides on differences of energies, a few nats of sums of thousands. TF32 keeps 10 bits of a factor
 and bfloat16 7: either puts an error of many nats into the sum, so that good proposals are rejected. Izmailov et al.
@@ -12,6 +12,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+def check_precision(dtype: torch.dtype) -> None:
+    """Check that weights have digits enough to infer them.
+
+    Args:
+        dtype: theirs.
+
+    Raises:
+        TypeError: if it is neither float32 nor float64.
+    """
+    if dtype not in {torch.float32, torch.float64}:
+        raise TypeError(
+            f"random weights must be float32 or float64 to be inferred, as small steps and moments are lost in less; "
+            f"got {dtype}. Convert them with .float(); weights that are not random may stay as they are."
+        )
 
 
 @contextmanager

@@ -1,18 +1,22 @@
-"""Dense layers of a stack of members, written so that gradients come out laid out as the weights are.
+"""Layers of a stack of members under `vmap`: dense ones whose gradients are laid out as the weights are, and attention.
 
 Under `vmap` a linear layer x Wᵀ with a weight per member becomes a batched product whose weight gradient is transposed,
 and copying it back costs a tenth of a training step. (W xᵀ)ᵀ is the same number, and its gradient with respect to W is
-contiguous.
+contiguous. Attention goes member by member there, without torch's request to be told so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+_ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
 
 class StackedLayers(TorchFunctionMode):
@@ -22,7 +26,22 @@ class StackedLayers(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Return what the call gives."""
+        if func in _ATTENTION:
+            with quiet():
+                return func(*args, **(kwargs or {}))
         return (_linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let torch not warn of operations that it stacks slowly.
+
+    Yields:
+        Nothing.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import full_precision
 from torchbayes.model.seeds import Purpose, seeded
-from torchbayes.model.stacked import StackedLayers
+from torchbayes.model.stacked import StackedLayers, quiet
 from torchbayes.native.build import UnavailableError
 
 Way = Literal["native", "loop", "vmap", "compiled"]
@@ -156,7 +156,8 @@ class Ways:
 
         seconds = {"loop": measure("loop")}
         try:
-            seconds["vmap"] = measure("vmap")
+            with quiet():
+                seconds["vmap"] = measure("vmap")
         except RuntimeError as error:  # an operation without a batching rule
             return Plan("loop", f"vmap cannot run this network: {error}", seconds)
         faster = seconds["loop"] / seconds["vmap"]

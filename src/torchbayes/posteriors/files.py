@@ -32,6 +32,8 @@ PART = ".torchbayes-part"
 """What the names of temporary files end with, and no other program's."""
 RESTORE = "Restore it or fit again."
 _KEY = "torchbayes"
+_MAPPED = 1 << 28  # bytes above which a tensor stays in its file, so that it need not be in memory
+_ALIGNMENT = 64  # bytes: where torch begins the memory of a tensor on a CPU
 _CHANCE = "[a-z0-9_]{8}"  # what makes the name of a temporary file its own
 _WINDOWS = os.name == "nt"  # which neither renames nor removes a file that is open
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -285,9 +287,11 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
     Returns:
         The path.
     """
-    own = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]  # unknown to safetensors
+    real = {**tensors, **{name: torch.view_as_real(tensors[name].resolve_conj()) for name in pairs}}
+    own = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in real.items()})
     sums = {name: checksum(tensor) for name, tensor in own.items()}
-    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums}))
+    text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums, "pairs": pairs}))
     with whole_file(path) as temporary:
         save_file(own, temporary, metadata={_KEY: text})
     return Path(path)
@@ -301,7 +305,7 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
         device: where the tensors go.
 
     Returns:
-        (tensors, header).
+        (tensors, header); tensors up to 256 MiB are aligned as torch's own, larger ones stay mapped into memory.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -310,12 +314,19 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
     with _opened(path) as file:
         header = _header(file, path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    sums = header.pop("tensors", {})
+    sums, pairs = header.pop("tensors", {}), header.pop("pairs", ())
     wrong = sorted(n for n in sums.keys() | tensors if n not in tensors or checksum(tensors[n]) != sums.get(n))
     if wrong:
         names = ", ".join(f"`{name}`" for name in wrong[:3])
         raise ValueError(f"{path} is damaged: {names} is not what was written. {RESTORE}")
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, header
+    tensors |= {name: torch.view_as_complex(tensors[name].clone()) for name in pairs}
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: t if t.nbytes > _MAPPED else aligned(t) for name, t in placed.items()}, header
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor that begins where one made by torch does, copied if need be: by its place sums are rounded."""
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def read_header(path: str | Path) -> dict[str, Any]:

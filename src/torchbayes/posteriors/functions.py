@@ -55,7 +55,7 @@ class Functions:
             chunk_size: rows that go through a network at once: the bound on memory beside the result.
 
         Returns:
-            Tensor (S, B, K).
+            Tensor (S, B, K), in float32 where the weights have lower precision.
 
         Raises:
             ValueError: if there are no rows, or `chunk_size` is not positive.
@@ -84,7 +84,8 @@ class Functions:
                     needed = self.draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
                     check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=self.draws)
             results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-        return torch.stack(results)
+        outputs = torch.stack(results)
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
