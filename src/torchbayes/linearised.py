@@ -125,7 +125,8 @@ class Linearised:
             The Gaussians.
 
         Raises:
-            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
         """
         placed = checked(self.model, inputs)
         each = [tangent.functions(placed, own, diagonal=diagonal) for tangent, own in self._tangents(placed)]
@@ -141,7 +142,8 @@ class Linearised:
             The Gaussians.
 
         Raises:
-            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
         """
         placed = checked(self.model, inputs)
         each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
@@ -158,7 +160,8 @@ class Linearised:
             The predictive; its draws are the members, times `samples` where the link is that.
 
         Raises:
-            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
         """
         means_MD, placed = self._gaussian.mean_MD, checked(self.model, inputs)
         link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)

@@ -26,7 +26,7 @@ from torchbayes.curvature.parts import TOGETHER
 from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, Network, arguments
+from torchbayes.model.network import Buffers, Network, arguments, taking
 from torchbayes.model.seeds import Purpose, generator
 
 Held = Literal["everywhere", "in turn", "few"]
@@ -194,10 +194,15 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
 
     Returns:
         The findings.
+
+    Raises:
+        ValueError: if the network cannot take the inputs.
     """
     network = model.network
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
+    with torch.no_grad(), taking(inputs):  # what is said then is of the rows that were given, not of these few
+        network(views, rows)
     owners, lost = _owners(network)
     said = probe(network, views, rows, modules=list(owners))
     while True:  # until every layer's gradient is autograd's
