@@ -16,7 +16,10 @@ import torchbayes as tb
 from torchbayes import data, experiments, networks
 from torchbayes.cli import main
 from torchbayes.cli.errors import one_line
+from torchbayes.cli.options import peek
 from torchbayes.config import load_run, read_config
+from torchbayes.experiments.compare_settings import FITS as FITTED
+from torchbayes.usual import usual_plan
 
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
 FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]
@@ -51,6 +54,27 @@ def test_compare_prints_one_table_and_writes_a_report(capsys, tmp_path):
         assert f"{100 * found[name]['clean']['accuracy']:.1f} %" in row
     assert (tmp_path / "a" / "report.html").exists()
     assert "fitting: deep ensemble, 2 × 4 epochs" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "network", "plan"),
+    [
+        ("--data toy_sine --network linear", "linear", "loop"),  # the usual one has tanh and a kernel of its own
+        ("--data digits --network resnet20_frn", "resnet20_frn", "loop"),
+        ("--data cifar10 --network mlp", "mlp", None),  # the usual one has no kernel
+    ],
+)
+def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(options, network, plan):
+    usual = peek(options.split()).usual
+    assert (usual.problem.network, usual.problem.network_settings) == (network, {})
+    plan = usual_plan(usual.problem) if plan is None else plan
+    fits = [getattr(usual, name) for name in FITTED if name != "laplace"]
+    assert [fit.plan for fit in fits] == [plan] * len(fits)
+
+
+def test_another_network_than_the_usual_one_is_fitted():
+    assert main("fit --data toy_sine --network linear --method MAP --directory a".split()) == 0
+    assert load_run(Path("a"))[0].model.layout.size == 3  # slope, intercept and noise
 
 
 def test_a_written_configuration_runs_again_identically():
@@ -207,6 +231,7 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
         ("compare --config nothing.yaml", "there is no file nothing.yaml"),
         ("compare --likelihood gaussian", "must be categorical"),
         ("compare --network lenet", "Use `small_cnn`"),
+        ("fit --data toy_sine --network lenet --directory a", "Use `mlp` for vectors"),
         ("fit", "`--directory` must be given"),
         ("fit --directory a --method SWAGG", "Did you mean SWAG"),
         (

@@ -154,7 +154,7 @@ def fit(argv: list[str]) -> None:
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
     add_problem(parser, seen.usual)
-    default = usual_method(seen.method, seen.usual, seen.network)
+    default = usual_method(seen.method, seen.usual)
     parser.add_argument("--method", type=reduce(or_, METHODS), default=default, help="how to infer")
     parser.add_argument("--start", type=str | None, default=None, help="directory of a fit whose weights it starts at")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
