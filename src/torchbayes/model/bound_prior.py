@@ -265,7 +265,7 @@ def _check_support(prior: Prior, glob: str) -> None:
     """
     if isinstance(prior, Univariate) and not prior.everywhere:
         raise ValueError(
-            f"the `prior` of {glob!r} must have a density at all real numbers, where weights may go; got {_said(prior)}, "
+            f"the `prior` of {glob!r} must have a density at all real numbers, where weights go; got {_said(prior)}, "
             f"whose support is {prior.distribution.support}. Use one such as Normal, Laplace or StudentT."
         )
 
