@@ -73,7 +73,7 @@ def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(option
 
 
 def test_another_network_than_the_usual_one_is_fitted():
-    assert main("fit --data toy_sine --network linear --method MAP --directory a".split()) == 0
+    assert main(["fit", "--data", "toy_sine", "--network", "linear", "--method", "MAP", "--directory", "a"]) == 0
     assert load_run(Path("a"))[0].model.layout.size == 3  # slope, intercept and noise
 
 
