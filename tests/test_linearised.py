@@ -316,6 +316,15 @@ def test_samples_have_the_covariance_between_outputs():
     assert ((found - exact).abs() < 5 * error).all()
 
 
+def test_samples_take_no_copy_of_the_covariance_for_every_draw():
+    samples, rows, classes_ = 200, 3, 40
+    model = tb.Model(nn.Linear(2, classes_).double(), tb.likelihoods.Categorical())
+    found = tb.Gaussian(model, normal(1, 3 * classes_), Diagonal(torch.ones(1, 3 * classes_, dtype=torch.float64)))
+    with Largest() as largest:
+        tb.Linearised(found, "samples", samples=samples).predictive(normal(rows, 2))
+    assert largest.numbers <= 2 * samples * rows * classes_  # a copy would have 40 times as many
+
+
 def test_samples_are_the_link_of_a_likelihood_without_a_closed_form():
     torch.manual_seed(0)
     model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Poisson())

@@ -291,7 +291,8 @@ def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
     noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
-    return (mean_MBK + (root @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 1)
+    # not root @ noise, which would copy the root for every draw
+    return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise)).flatten(0, 1)
 
 
 def _member(structure: Structure, m: int) -> Structure:
