@@ -229,6 +229,9 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
         ("compare --methods sngle", "Did you mean single"),
         ("compare --draws 31", "Try 30 or 35"),
         ("compare --config nothing.yaml", "there is no file nothing.yaml"),
+        ("compare --config .", "`.` is a folder where a file should be. Name a file in it"),
+        ("compare --data toy_sine --corruptions fog --directory a", "which the rows of toy_sine are not; got fog."),
+        ("evaluate --predictions .", "`.` is a folder where a file should be"),
         ("compare --likelihood gaussian", "must be categorical"),
         ("compare --network lenet", "Use `small_cnn`"),
         ("fit --data toy_sine --network lenet --directory a", "Use `mlp` for vectors"),
@@ -269,6 +272,22 @@ def test_a_file_that_holds_no_predictions_is_said(capsys, content, said):
         Path("p.npz").write_bytes(content)
     assert main(["evaluate", "--predictions", "p.npz"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_labels_beyond_the_columns_of_predictions_are_said_without_a_network(capsys):
+    np.savez("p.npz", probs=np.full((9, 3), 1 / 3), labels=np.arange(9) % 5)
+    assert main(["evaluate", "--predictions", "p.npz"]) == 2
+    said = capsys.readouterr().err
+    assert "`labels` of p.npz must lie in 0..2, as `probs` has 3 columns; got 3. Relabel those rows" in said
+    assert "network" not in said
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_a_file_in_the_place_of_the_directory_is_said(capsys, command):
+    Path("a").write_text("mine")
+    assert main([command, "--data", "two_moons", "--directory", "a"]) == 2
+    assert "`a` is a file where a folder should be. Choose another directory." in capsys.readouterr().err
+    assert Path("a").read_text() == "mine"
 
 
 def test_divergence_is_said_in_one_line_with_where_the_state_is(capsys):
