@@ -16,7 +16,10 @@ import torchbayes as tb
 from torchbayes import data, experiments, networks
 from torchbayes.cli import main
 from torchbayes.cli.errors import one_line
+from torchbayes.cli.options import peek
 from torchbayes.config import load_run, read_config
+from torchbayes.experiments.compare_settings import FITS as FITTED
+from torchbayes.usual import usual_plan
 
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
 FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]
@@ -51,6 +54,27 @@ def test_compare_prints_one_table_and_writes_a_report(capsys, tmp_path):
         assert f"{100 * found[name]['clean']['accuracy']:.1f} %" in row
     assert (tmp_path / "a" / "report.html").exists()
     assert "fitting: deep ensemble, 2 × 4 epochs" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "network", "plan"),
+    [
+        ("--data toy_sine --network linear", "linear", "loop"),  # the usual one has tanh and a kernel of its own
+        ("--data digits --network resnet20_frn", "resnet20_frn", "loop"),
+        ("--data cifar10 --network mlp", "mlp", None),  # the usual one has no kernel
+    ],
+)
+def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(options, network, plan):
+    usual = peek(options.split()).usual
+    assert (usual.problem.network, usual.problem.network_settings) == (network, {})
+    plan = usual_plan(usual.problem) if plan is None else plan
+    fits = [getattr(usual, name) for name in FITTED if name != "laplace"]
+    assert [fit.plan for fit in fits] == [plan] * len(fits)
+
+
+def test_another_network_than_the_usual_one_is_fitted():
+    assert main(["fit", "--data", "toy_sine", "--network", "linear", "--method", "MAP", "--directory", "a"]) == 0
+    assert load_run(Path("a"))[0].model.layout.size == 3  # slope, intercept and noise
 
 
 def test_a_written_configuration_runs_again_identically():
@@ -205,8 +229,12 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
         ("compare --methods sngle", "Did you mean single"),
         ("compare --draws 31", "Try 30 or 35"),
         ("compare --config nothing.yaml", "there is no file nothing.yaml"),
+        ("compare --config .", "`.` is a folder where a file should be. Name a file in it"),
+        ("compare --data toy_sine --corruptions fog --directory a", "which the rows of toy_sine are not; got fog."),
+        ("evaluate --predictions .", "`.` is a folder where a file should be"),
         ("compare --likelihood gaussian", "must be categorical"),
         ("compare --network lenet", "Use `small_cnn`"),
+        ("fit --data toy_sine --network lenet --directory a", "Use `mlp` for vectors"),
         ("fit", "`--directory` must be given"),
         ("fit --directory a --method SWAGG", "Did you mean SWAG"),
         (
@@ -244,6 +272,22 @@ def test_a_file_that_holds_no_predictions_is_said(capsys, content, said):
         Path("p.npz").write_bytes(content)
     assert main(["evaluate", "--predictions", "p.npz"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_labels_beyond_the_columns_of_predictions_are_said_without_a_network(capsys):
+    np.savez("p.npz", probs=np.full((9, 3), 1 / 3), labels=np.arange(9) % 5)
+    assert main(["evaluate", "--predictions", "p.npz"]) == 2
+    said = capsys.readouterr().err
+    assert "`labels` of p.npz must lie in 0..2, as `probs` has 3 columns; got 3. Relabel those rows" in said
+    assert "network" not in said
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_a_file_in_the_place_of_the_directory_is_said(capsys, command):
+    Path("a").write_text("mine")
+    assert main([command, "--data", "two_moons", "--directory", "a"]) == 2
+    assert "`a` is a file where a folder should be. Choose another directory." in capsys.readouterr().err
+    assert Path("a").read_text() == "mine"
 
 
 def test_divergence_is_said_in_one_line_with_where_the_state_is(capsys):

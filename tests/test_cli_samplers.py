@@ -135,12 +135,12 @@ def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_w
 def test_the_usual_plan_of_a_sampler_is_that_of_its_network(network, plans):
     """A loop over a small perceptron is twenty times slower than the library's kernel."""
     for seen in (peek(["--network", network, "--method", "HMC"]), peek(["--method", "SGLD", f"--network={network}"])):
-        method = usual_method(seen.method, seen.usual, seen.network)
+        method = usual_method(seen.method, seen.usual)
         assert method.plan in plans
         assert method.members == 4
     for kind in ("MAP", "SWA", "SWAG"):  # also where the usual network of the data has another plan
         seen = peek(["--data", "cifar10", "--network", network, "--method", kind])
-        method = usual_method(seen.method, seen.usual, seen.network)
+        method = usual_method(seen.method, seen.usual)
         assert type(method).__name__ == kind
         assert method.plan in plans
 

@@ -316,6 +316,15 @@ def test_samples_have_the_covariance_between_outputs():
     assert ((found - exact).abs() < 5 * error).all()
 
 
+def test_samples_take_no_copy_of_the_covariance_for_every_draw():
+    samples, rows, classes_ = 200, 3, 40
+    model = tb.Model(nn.Linear(2, classes_).double(), tb.likelihoods.Categorical())
+    found = tb.Gaussian(model, normal(1, 3 * classes_), Diagonal(torch.ones(1, 3 * classes_, dtype=torch.float64)))
+    with Largest() as largest:
+        tb.Linearised(found, "samples", samples=samples).predictive(normal(rows, 2))
+    assert largest.numbers <= 2 * samples * rows * classes_  # a copy would have 40 times as many
+
+
 def test_samples_are_the_link_of_a_likelihood_without_a_closed_form():
     torch.manual_seed(0)
     model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Poisson())
@@ -413,6 +422,13 @@ def test_bad_inputs_are_refused(method: str):
         call(torch.zeros(0, 4))
     with pytest.raises(ValueError, match="must be finite"):
         call(torch.full((2, 4), torch.nan))
+    width = NETS["mlp"].inputs(2).shape[1]
+    for _ in range(2):  # when the network is looked at, and when that is known
+        with pytest.raises(ValueError, match=rf"the network cannot take inputs of shape \(9, {width + 1}\): mat1"):
+            call(normal(9, width + 1))
+        with pytest.raises(ValueError, match=r"the network cannot take inputs of shape .*dtype"):
+            call(torch.ones(9, width, dtype=torch.int64))
+        call(NETS["mlp"].inputs(2))
 
 
 def test_draws_are_refused():

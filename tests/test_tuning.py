@@ -190,6 +190,34 @@ def test_held_out_data_choose_the_prior_and_noise() -> None:
     assert tb.evaluate(tb.Linearised(both), data).metrics["nll"] < best
 
 
+@pytest.mark.parametrize(("miss", "factor"), [(0.0, 1e4), (100.0, 1e-4)])
+def test_held_out_data_that_determine_no_factor_are_told(miss: float, factor: float) -> None:
+    """Targets at the mode's outputs want no variance of the functions, those far away ever more."""
+    fitted, inputs = regression("dense"), normal(30, 3, seed=6)
+    data = inputs, tb.Linearised(fitted).functions(inputs).mean_MBK[0, :, 0] + miss
+    tuned = tb.tune(fitted, on=data)
+    assert_close(tuned.strength_D / fitted.strength_D, torch.full((21,), factor, dtype=torch.float64), rtol=0.02)
+    (said,) = tuned.problems
+    assert said.startswith(f"its prior was changed by a factor {factor:.0e} on the precision, at which the search")
+    with pytest.warns(tb.ProblemWarning, match="held-out data ends"):
+        tb.evaluate(tb.Linearised(tuned), data)
+    with pytest.warns(tb.ProblemWarning, match="held-out data ends"):
+        assert tb.tune(tuned).problems == ()  # by the evidence: chosen anew
+    noisy = inputs, data[1] - miss + 0.9 * normal(30, seed=7)
+    assert fitted.problems == tb.tune(fitted, on=noisy).problems == ()
+
+
+def test_a_noise_scale_that_held_out_data_do_not_determine_is_told() -> None:
+    fitted, inputs = regression("dense"), normal(30, 3, seed=6)
+    data = inputs, tb.Linearised(fitted).functions(inputs).mean_MBK[0, :, 0]
+    tuned = tb.tune(fitted, prior="model", noise=True, on=data)
+    assert tuned.noise_scale == pytest.approx(0.01, rel=0.01)
+    (said,) = tuned.problems
+    assert said.startswith("its noise scale was changed by a factor 1e+04 on the precision")
+    both = tb.tune(fitted, noise=True, on=data).problems
+    assert [problem[:9] for problem in both] == ["its prior", "its noise"]
+
+
 def test_classification_is_tuned_too() -> None:
     module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))

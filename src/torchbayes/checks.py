@@ -99,6 +99,21 @@ def check_counts(*, least: int = 1, **counts: Any) -> None:
         whole(name, value, least=least)
 
 
+def as_file(path: str | Path) -> Path:
+    """Return the path of a file that is there.
+
+    Raises:
+        IsADirectoryError: if it is a folder.
+        FileNotFoundError: if there is none.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"`{path}` is a folder where a file should be. Name a file in it, or move it away.")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    return path
+
+
 def as_seed(seed: Any) -> int:
     """Return a seed as Python's integer.
 

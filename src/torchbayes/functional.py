@@ -76,6 +76,9 @@ class FunctionalLaplace:
 
         Returns:
             The Gaussians.
+
+        Raises:
+            ValueError: if the network cannot take the inputs.
         """
         outputs_BK, parts = _doubled(self.tangent.linear(inputs))
         over = self.tangent.leaves(self.prior)
@@ -99,7 +102,7 @@ class FunctionalLaplace:
             The predictive.
 
         Raises:
-            ValueError: if there are no rows, or they are not finite.
+            ValueError: if there are no rows, they are not finite, or the network cannot take them.
         """
         link = link_of(self.link, self.model.likelihood, outputs=self.tangent.outputs)
         weights_MD, placed = self.tangent.weights_D.unsqueeze(0), checked(self.model, inputs)

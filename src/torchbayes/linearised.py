@@ -125,7 +125,8 @@ class Linearised:
             The Gaussians.
 
         Raises:
-            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
         """
         placed = checked(self.model, inputs)
         each = [tangent.functions(placed, own, diagonal=diagonal) for tangent, own in self._tangents(placed)]
@@ -141,7 +142,8 @@ class Linearised:
             The Gaussians.
 
         Raises:
-            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
         """
         placed = checked(self.model, inputs)
         each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
@@ -158,7 +160,8 @@ class Linearised:
             The predictive; its draws are the members, times `samples` where the link is that.
 
         Raises:
-            ValueError: if the network gives more than one axis of outputs, or there are no rows.
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
         """
         means_MD, placed = self._gaussian.mean_MD, checked(self.model, inputs)
         link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
@@ -288,7 +291,8 @@ def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
     noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
-    return (mean_MBK + (root @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 1)
+    # not root @ noise, which would copy the root for every draw
+    return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise)).flatten(0, 1)
 
 
 def _member(structure: Structure, m: int) -> Structure:

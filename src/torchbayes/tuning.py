@@ -39,7 +39,9 @@ from torchbayes.predictive import predict
 
 Groups = Literal["model", "scalar", "layer", "weight"]
 _WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single precision
+_WIDE = math.log(1e4)  # |log factor| at most that held-out data may choose
 _DOUBT = "its noise scale was changed"
+_END = "its prior was changed"
 _WINDOW, _WINDOWS = 3.0, 20  # |change of a log factor| at most in one of so many descents
 
 
@@ -120,8 +122,9 @@ def tune(
         prior: which factors are free: "model" (none), "scalar", "layer", or, for diagonal curvature, "weight".
         noise: whether the noise scale of a regression with a fixed one is free.
         on: held-out data, (inputs, targets) or a loader: maximise the log likelihood that the linearised predictive
-            gives it, weighted as its rows are, over one factor ("scalar") and the noise scale. None maximises the
-            evidence.
+            gives it, weighted as its rows are, over one factor ("scalar") and the noise precision, each within 1e-4 to
+            1e4; one at an end is told in `problems`. The mode stays, so the factor scales the covariance and no more:
+            a prior that was chosen so is not one to train under. None maximises the evidence.
 
     Returns:
         The posterior under the chosen prior and noise; `model` has both.
@@ -140,8 +143,9 @@ def tune(
         return posterior
     if noise:
         having_noise(posterior.model, 2.0)  # says so if there is none
-        told = tuple(problem for problem in posterior.problems if not problem.startswith(_DOUBT))
-        posterior = replace(posterior, problems=told)
+    anew = (*([] if prior == "model" else [_END]), *([_DOUBT] if noise else []))
+    told = tuple(problem for problem in posterior.problems if not problem.startswith(anew))
+    posterior = replace(posterior, problems=told)
     if on is not None:
         return _by_validation(posterior, prior, noise, on)
     if (posterior.strength_D == 0).any():
@@ -361,9 +365,17 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
         weights = scored(predictive.likelihood, predictive.outputs_SBK[0], rows.targets).row_weights
         return float(nll(predictive.log_prob(rows.targets), weights_B=weights))
 
-    grid = np.linspace(math.log(1e-4), math.log(1e4), 9)
+    grid = np.linspace(-_WIDE, _WIDE, 9)
     starts = [np.array([g, 0.0] if noise and prior == "scalar" else [g]) for g in grid]
     best = min(starts, key=negative)
     simplex = np.vstack([best, best + np.eye(len(best))])
     options = {"xatol": 1e-2, "fatol": 1e-6, "maxiter": 100, "initial_simplex": simplex}
-    return at(minimize(negative, best, method="Nelder-Mead", options=options).x)
+    bounds = [(-_WIDE, _WIDE)] * len(best)
+    found = minimize(negative, best, method="Nelder-Mead", bounds=bounds, options=options).x
+    changed = (*([_END] if prior == "scalar" else []), *([_DOUBT] if noise else []))
+    return at(found).with_problems(
+        f"{what} by a factor {math.exp(log):.0e} on the precision, at which the search on held-out data ends, so that "
+        f"they do not determine it (tune by the evidence, or on other rows)"
+        for what, log in zip(changed, found, strict=True)
+        if abs(log) > _WIDE - options["xatol"]
+    )

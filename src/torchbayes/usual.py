@@ -48,6 +48,12 @@ class Defaults:
     methods: tuple[str, ...] = OPTIMISED
     note: str = ""
 
+    def of(self, problem: Problem) -> Defaults:
+        """Return these settings for another problem on the data, with the plan that its network has."""
+        plan = usual_plan(problem)
+        fits = {name: replace(getattr(self, name), plan=plan) for name in ("ensemble", "multiswag", *SAMPLED)}
+        return replace(self, problem=problem, **fits)
+
 
 def usual_plan(problem: Problem) -> Way:
     """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again.

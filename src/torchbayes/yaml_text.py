@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from torchbayes.checks import as_file
+
 LONGEST = 2**20  # letters
 DEEPEST = 40  # levels
 LARGEST = 100_000  # values, those of aliases counted wherever they stand
@@ -77,10 +79,10 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: if there is no such file.
+        IsADirectoryError: if it is a folder.
         ValueError: if it is no text, not YAML, or stands for more than a configuration can be.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
+    as_file(path)
     try:
         if path.stat().st_size > 4 * LONGEST:
             raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {4 * LONGEST:,}")

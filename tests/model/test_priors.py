@@ -143,9 +143,9 @@ def test_flat_prior_makes_the_mode_the_maximum_likelihood():
 
 
 def test_a_distribution_of_the_caller_is_a_prior():
-    skewed = distributions.LogNormal(0.0, 1.0)
-    weights = normal(2, LAYOUT.size).exp()
-    assert_close(BoundPrior(LAYOUT, skewed).log_prob(weights), stats.lognorm.logpdf(weights.numpy(), 1.0).sum(-1))
+    skewed = distributions.Gumbel(double(0.0), double(1.0))
+    weights = normal(2, LAYOUT.size)
+    assert_close(BoundPrior(LAYOUT, skewed).log_prob(weights), stats.gumbel_r.logpdf(weights.numpy()).sum(-1))
 
     class Quartic:
         def log_prob(self, weights: Tensor) -> Tensor:
@@ -177,6 +177,40 @@ def test_rules_and_names_must_match_up():
 def test_what_is_no_univariate_prior(prior: Any, message: str):
     with pytest.raises((TypeError, ValueError), match=message):
         BoundPrior(LAYOUT, prior)
+
+
+MIXED = distributions.Categorical(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        distributions.HalfNormal(1.0),
+        distributions.Gamma(2.0, 1.0, validate_args=False),
+        distributions.LogNormal(0.0, 1.0),
+        distributions.Uniform(-5.0, 5.0),
+        distributions.Poisson(3.0),
+        distributions.MixtureSameFamily(MIXED, distributions.HalfNormal(torch.ones(2))),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_prior_over_a_part_of_the_numbers_is_refused_where_the_model_is_made(part: distributions.Distribution):
+    with pytest.raises(
+        ValueError, match=r"(?s)`prior` of '\*eight' must have a density at all real.* support is .*Normal"
+    ):
+        Model(nn.Linear(2, 1), likelihoods.Gaussian(1.0), {"*eight": part, "*": priors.Normal()})
+
+
+def test_a_distribution_over_all_numbers_is_a_prior_however_it_is_made():
+    shifted = distributions.TransformedDistribution(
+        distributions.Gumbel(double(0.3), double(0.8)), distributions.AffineTransform(double(1.0), double(2.0))
+    )
+    mixture = distributions.MixtureSameFamily(MIXED, distributions.Normal(torch.zeros(2), torch.tensor([2.0, 0.1])))
+    bound = BoundPrior(LAYOUT, {"body.*": shifted, "*": mixture})
+    weights = normal(LAYOUT.size)
+    expected = stats.gumbel_r.logpdf(weights[:16], 1.6, 1.6).sum()
+    pdf = 0.5 * stats.norm.pdf(weights[16:], scale=2.0) + 0.5 * stats.norm.pdf(weights[16:], scale=0.1)
+    assert_close(bound.log_prob(weights), expected + np.log(pdf).sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +256,7 @@ def test_draws_have_the_priors_distribution(prior: Prior, oracle: Callable[[Any]
 def test_draws_of_each_glob_are_its_own(untouched_rng: None):
     rules = {
         "head.*": priors.Normal(3.0, loc=100.0),
-        "*bias": distributions.Uniform(double(5.0), double(6.0)),
+        "*bias": distributions.Gumbel(double(50.0), double(0.1)),
         "body.weight": priors.FanInNormal(gain=1e-3),
         "*": priors.Laplace(0.1, loc=-50.0),
     }
@@ -233,7 +267,7 @@ def test_draws_of_each_glob_are_its_own(untouched_rng: None):
     views = LAYOUT.split(draws)
     assert_close(views["head.weight"].mean(), 100.0, atol=5 * 3 / math.sqrt(3200))
     assert_close(views["head.weight"].std(), 3.0, rtol=0.1)
-    assert ((views["body.bias"] > 5) & (views["body.bias"] < 6)).all()
+    assert stats.kstest(views["body.bias"].flatten(), stats.gumbel_r(50.0, 0.1).cdf).pvalue > 1e-3
     assert_close(views["body.weight"].std(), 1e-3 / math.sqrt(3), rtol=0.1)
     assert_close(views["scale"].mean(), -50.0, atol=0.05)
     assert len(draws.unique()) == draws.numel()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torchbayes as tb
+from torchbayes.checks import as_file
 from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
 from torchbayes.cli.evidence import evidence
 from torchbayes.cli.options import (
@@ -154,7 +155,7 @@ def fit(argv: list[str]) -> None:
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
     add_problem(parser, seen.usual)
-    default = usual_method(seen.method, seen.usual, seen.network)
+    default = usual_method(seen.method, seen.usual)
     parser.add_argument("--method", type=reduce(or_, METHODS), default=default, help="how to infer")
     parser.add_argument("--start", type=str | None, default=None, help="directory of a fit whose weights it starts at")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
@@ -265,9 +266,7 @@ def _published(path: Path) -> dict[str, float]:
 
     from torchbayes.data.files import read_arrays
 
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    if not is_zipfile(path):
+    if not is_zipfile(as_file(path)):
         raise ValueError(f"{path} is not an npz file.")
     probs, labels = read_arrays(path, "probs", "labels")
     if probs.dtype.kind != "f" or labels.dtype.kind not in "iu" or labels.ndim != 1:
@@ -276,8 +275,14 @@ def _published(path: Path) -> dict[str, float]:
             f"{probs.shape} and {labels.dtype} of shape {labels.shape}. Labels that are whole numbers can be written "
             f"with .astype(int)."
         )
-    probs, labels = torch.from_numpy(probs), torch.from_numpy(labels.astype(np.int64))
-    return tb.evaluate(tb.Predictive.from_probs(probs), labels).metrics
+    predictive, labels = tb.Predictive.from_probs(torch.from_numpy(probs)), labels.astype(np.int64)
+    wrong = labels[(labels < 0) | (labels >= probs.shape[-1])]
+    if len(wrong):
+        raise ValueError(
+            f"`labels` of {path} must lie in 0..{probs.shape[-1] - 1}, as `probs` has {probs.shape[-1]} columns; got "
+            f"{wrong[0]}. Relabel those rows or leave them out."
+        )
+    return tb.evaluate(predictive, torch.from_numpy(labels)).metrics
 
 
 def _saved(chosen: dict[str, Any]) -> dict[str, float]:

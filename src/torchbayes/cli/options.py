@@ -34,7 +34,7 @@ from torchbayes.inference.optimizers import Optimizer
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.schedules import Schedule, StepSchedule
 from torchbayes.model import Ranks
-from torchbayes.usual import Defaults, defaults, usual_plan
+from torchbayes.usual import Defaults, defaults
 from torchbayes.yaml_text import check_yaml
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
@@ -49,16 +49,14 @@ class Peek(NamedTuple):
     Attributes:
         argv: the arguments, with the configuration of a run that is resumed in front.
         data: name of the data set.
-        usual: its settings.
+        usual: its settings, for the network that is asked for.
         method: name of the method.
-        network: name of the network.
     """
 
     argv: list[str]
     data: str
     usual: Defaults
     method: str
-    network: str
 
 
 def peek(argv: list[str]) -> Peek:
@@ -90,10 +88,11 @@ def peek(argv: list[str]) -> Peek:
     started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)
     data = str(seen.data or file.get("data") or started.get("data") or Problem.data)
     usual = defaults(data)
-    if started.get("data") == data:
-        usual = replace(usual, problem=problem_in(started))
-    network = str(seen.network or file.get("network") or usual.problem.network)
-    return Peek(argv, data, usual, str(seen.method or named or "SWAG").rpartition(".")[2], network)
+    problem = problem_in(started) if started.get("data") == data else usual.problem
+    network = str(seen.network or file.get("network") or problem.network)
+    if network != problem.network:  # settings are those of one network
+        problem = replace(problem, network=network, network_settings={})
+    return Peek(argv, data, usual.of(problem), str(seen.method or named or "SWAG").rpartition(".")[2])
 
 
 def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
@@ -178,19 +177,18 @@ def add_directory(parser: Parser, default: str | None) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
-def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
+def usual_method(name: str, usual: Defaults) -> Method | Sampler:
     """Return the settings of a method for a data set: one member, or as many chains as a sampler has by itself.
 
     Args:
         name: of the method; one that is not known gives SWAG, and the parser says what is wrong.
         usual: settings of the data set.
-        network: name of the network.
 
     Returns:
         The settings.
     """
-    plan = usual_plan(replace(usual.problem, network=network))
-    swag = replace(usual.multiswag, members=1, plan=plan)
+    plan = usual.ensemble.plan
+    swag = replace(usual.multiswag, members=1)
     for sampler in SAMPLERS:
         if sampler.__name__ == name:
             rows: dict[str, Any] = {"batch_size": swag.batch_size} if sampler in {SGLD, SGHMC, SGNHT} else {}
@@ -203,7 +201,7 @@ def usual_method(name: str, usual: Defaults, network: str) -> Method | Sampler:
         single = usual.ensemble
         own: dict[str, Any] = {"epochs_of_descent": single.epochs, "batch_size": single.batch_size, "plan": plan}
         return OnlineLaplace(optimizer=single.optimizer, **own)
-    return replace(usual.ensemble, members=1, plan=plan) if name == "MAP" else swag
+    return replace(usual.ensemble, members=1) if name == "MAP" else swag
 
 
 def of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:

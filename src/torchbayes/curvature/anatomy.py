@@ -26,7 +26,7 @@ from torchbayes.curvature.parts import TOGETHER
 from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, Network, arguments, refuse_by_batch
+from torchbayes.model.network import Buffers, Network, arguments, refuse_by_batch, taking
 from torchbayes.model.precision import check_precision
 from torchbayes.model.seeds import Purpose, generator
 from torchbayes.model.stacked import quiet
@@ -199,13 +199,15 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
 
     Raises:
         TypeError: if weights are of lower precision than float32.
-        ValueError: if it has batch norm without running statistics.
+        ValueError: if the network has batch norm without running statistics, or cannot take the inputs.
     """
     network = model.network
     check_precision(network.dtype)
     refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
+    with torch.no_grad(), taking(inputs):  # what is said then is of the rows that were given, not of these few
+        network(views, rows)
     owners, lost = _owners(network)
     said = probe(network, views, rows, modules=list(owners))
     while True:  # until every layer's gradient is autograd's

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchbayes.curvature.layers import Call
 from torchbayes.model.batch import tensors_of
-from torchbayes.model.network import Buffers, Network
+from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -105,6 +105,9 @@ def watch(
 
     Returns:
         What was seen.
+
+    Raises:
+        ValueError: if the network cannot take the inputs.
     """
     calls: Calls = {}
 
@@ -119,7 +122,8 @@ def watch(
     attention = sdpa_kernel(SDPBackend.MATH) if keep_inputs else nullcontext()
     with torch.enable_grad(), attention, _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        outputs = network(leaves, network.arrange(inputs), buffers)
+        with taking(inputs):
+            outputs = network(leaves, network.arrange(inputs), buffers)
     return Seen(outputs, calls, leaves)
 
 

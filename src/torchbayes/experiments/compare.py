@@ -10,11 +10,12 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchbayes.config import CONFIG, Setup, entries, fit_run, write_config
+from torchbayes.data import CORRUPTIONS, Data
 from torchbayes.diagnose import Diagnosis
 from torchbayes.experiments.compare_reference import load_reference, quality
 from torchbayes.experiments.compare_report import report
@@ -75,11 +76,12 @@ def compare(
         BlockingIOError: if another process is writing to `directory`.
         FileNotFoundError: if the directory of the reference holds no finished fit.
         ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is said, or if the reference
-            is of another posterior, or would be overwritten.
+            is of another posterior, or would be overwritten, or if corruptions are named and the data are no images.
     """
     home = Path(directory)
     given = load_reference(comparison) if comparison.reference is not None else None
     setup = comparison.problem.setup()
+    comparison = _of_images(comparison, setup.data)
     with Locked(home):
         if not resume:
             _make_room(home, comparison, overwrite=overwrite)
@@ -95,6 +97,22 @@ def compare(
         write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
         page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
     return Compared(setup, outcomes, page, diagnosis)
+
+
+def _of_images(comparison: Comparison, data: Data) -> Comparison:
+    """Return a comparison on data: without the usual corruptions where these are no images.
+
+    Raises:
+        ValueError: if other corruptions are asked for.
+    """
+    if data.is_image or not comparison.corruptions:
+        return comparison
+    if comparison.corruptions != CORRUPTIONS:
+        raise ValueError(
+            f"`corruptions` are of images, which the rows of {data.name} are not; got "
+            f"{', '.join(comparison.corruptions)}. Leave them out."
+        )
+    return replace(comparison, corruptions=())
 
 
 def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:

@@ -47,7 +47,7 @@ class Comparison:
         sghmc: stochastic gradient Hamiltonian Monte Carlo.
         csghmc: cyclical SGHMC.
         methods: some of single, laplace, ensemble, swag, multiswag, sgld, sghmc, csghmc, hmc.
-        corruptions: names of the image corruptions; each is applied at severities 1 to 5.
+        corruptions: names of the image corruptions, each at severities 1 to 5; all by default where there are images.
         rows: test images that are corrupted, and images of each foreign set.
         draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members; samplers give all they kept.
         reference: directory of a fit, such as a long HMC run, that all methods are compared with in the place of `hmc`.

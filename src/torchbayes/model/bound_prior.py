@@ -70,8 +70,8 @@ class BoundPrior:
             shapes: of the whole parameters of which only some elements are random; a prior may depend on them.
 
         Raises:
-            ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate, or a
-                joint prior is over another number of weights.
+            ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or not
+                over all real numbers, or a joint prior is over another number of weights.
             TypeError: if a prior has no log density.
         """
         self.layout = layout
@@ -94,7 +94,9 @@ class BoundPrior:
             glob = next((g for g in table if matches(name, g)), None)
             if glob is None:
                 raise ValueError(f"no glob of the prior matches `{name}`. Add it, or a last rule `'*'`.")
-            self._append(_univariate(table[glob], shape), layout.slices[name])
+            prior = _univariate(table[glob], shape)
+            _check_support(prior, glob)
+            self._append(prior, layout.slices[name])
 
     def _append(self, prior: Prior, where: slice) -> None:
         if self.segments and self.segments[-1].prior == prior:
@@ -253,6 +255,19 @@ def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
         f"derivative is {first + 0.0:.3g}), so a Gaussian there has no precision from it and no evidence. Fit with "
         f"the prior {same}, or sample the posterior with HMC."
     )
+
+
+def _check_support(prior: Prior, glob: str) -> None:
+    """Check that a prior has a density wherever weights may go.
+
+    Raises:
+        ValueError: if it is a torch Distribution over a part of the real numbers.
+    """
+    if isinstance(prior, Univariate) and not prior.everywhere:
+        raise ValueError(
+            f"the `prior` of {glob!r} must have a density at all real numbers, where weights go; got {_said(prior)}, "
+            f"whose support is {prior.distribution.support}. Use one such as Normal, Laplace or StudentT."
+        )
 
 
 def _said(prior: Prior) -> str:

@@ -354,6 +354,16 @@ class Univariate:
             return 0.0
         return mean if math.isfinite(mean) else 0.0
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether its support is all real numbers, as far as it says what that is."""
+        try:
+            support = self.distribution.support
+        except NotImplementedError:
+            return True
+        whole: Any = getattr(support, "base_constraint", support)  # that of every component of a mixture
+        return all(bool(whole.check(torch.tensor(value)).all()) for value in (-1e6, -0.5, 0.5, 1e6))
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return the distribution's log density, elementwise."""
         return self.distribution.log_prob(weights)

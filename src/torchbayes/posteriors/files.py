@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torchbayes.checks import as_file
 from torchbayes.posteriors.locks import take
 
 FORMAT = 2
@@ -244,7 +245,7 @@ def read_described(path: str | Path, *, restore: str = RESTORE) -> dict[str, Any
         FileNotFoundError: if there is no such file.
         ValueError: if it is damaged, or of another format.
     """
-    return described(_there(path).read_bytes(), path, restore=restore)
+    return described(as_file(path).read_bytes(), path, restore=restore)
 
 
 def run_of(folder: str | Path) -> str | None:
@@ -363,7 +364,7 @@ def _opened(path: str | Path) -> Iterator[Any]:
         ValueError: if it is damaged.
     """
     try:
-        with safe_open(_there(path), framework="pt", device="cpu") as file:
+        with safe_open(as_file(path), framework="pt", device="cpu") as file:
             yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error}). {RESTORE}") from error
@@ -374,15 +375,6 @@ def _header(file: Any, path: str | Path) -> dict[str, Any]:
     if _KEY not in metadata:
         raise ValueError(f"{path} is a safetensors file without a torchbayes header; it cannot be read as one.")
     return described(metadata[_KEY], path)
-
-
-def _there(path: str | Path) -> Path:
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder where a file should be. Move it away.")
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    return path
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

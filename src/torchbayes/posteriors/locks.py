@@ -74,9 +74,12 @@ class Locked:
 
         Raises:
             BlockingIOError: if another process, or another fit of this one, is writing there; it says who.
-            OSError: if the directory cannot be written to.
+            FileExistsError: if the directory is a file.
+            OSError: if it cannot be written to.
         """
         self.directory = Path(directory)
+        if self.directory.is_file():
+            raise FileExistsError(f"`{self.directory}` is a file where a folder should be. Choose another directory.")
         self.directory.mkdir(parents=True, exist_ok=True)
         # kept open, so that no directory made later is taken for this one
         self._folder = os.open(self.directory, os.O_RDONLY) if os.name != "nt" else None
