@@ -103,7 +103,9 @@ def test_what_is_no_mode_is_one_line():
     assert main(["fit", *map_, "--directory", "map"]) == 0
     done = subprocess.run([sys.executable, "-m", "torchbayes", *LAPLACE], check=True, capture_output=True, text=True)
     (line,) = [line for line in done.stderr.splitlines() if "warning" in line.lower()]
-    assert line.startswith("torchbayes: warning: the start of member 0 is not a mode of this model")
+    assert line.startswith(
+        "torchbayes: warning: this posterior should not be trusted: member 0 is not at a mode of this model"
+    )
 
 
 def test_laplace_is_compared_at_the_single_network(capsys):

@@ -19,9 +19,12 @@ Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal
 SCALE, NOISE = 0.4, 0.7
 
 
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
 def regression(structure: str = "dense", **settings: Any) -> tb.LaplacePosterior:
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-    model = tb.Model(module, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
+    model = tb.Model(network(), tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
     start = 0.4 * normal(settings.pop("members", 1), model.layout.size, seed=3)
     method = tb.Laplace(structure=structure, rank=21, check_mode=False, **settings)  # type: ignore[arg-type]
     return tb.fit(model, (X, Y), method, start=start, callbacks=())  # type: ignore[return-value]
@@ -178,6 +181,40 @@ def test_tuning_twice_changes_nothing_and_saving_keeps_it(tmp_path: Any) -> None
     inputs = normal(3, 3, seed=8)
     found, expected = (tb.predict(tb.Linearised(p), inputs) for p in (loaded, tuned))
     assert_close(found.variance, expected.variance)
+
+
+@pytest.mark.parametrize(("prior", "noise"), [("scalar", True), ("model", True), ("layer", False)])
+def test_a_file_is_read_with_the_model_given_to_fit_or_the_tuned_one(prior: Any, noise: bool, tmp_path: Any) -> None:
+    fitted = regression("kronecker")
+    tuned = tb.tune(fitted, prior=prior, noise=noise)
+    path, inputs = tuned.save(tmp_path / "q.safetensors"), normal(5, 3, seed=8)
+    expected = tb.predict(tb.Linearised(tuned), inputs)
+    for model in (fitted.model, tuned.model):
+        loaded = tb.load(path, model)
+        assert isinstance(loaded, tb.LaplacePosterior)
+        assert loaded.model.likelihood == tuned.model.likelihood
+        assert_close(loaded.log_evidence(), tuned.log_evidence(), rtol=1e-12)
+        assert_close(loaded.model.prior.stds(), tuned.model.prior.stds(), rtol=1e-12)
+        assert_close(tb.predict(tb.Linearised(loaded), inputs).variance, expected.variance, rtol=1e-12)
+        again = tb.load(loaded.save(tmp_path / "again.safetensors"), loaded.model)
+        assert again.settings() == tuned.settings()
+    other = tb.Model(network(), tb.likelihoods.StudentT(4.0, NOISE), tb.priors.Normal(SCALE))
+    with pytest.raises(ValueError, match=r"likelihood is Gaussian.*, the model's StudentT"):
+        tb.load(path, other)
+    with pytest.raises(
+        ValueError, match=f"prior of weights 0:21 is Normal\\(scale={SCALE}, loc=0.0\\), the model's Joint"
+    ):
+        tb.load(fitted.save(tmp_path / "fitted.safetensors"), tb.tune(fitted).model)
+
+
+def test_noise_of_several_outputs_and_weighted_rows_is_read_with_either_model(tmp_path: Any) -> None:
+    likelihood = tb.likelihoods.Weighted(tb.likelihoods.Gaussian((0.5, 2.0)))
+    model = tb.Model(nn.Linear(3, 2).double(), likelihood, tb.priors.Normal(SCALE))
+    data = (X, (torch.stack([Y, -Y], 1), torch.linspace(0.5, 2.0, 40, dtype=torch.float64)))
+    fitted = tb.fit(model, data, tb.Laplace("dense", check_mode=False), start=normal(8), callbacks=())
+    tuned = tb.tune(fitted, noise=True)  # type: ignore[arg-type]
+    path = tuned.save(tmp_path / "q.safetensors")
+    assert [tb.load(path, m).model.likelihood == tuned.model.likelihood for m in (model, tuned.model)] == [True] * 2
 
 
 def test_held_out_data_choose_the_prior_and_noise() -> None:

@@ -48,15 +48,53 @@ def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) 
     assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-3, atol=1e-6)
 
 
+def test_a_small_table_at_the_usual_settings_and_a_descent_that_is_too_short(tmp_path: Path) -> None:
+    """Weights of size 2 are out of reach of few small steps; with enough of them the evidence is the exact one."""
+    inputs = normal(80, 2)
+    targets = 2 * inputs[:, :1] + 0.3 * normal(80, 1, seed=1)
+
+    def fit(**settings: Any) -> Any:
+        model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
+        return tb.fit(model, (inputs, targets), tb.OnlineLaplace("dense", prior="scalar", **settings), callbacks=())
+
+    found = fit()
+    best = max(
+        LinearGaussian(inputs, targets[:, 0], float(scale), 0.3).log_evidence() for scale in torch.linspace(0.5, 3, 100)
+    )
+    assert float(found.log_evidence()) == pytest.approx(best, abs=0.02)
+    assert not found.problems
+    with pytest.warns(tb.ProblemWarning, match="member 0 is not at a mode of this model"):
+        short = fit(epochs_of_descent=20, optimizer=tb.Adam(0.001))
+    assert float(short.log_evidence()) < best - 100
+    loaded = tb.load(short.save(tmp_path / "q.safetensors"), short.model)
+    assert isinstance(loaded, tb.LaplacePosterior)
+    assert loaded.problems == short.problems
+    with pytest.warns(tb.ProblemWarning, match="not at a mode"):
+        tb.predict(tb.Linearised(loaded), inputs)
+    mode, covariance = LinearGaussian(inputs, targets[:, 0], float(short.model.prior.stds()[0]), 0.3).posterior()
+    away = short.mean_MD[0] - mode
+    assert f"would raise it by {float(0.5 * away @ torch.linalg.solve(covariance, away)):.3g} nats" in short.problems[0]
+
+
 def test_the_order_of_descent_and_passes() -> None:
     method = tb.OnlineLaplace(epochs_of_descent=6, every=2, burn_in=0.34)
     train, look = True, False
-    assert method.order == [train, train, look, train, train, look, train, train, look]
+    assert method.order(1) == method.order(7) == (train, train, look, train, train, look, train, train, look)
     assert method.epochs == 9
     twice = tb.OnlineLaplace(structure="ekfac", epochs_of_descent=3, every=5, burn_in=0.9)
-    assert twice.order == [train, train, train, look, look]
+    assert twice.order(1) == (train, train, train, look, look)
 
 
+@pytest.mark.parametrize(("steps_per_epoch", "descent", "passes"), [(1, 2000, 19), (8, 250, 20), (1000, 50, 10)])
+def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, descent: int, passes: int) -> None:
+    method = tb.OnlineLaplace()
+    order = method.order(steps_per_epoch)
+    assert sum(order) == descent
+    assert method.epochs is None
+    assert method.epochs_at(steps_per_epoch) == len(order) == descent + passes
+
+
+@pytest.mark.filterwarnings("ignore:.*not at a mode")  # after so few steps
 @structures
 @pytest.mark.parametrize("network", ["mlp", "conv_batch_norm", "tied"])
 def test_interrupted_and_resumed_equals_uninterrupted(
@@ -93,7 +131,7 @@ def test_step_is_pure_and_donating_changes_nothing(structure: Any) -> None:
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     options: Any = {"seeds": [3], "steps_per_epoch": source.steps_per_epoch}
     state, donated = (method.init(density, *model.starting_weights([3]), **options) for _ in range(2))
-    for epoch in range(method.epochs):
+    for epoch in range(method.epochs_at(source.steps_per_epoch)):
         for batch in source.epoch([3], epoch):
             before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
             first, _ = method.step(density, state, batch)

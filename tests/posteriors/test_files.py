@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import torchbayes as tb
-from tests.laws.cases import POSTERIORS, assert_same_tensors, model_of, normal, rows_of
+from tests.laws.cases import POSTERIORS, assert_same_tensors, made, model_of, normal, rows_of
 from torchbayes.posteriors.files import FORMAT, read_tensors, sealed, unsealed, write_tensors
 
 
@@ -182,6 +182,48 @@ def test_another_network_is_told_by_its_differences(saved: Path) -> None:
     part = model_of(random="2.*")
     with pytest.raises(ValueError, match=r"`0.weight` is not expected"):
         tb.load(saved, part)
+
+
+LIKELIHOODS: dict[str, Any] = {
+    "its likelihood is Categorical": tb.likelihoods.Poisson(),
+    "label_smoothing=0.0.* label_smoothing=0.2": tb.likelihoods.Categorical(label_smoothing=0.2),
+    "the model's Custom": lambda f: torch.distributions.Normal(f, 1.0),
+}
+
+
+@pytest.mark.parametrize("kind", list(POSTERIORS))
+def test_a_model_of_another_likelihood_prior_or_temperature_is_refused(kind: str, tmp_path: Path) -> None:
+    model = model_of()
+    posterior, network = POSTERIORS[kind](model, 2), made("mlp")
+    path = posterior.save(tmp_path / "q.safetensors")
+    was = model.prior.segments[0].prior
+    wide = tb.priors.Normal(7.0)
+    others = [(said, tb.Model(network, likelihood, was)) for said, likelihood in LIKELIHOODS.items()]
+    if not posterior.settings().get("tuned"):  # which has a prior of its own
+        said = r"its prior of weights 0:\d+ is Normal.*, the model's Normal\(scale=7.0"
+        others.append((said, tb.Model(network, model.likelihood, wide)))
+    others.append((r"temperature is 1.0, the model's 0.5", tb.Model(network, model.likelihood, was, temperature=0.5)))
+    for said, other in others:
+        with pytest.raises(ValueError, match=f"was made under another model: .*{said}.*Build the model it was made"):
+            tb.load(path, other)
+    write_header(path, model=None)  # it does not say
+    assert_same_tensors(tb.load(path, others[0][1]).tensors(), tb.load(path, model).tensors())
+
+
+def test_what_differs_from_process_to_process_is_no_other_model(tmp_path: Path) -> None:
+    """Addresses, and where a function is defined."""
+
+    class Own:
+        def log_prob(self, weights: torch.Tensor) -> torch.Tensor:
+            return -0.5 * weights**2
+
+    model = tb.Model(made("mlp"), lambda f: torch.distributions.Normal(f, 1.0), Own())
+    path = tb.Point(model, normal(1, model.layout.size)).save(tmp_path / "q.safetensors")
+
+    def anew() -> tb.Model:
+        return tb.Model(made("mlp"), lambda f: torch.distributions.Normal(f, 1.0), Own())
+
+    tb.load(path, anew())
 
 
 def test_batch_norm_needs_calibration_after_loading(tmp_path: Path) -> None:

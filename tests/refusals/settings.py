@@ -80,8 +80,8 @@ METHODS = {
         tb.OnlineLaplace,
         wrong={
             **_CURVED,
-            "epochs_of_descent": COUNT,
-            "every": COUNT,
+            "epochs_of_descent": maybe(COUNT),
+            "every": maybe(COUNT),
             "burn_in": SHARE,
             "optimizer": _OPTIMIZER,
             "schedule": _SCHEDULE,

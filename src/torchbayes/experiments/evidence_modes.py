@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from torchbayes.evidence import ModelTarget
 from torchbayes.inference import Laplace, fit
-from torchbayes.inference.mode import NotAModeWarning
+from torchbayes.inference.mode import AWAY
 from torchbayes.model import Model
 from torchbayes.model.seeds import Purpose, generator
-from torchbayes.posteriors import LaplacePosterior, Point
+from torchbayes.posteriors import LaplacePosterior, Point, ProblemWarning
 
 Pair = tuple[Tensor, Tensor]
 
@@ -137,7 +137,7 @@ def laplace(
         curvature: Gauss-Newton or the exact Hessian.
 
     Returns:
-        The posterior, and False where `NotAModeWarning` was given.
+        The posterior, and False where it says that it is not at a mode.
 
     Raises:
         ValueError: if the precision is not positive definite.
@@ -146,7 +146,7 @@ def laplace(
 
 
 def judged(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:
-    """Return the Laplace posterior at a place, and whether it is a mode indeed: False in the place of a warning.
+    """Return the Laplace posterior at a place, and whether it is a mode indeed: False in the place of a problem.
 
     Args:
         model: the model.
@@ -155,16 +155,14 @@ def judged(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -
         start: the place.
 
     Returns:
-        The posterior, and False where `NotAModeWarning` was given; other warnings are given on.
+        The posterior, and False where it is not at a mode; other problems are left to those that use it.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ProblemWarning)
         posterior = fit(model, data, method, start=start, callbacks=())
     assert isinstance(posterior, LaplacePosterior)
-    others = [one for one in caught if not issubclass(one.category, NotAModeWarning)]
-    for one in others:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return posterior, len(others) == len(caught)
+    others = tuple(problem for problem in posterior.problems if AWAY not in problem)
+    return replace(posterior, problems=others), len(others) == len(posterior.problems)
 
 
 def log_symmetries(hidden: int) -> float:

@@ -73,7 +73,7 @@ class Fitted:
         posterior: Laplace, with a dense precision.
         noise: scale, in standard deviations of the targets.
         promise: what a Gauss-Newton step would still gain, in nats.
-        is_mode: False where `NotAModeWarning` was given.
+        is_mode: False where the posterior says that it is not at a mode.
     """
 
     posterior: LaplacePosterior

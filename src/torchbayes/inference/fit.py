@@ -22,10 +22,11 @@ from torchbayes.inference.means import Means
 from torchbayes.inference.method import Method
 from torchbayes.inference.mode import warn_if_changing
 from torchbayes.inference.progress import Callback, Event, progress_bar, watched
-from torchbayes.inference.run import Run, describe, describe_model
+from torchbayes.inference.run import Run, describe
 from torchbayes.inference.sampler import Sampler
 from torchbayes.inference.share import Share
 from torchbayes.model.density import LogDensity
+from torchbayes.model.description import describe_model
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
@@ -148,8 +149,9 @@ def _result(
         assert run.kept is not None
         kept, draws = run.kept, run.kept.posterior()
         problems, raised = checked(lambda: kept.seen.problems(draws.weights_MSD))
-        run.save(*kept.packed(problems))
-        return draws.with_problems(problems), raised
+        draws = draws.with_problems(problems)
+        run.save({}, kept.header(draws))
+        return draws, raised
     whole = run.share.whole(state)
     posterior = method.posterior(density, whole).calibrated(source.inputs)
     problems, raised = checked(lambda: problems_of(posterior, whole, source))
@@ -198,6 +200,12 @@ def _at_modes(method: Method | Sampler, start: nn.Module | Posterior | Tensor | 
     return dataclasses.replace(method, members=members)  # type: ignore[type-var]
 
 
+def _epochs(method: Method, steps_per_epoch: int) -> int:
+    """Return the length of a run: a method whose passes are not all descent counts them itself."""
+    own = getattr(method, "epochs_at", None)
+    return own(steps_per_epoch) if own else epochs_of(method.epochs, steps_per_epoch)
+
+
 def _refuse_split(model: Model, method: Method | Sampler, ranks: Ranks) -> None:
     """Check that rows of a batch may be seen apart.
 
@@ -239,7 +247,7 @@ def _loop(
     """
     share, per_epoch, kept = run.share, source.steps_per_epoch, run.kept
     seeds = member_seeds(run.about["seed"], method.members)[share.mine]
-    steps = method.steps if isinstance(method, Sampler) else epochs_of(method.epochs, per_epoch) * per_epoch
+    steps = method.steps if isinstance(method, Sampler) else _epochs(method, per_epoch) * per_epoch
     first, skip = divmod(state.step, per_epoch)
     if skip and state.step < steps:  # what was said of an epoch when the run ended within it is said of all of it below
         run.cut_log(state.step - skip)

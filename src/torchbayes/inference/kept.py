@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torchbayes.inference.share import Share
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.load import read_draws
+from torchbayes.posteriors.posterior import header_of
 from torchbayes.posteriors.store import DrawFile
 
 
@@ -80,9 +80,6 @@ class Kept:
         weights_MSD = weights_MSD.to(self._model.network.device)
         return Draws(self._model, weights_MSD)
 
-    def packed(self, problems: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and header of a posterior file that refers to the draws beside it."""
-        layout = {name: list(shape) for name, shape in self._model.layout.shapes.items()}
-        settings = {"draws": self.count, "beside": True}
-        header = {"kind": Draws.kind, "layout": layout, "settings": settings, "statistics_known": True}
-        return {}, {**header, "problems": list(problems)}
+    def header(self, posterior: Draws) -> dict[str, Any]:
+        """Return the header of a posterior file without tensors, which refers to the draws beside it."""
+        return {**header_of(posterior, {"draws": self.count, "beside": True}), "statistics_known": True}

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_flags, plain
 from torchbayes.inference import survey
+from torchbayes.inference.mode import off_mode
 from torchbayes.inference.settings import check_counts
 from torchbayes.inference.survey import CurvatureName, Recipe, Sharing, StructureName, Survey, check_choices
 from torchbayes.model.density import LogDensity
@@ -68,7 +69,8 @@ class Laplace:
         rank: directions of "low_rank".
         passes: over the data for "low_rank": the first looks for directions, the last measures the curvature there.
         chunk: numbers that a piece of a batch may take: the bound on memory.
-        check_mode: warn if the gradient says that a start is no mode; costs a backward pass.
+        check_mode: say, as a problem of the posterior, where the gradient tells that a start is no mode; costs a
+            backward pass.
         members: M, set by `fit` to the number of modes.
     """
 
@@ -159,6 +161,9 @@ class Laplace:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
         found = survey.finish(self.recipe, density, state)
+        problems = (
+            off_mode(found, state.gradient_MD) if self.check_mode else []
+        )  # under the prior that was trained under
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
         _ = found.gaussian  # now, so that what is not positive definite is said here
-        return found
+        return found.with_problems(problems)

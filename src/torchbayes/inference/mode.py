@@ -14,9 +14,8 @@ from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.model.batch import tensors_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 
-
-class NotAModeWarning(UserWarning):
-    """The gradient of the log joint density is too large for a mode."""
+AWAY = "is not at a mode of this model"
+"""What is said of a member, as a problem, where the gradient of the log joint density is too large for a mode."""
 
 
 class ChangingDataWarning(UserWarning):
@@ -39,8 +38,8 @@ def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
         )
 
 
-def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
-    """Warn where the weights are further from a mode than draws of the posterior are.
+def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
+    """Return a problem where the weights are further from a mode than draws of the posterior are.
 
     With gradient g and precision P a step of Newton's method would raise the log joint density by ½ gᵀ P⁻¹ g. Draws of
     the posterior lie γ/2 below the mode in the directions that the data determine, γ = tr H P⁻¹ of them (MacKay 1992);
@@ -49,8 +48,12 @@ def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
 
     Args:
         posterior: around the weights.
-        gradient_MD: gradient of the tempered log joint density there.
+        gradient_MD: gradient of the log likelihood there, under the noise scale of the fit.
     """
+    model, mean_MD = posterior.model, posterior.mean_MD
+    scales = model.scales(1, 1)
+    gradient_MD = scales.likelihood * posterior.noise_scale**-2 * gradient_MD
+    model.prior.add_gradient_(gradient_MD, mean_MD, scales.prior)
     covariance, rest_MD = posterior.gaussian.covariance, rest_diagonal(posterior.curvature)
     if rest_MD.any():
         whole = posterior.curvature.covariance(posterior.strength_D + rest_MD)
@@ -59,13 +62,12 @@ def warn_unless_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> None:
     determined_M = posterior.effective_parameters().clamp_min(0)  # less than 0 is rounding
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
     bad = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
-    if bad:
-        m = bad[0]
-        warnings.warn(
-            f"the start of member {m} is not a mode of this model: the gradient of the log joint density has norm "
-            f"{float(norm_M[m]):.3g}, and a Newton step would raise it by {float(gain_M[m]):.3g} nats, where draws of "
-            f"the posterior lie about {float(determined_M[m]) / 2:.3g} below a mode. Train to convergence under this "
-            f"likelihood and prior, for instance by MAP with the same Model.",
-            NotAModeWarning,
-            stacklevel=2,
-        )
+    if not bad:
+        return []
+    m, more = bad[0], f" (and {len(bad) - 1} more)" if bad[1:] else ""
+    return [
+        f"member {m}{more} {AWAY}: the gradient of the log joint density has norm "
+        f"{float(norm_M[m]):.3g}, and a Newton step would raise it by {float(gain_M[m]):.3g} nats, where draws of "
+        f"the posterior lie about {float(determined_M[m]) / 2:.3g} below a mode (train to convergence under this "
+        f"likelihood and prior: longer, or at a larger learning rate)"
+    ]

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags
+from torchbayes.checks import check_flags, given
 from torchbayes.inference import descent
 from torchbayes.inference import survey as surveys
 from torchbayes.inference.descent import Trajectory
+from torchbayes.inference.mode import off_mode
 from torchbayes.inference.optimizers import Adam, Optimizer
 from torchbayes.inference.schedules import Cosine, Schedule
 from torchbayes.inference.settings import check_counts, check_schedule, check_share, check_training
@@ -124,9 +126,8 @@ class OnlineLaplace:
             none, "model".
         noise: whether the noise scale of a regression with a fixed one is free. The model's is the start: take about
             the standard deviation of the targets, as from a far smaller one the descent may end at a poorer evidence.
-        epochs_of_descent: passes over the data that train. A small table needs more than the default: of 300 rows, 100
-            are 300 steps, where `MAP()` takes 2,000.
-        every: epochs of descent between passes that choose prior and noise.
+        epochs_of_descent: passes over the data that train; None for 50, or as many as make 2,000 steps.
+        every: epochs of descent between passes that choose prior and noise; None for a twentieth of them, or 5.
         burn_in: share of the descent before the first of those.
         batch_size: rows per step where the data do not bring their own batches.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
@@ -142,11 +143,11 @@ class OnlineLaplace:
     curvature: CurvatureName = "ggn"
     prior: PriorName = "layer"
     noise: bool = False
-    epochs_of_descent: int = 100
-    every: int = 5
+    epochs_of_descent: int | None = None
+    every: int | None = None
     burn_in: float = 0.1
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=Adam)
+    optimizer: Optimizer = field(default_factory=lambda: Adam(0.01))
     schedule: Schedule = field(default_factory=Cosine)
     samples: int = field(default=1, kw_only=True)
     sharing: Sharing = field(default="expand", kw_only=True)
@@ -159,7 +160,7 @@ class OnlineLaplace:
 
     def __post_init__(self) -> None:
         check_training(self)
-        check_counts(epochs_of_descent=self.epochs_of_descent, every=self.every)
+        check_counts(**given(epochs_of_descent=self.epochs_of_descent, every=self.every))
         check_schedule(self.schedule)
         check_flags(noise=self.noise)
         check_share(burn_in=self.burn_in)
@@ -170,23 +171,22 @@ class OnlineLaplace:
     def recipe(self) -> Recipe:
         """What a pass adds up."""
         shared = {"samples": self.samples, "sharing": self.sharing, "joint_bias": self.joint_bias, "chunk": self.chunk}
-        return Recipe(self.structure, self.curvature, check_mode=False, exact=self.noise, **shared)  # type: ignore[arg-type]
+        return Recipe(self.structure, self.curvature, exact=self.noise, **shared)  # type: ignore[arg-type]
+
+    def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
+        """Return for every epoch of the run whether it trains; else it is a pass."""
+        epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
+        every = self.every or max(5, epochs // 20)
+        return _order(epochs, round(self.burn_in * epochs), every, self.recipe.sums.passes)
 
     @property
-    def order(self) -> list[bool]:
-        """For every epoch of the run, whether it trains; else it is a pass."""
-        first = round(self.burn_in * self.epochs_of_descent)
-        found = []
-        for epoch in range(1, self.epochs_of_descent + 1):
-            found.append(True)
-            if epoch == self.epochs_of_descent or (epoch >= max(first, 1) and (epoch - first) % self.every == 0):
-                found += [False] * self.recipe.sums.passes
-        return found
+    def epochs(self) -> int | None:
+        """Passes over the data, by training or else; None if the data decide."""
+        return None if self.epochs_of_descent is None else self.epochs_at(1)
 
-    @property
-    def epochs(self) -> int:
-        """Passes over the data, by training or else."""
-        return len(self.order)
+    def epochs_at(self, steps_per_epoch: int) -> int:
+        """Return the passes over the data, by training or else."""
+        return len(self.order(steps_per_epoch))
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -231,7 +231,8 @@ class OnlineLaplace:
         Returns:
             The new state, and what was seen.
         """
-        order, (epoch, position) = self.order, divmod(state.step, state.survey.steps_per_epoch)
+        per_epoch = state.survey.steps_per_epoch
+        order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
         if order[epoch]:
             now, nll_M, lr = self._descend(density, state, batch, donate=donate)
         else:
@@ -251,7 +252,8 @@ class OnlineLaplace:
         Raises:
             ValueError: if the run ended within a pass.
         """
-        return self._tuned(density, state.survey)
+        found = self._tuned(density, state.survey)
+        return found.with_problems(off_mode(found, state.survey.gradient_MD))
 
     def _descend(self, density: LogDensity, state: State, batch: Batch, *, donate: bool) -> tuple[State, Tensor, float]:
         lr, weights_MD = self.optimizer.lr * self.schedule.factor(state.trajectory.done), state.trajectory.weights_MD
@@ -269,3 +271,13 @@ class OnlineLaplace:
 
     def _tuned(self, density: LogDensity, survey: Survey) -> LaplacePosterior:
         return tune(surveys.finish(self.recipe, density, survey), prior=self.prior, noise=self.noise)
+
+
+@lru_cache
+def _order(epochs: int, first: int, every: int, passes: int) -> tuple[bool, ...]:
+    found = []
+    for epoch in range(1, epochs + 1):
+        found.append(True)
+        if epoch == epochs or (epoch >= max(first, 1) and (epoch - first) % every == 0):
+            found += [False] * passes
+    return tuple(found)

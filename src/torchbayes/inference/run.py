@@ -29,7 +29,6 @@ from torchbayes.inference.kept import Kept
 from torchbayes.inference.means import Means
 from torchbayes.inference.share import Share
 from torchbayes.model.density import LogDensity
-from torchbayes.model.model import Model
 from torchbayes.posteriors.files import (
     CHECKPOINT,
     CONFIG,
@@ -52,17 +51,6 @@ def describe(settings: Any) -> Any:
         entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
         return {"name": type(settings).__name__, **entries}
     return list(settings) if isinstance(settings, tuple) else settings
-
-
-def describe_model(model: Model) -> dict[str, Any]:
-    """Return likelihood, priors and temperature in words: what a resumed run must share with the one it continues."""
-    own = model.likelihood
-    return {
-        "likelihood": repr(own) if type(own).__repr__ is not object.__repr__ else f"{type(own).__qualname__}()",
-        "prior": [f"{s.where.start}:{s.where.stop} {s.prior!r}" for s in model.prior.segments],
-        "temperature": model.temperature,
-        "tempering": model.tempering,
-    }
 
 
 class Run:

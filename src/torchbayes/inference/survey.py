@@ -18,7 +18,6 @@ from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
 from torchbayes.curvature.roots import check_curved
 from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
 from torchbayes.inference.descent import DivergedError
-from torchbayes.inference.mode import warn_unless_mode
 from torchbayes.inference.settings import check_counts
 from torchbayes.linalg.added import plus_precision
 from torchbayes.model.batch import batch_size, rows_of
@@ -50,6 +49,7 @@ class Recipe:
     Attributes:
         exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale and would
             not tell it by the structure (`curvature.beside`).
+        check_mode: whether the gradient is added up too, which tells how far a mode is.
     """
 
     structure: StructureName
@@ -217,7 +217,7 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)
     if model.prior.joint is not None and not model.prior.joint.is_independent:
         curvature = plus_precision(curvature, model.prior.joint.covariance, model.scales(1, 1).prior)
-    found = LaplacePosterior(
+    return LaplacePosterior(
         model,
         weights_MD.clone(),
         curvature,
@@ -230,8 +230,3 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         buffers_M=dict(survey.buffers) or None,
         statistics_known=True,
     )
-    if recipe.check_mode:
-        gradient_MD = factor * survey.gradient_MD
-        model.prior.add_gradient_(gradient_MD, weights_MD, model.scales(1, 1).prior)
-        warn_unless_mode(found, gradient_MD)
-    return found

@@ -19,7 +19,7 @@ from torchbayes.linalg.curvature import Curvature, DenseCurvature, restore_curva
 from torchbayes.linalg.dropped import Dropped, dropped
 from torchbayes.linalg.units import undetermined
 from torchbayes.model.joint_prior import Joint
-from torchbayes.model.likelihoods.weighted import fixed_noise, rescaled
+from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
 from torchbayes.model.model import having
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.posterior import Posterior
@@ -206,15 +206,23 @@ class LaplacePosterior(Posterior):
         """Return what is saved as JSON."""
         tuned = bool(((self.strength_D != 1) & (self.strength_D != 0)).any())
         counts = {"num_data": self.num_data, "num_targets": self.num_targets}
-        return {"curvature": self.curvature.kind, **counts, "tuned": tuned, "noise_scale": self.noise_scale}
+        # the scales themselves too, as the factor says nothing to a model that has them already
+        noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_scale != 1 else {}
+        return {"curvature": self.curvature.kind, **counts, "tuned": tuned, "noise_scale": self.noise_scale, **noise}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave, with the model it was fitted with."""
+        """Return the posterior rebuilt from what `tensors` and `settings` gave, with the model it was fitted with.
+
+        Its own model, with the prior and noise that were chosen, gives the same.
+        """
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
         reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
         model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
-        model = having_noise(model, settings["noise_scale"])
+        if scales := tuple(settings.get("scales", ())):
+            model = having(model, likelihood=having_scales(model.likelihood, scales))
+        else:  # the factor is 1, or all that the file says
+            model = having_noise(model, settings["noise_scale"])
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchbayes.model.description import model_differences
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
@@ -26,7 +27,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
 
     Args:
         path: the file.
-        model: the model it was fitted with: its layout must be the file's.
+        model: the model it was fitted with: layout, likelihood, prior and temperature must be the file's. Of a tuned
+            Laplace posterior it may also be that posterior's own: the prior and noise that were chosen are the file's.
         calibration: makes a pass over training inputs; needed by networks with batch norm.
 
     Returns:
@@ -34,7 +36,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
 
     Raises:
         ValueError: if the file is damaged, of an unknown kind, the `posterior.safetensors` or the draws of another run
-            than the one beside it, or its layout differs from the model's.
+            than the one beside it, or of another layout, likelihood or prior than the model's; the message says in
+            what they differ.
     """
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
@@ -50,6 +53,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
+        _check_model(path, header.get("model"), posterior.model)  # a tuned one has changed the one that was given
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
@@ -111,4 +115,19 @@ def _check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> Non
         more = f" and {len(said) - 5} more" if len(said) > 5 else ""
         raise ValueError(
             f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
+        )
+
+
+def _check_model(path: Path, about: dict[str, Any] | None, model: Model) -> None:
+    """Check that a file was made under a model; it may not say.
+
+    Raises:
+        ValueError: if likelihood, prior or temperature was another one.
+    """
+    said = model_differences(about, model) if about else []
+    if said:
+        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+        raise ValueError(
+            f"{path} was made under another model: {'; '.join(said[:5])}{more}. Build the model it was made with; to "
+            f"infer under this one, fit again."
         )

@@ -7,7 +7,7 @@ draws weighs the members equally and the first M draws are one per member.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory, is_whole, seen
+from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.seeds import Purpose, generator
@@ -166,15 +167,20 @@ class Posterior(ABC):
 
 def packed(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the header of the file of a posterior."""
-    header = {
+    buffers = {BUFFERS + n: b for n, b in (posterior.buffers_M or {}).items()}
+    return {**posterior.tensors(), **buffers}, header_of(posterior, posterior.settings())
+
+
+def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header of the file of a posterior, with the settings of its tensors there."""
+    return {
         "kind": posterior.kind,
         "layout": {name: list(shape) for name, shape in posterior.model.layout.shapes.items()},
-        "settings": posterior.settings(),
+        "model": describe_model(posterior.model),
+        "settings": dict(settings),
         "statistics_known": posterior.statistics_known,
         "problems": list(posterior.problems),
     }
-    buffers = {BUFFERS + n: b for n, b in (posterior.buffers_M or {}).items()}
-    return {**posterior.tensors(), **buffers}, header
 
 
 def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:

@@ -58,10 +58,9 @@ class Gaussian:
             return ()
         return self.scale if isinstance(self.scale, tuple) else (float(self.scale),)
 
-    def rescaled(self, factor: float) -> Gaussian:
-        """Return the likelihood with its fixed scale multiplied by a factor."""
-        scale: Any = self.scale
-        return replace(self, scale=tuple(s * factor for s in scale) if isinstance(scale, tuple) else scale * factor)
+    def having_scales(self, scales: tuple[float, ...]) -> Gaussian:
+        """Return the likelihood with other fixed scales, as many as it has."""
+        return replace(self, scale=scales if isinstance(self.scale, tuple) else scales[0])
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return the log scale when it is learned."""

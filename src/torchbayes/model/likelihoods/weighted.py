@@ -154,6 +154,13 @@ def rescaled(likelihood: Likelihood, factor: float) -> Likelihood:
     if not fixed_noise(likelihood):
         name = type(unweighted(likelihood)).__name__
         raise TypeError(f"{name} has no fixed noise scale to tune. Use likelihoods.Gaussian(scale).")
+    return having_scales(likelihood, tuple(scale * factor for scale in fixed_noise(likelihood)))
+
+
+def having_scales(likelihood: Likelihood, scales: tuple[float, ...]) -> Likelihood:
+    """Return the likelihood with other fixed scales of its noise; itself where it has not as many."""
+    if len(fixed_noise(likelihood)) != len(scales):
+        return likelihood
     if isinstance(likelihood, Weighted):
-        return replace(likelihood, base=rescaled(likelihood.base, factor))
-    return likelihood.rescaled(factor)  # type: ignore[attr-defined]
+        return replace(likelihood, base=having_scales(likelihood.base, scales))
+    return likelihood.having_scales(scales)  # type: ignore[attr-defined]

@@ -1,0 +1,56 @@
+"""A model in words: what files and runs say of likelihood and prior, so that they are not read under another."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torchbayes.model.model import Model
+
+# what the same thing says differently in another process: addresses, devices, the functions it was defined in
+_PLACE = re.compile(r" at 0x[0-9a-fA-F]+|, device='[^']*'|[\w.<>]+\.<locals>\.")
+_NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """Return likelihood, priors and temperature in words, the same in every process, JSON-serialisable."""
+    return {
+        "likelihood": _said(model.likelihood),
+        "prior": [f"{s.where.start}:{s.where.stop} {_said(s.prior)}" for s in model.prior.segments],
+        "temperature": model.temperature,
+        "tempering": model.tempering,
+    }
+
+
+def model_differences(found: Mapping[str, Any], model: Model) -> list[str]:
+    """Return in words, one clause each, in what a model differs from a description.
+
+    Numbers may differ by rounding, as sums over a joint prior do from device to device.
+
+    Args:
+        found: as `describe_model` gave it.
+        model: the model.
+    """
+    was, now = _parts(found), _parts(describe_model(model))
+    pairs = ((name, was.get(name, "nothing"), now.get(name, "nothing")) for name in {**was, **now})
+    return [f"its {name} is {one}, the model's {other}" for name, one, other in pairs if not _alike(one, other)]
+
+
+def _said(part: Any) -> str:
+    own = type(part).__repr__ is not object.__repr__
+    return _PLACE.sub("", repr(part) if own else f"{type(part).__qualname__}()")
+
+
+def _parts(about: Mapping[str, Any]) -> dict[str, str]:
+    priors = (text.split(" ", 1) for text in about["prior"])
+    rest = {name: str(about[name]) for name in ("likelihood", "temperature", "tempering")}
+    return {**rest, **{f"prior of weights {where}": said for where, said in priors}}
+
+
+def _alike(one: str, other: str) -> bool:
+    if _NUMBER.split(one) != _NUMBER.split(other):
+        return False
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return all(math.isclose(float(a), float(b), rel_tol=1e-5, abs_tol=1e-9) for a, b in pairs)
