@@ -45,6 +45,7 @@ class LaplacePosterior(Posterior):
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
         exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
             the weights are many, or few beside the targets.
+        found: how the network is built, as `Findings.text`: what the covariance is one of; empty if not known.
     """
 
     mean_MD: Tensor
@@ -56,6 +57,7 @@ class LaplacePosterior(Posterior):
     num_targets: float
     noise_scale: float = 1.0
     exact: DenseCurvature | None = None
+    found: str = ""
 
     kind = "laplace"
 
@@ -206,7 +208,13 @@ class LaplacePosterior(Posterior):
         """Return what is saved as JSON."""
         tuned = bool(((self.strength_D != 1) & (self.strength_D != 0)).any())
         counts = {"num_data": self.num_data, "num_targets": self.num_targets}
-        return {"curvature": self.curvature.kind, **counts, "tuned": tuned, "noise_scale": self.noise_scale}
+        return {
+            "curvature": self.curvature.kind,
+            **counts,
+            "tuned": tuned,
+            "noise_scale": self.noise_scale,
+            "found": self.found,
+        }
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
@@ -218,7 +226,7 @@ class LaplacePosterior(Posterior):
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
-        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact=exact)
+        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact=exact, found=settings.get("found", ""))
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
