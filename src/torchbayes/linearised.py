@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain, seen
+from torchbayes.curvature.anatomy import SPREAD_ROWS, Findings
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Structure, restore
@@ -169,22 +170,29 @@ class Linearised:
         return linked(link, self.model, means_MD, functions=self.functions, inputs=placed, **own)
 
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
-        """Return the network linearised at every member, and the member's covariance; looked for once."""
-        if not self._known:
+        """Return the network linearised at every member, and the member's covariance.
+
+        How the network is built is known from the fit, whose data show it, or looked for: again where there are more
+        rows than before.
+        """
+        text: str = getattr(self.posterior, "found", "")
+        rows = 0 if text else min(batch_size(inputs), SPREAD_ROWS)
+        if all(rows > known for known in self._known):
             gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
-            first = {n: b[0] for n, b in buffers_M.items()} or None
+            own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [_member(gaussian.covariance, m) for m in range(gaussian.members)]
-            options = {"buffers": first, "structure": structures[0], "chunk": self.chunk}
-            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options)
-            for m, structure in enumerate(structures):
-                own = {n: b[m] for n, b in buffers_M.items()} or None
-                own_tangent = replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own)
-                self._known.append((own_tangent, tangent.leaves(structure)))
-        return self._known
+            options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
+            found = Findings.parse(text) if text else None
+            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, findings=found)
+            self._known[rows] = [
+                (replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]), tangent.leaves(structure))
+                for m, structure in enumerate(structures)
+            ]
+        return self._known[max(self._known)]
 
     @cached_property
-    def _known(self) -> list[tuple[Tangent, list[Leaf]]]:
-        return []
+    def _known(self) -> dict[int, list[tuple[Tangent, list[Leaf]]]]:
+        return {}
 
 
 def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:

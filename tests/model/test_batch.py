@@ -140,6 +140,29 @@ def test_the_curvature_of_a_layer_that_sees_what_is_shared_is_exact(structure: A
     torch.testing.assert_close(found.gaussian.covariance.diagonal()[0], variance, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [7, len(X)])
+def test_a_batch_made_by_hand_is_as_one_unpacked(form: str, rows: int) -> None:
+    inputs, name = FORMS[form]
+    model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
+    weights_MD = model.given_weights() + 0.1 * _normal(2, model.layout.size, seed=5)
+    wanted = tb.LogDensity(oracle, len(X), tb.Batch(X, TARGETS))(weights_MD)
+    found = tb.LogDensity(model, len(X), tb.Batch(inputs, TARGETS), chunk_size=rows)(weights_MD)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    by_rows = torch.stack([model.log_joint(w, tb.Batch(inputs, TARGETS), len(X)) for w in weights_MD])
+    torch.testing.assert_close(by_rows, wanted.log_density, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_a_minibatch_made_by_hand_is_as_one_unpacked(plan: Any) -> None:
+    model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared="context"), _bound()
+    weights_MD = model.given_weights() + 0.1 * _normal(2, model.layout.size, seed=5)
+    rows, labels = X[:10].view(2, 5, -1), TARGETS[:10].view(2, 5)
+    found = tb.LogDensity(model, len(X), plan=plan)(weights_MD, tb.Batch({"context": C, "x": rows}, labels))
+    wanted = tb.LogDensity(oracle, len(X))(weights_MD, tb.Batch(rows, labels))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
 def test_diagnose_takes_shared_inputs() -> None:
     inputs, name = FORMS["mapping"]
     model = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name)

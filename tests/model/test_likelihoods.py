@@ -283,6 +283,13 @@ WRONG: list[tuple[Likelihood, Tensor, Tensor, type[Exception], str]] = [
     (Poisson(), normal(B, 1), torch.tensor([0, 2, -3, 1]), ValueError, r"whole numbers >= 0; got values in -3\.\.2"),
     (Poisson(), normal(B, 1), torch.tensor([0.5, 2, 3, 1]), ValueError, r"got values in 0\.5\.\.3"),
     (Poisson(), normal(B, 1), NAN, ValueError, "whole numbers"),
+    (
+        Categorical(),
+        normal(B, 3, 5, 6),
+        torch.zeros(B, 5, 6, dtype=torch.int64),
+        ValueError,
+        r"shape \(4, 3, 5\); got \(4, 5, 6\).*outputs, \(4, 3, 5, 6\), is that of the classes.*movedim\(1, -1\)",
+    ),
 ]
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.model.helpers import ConvNorm, Tied, Tokens, mlp, snapshot, tokens
-from tests.oracles import assert_close, finite_differences, mlp_outputs, normal
-from torchbayes.model import Network
+from tests.oracles import assert_close, classes, finite_differences, mlp_outputs, normal
+from torchbayes.model import Batch, Model, Network, likelihoods
 from torchbayes.model.seeds import Purpose, seeded
 
 IMAGES = normal(6, 1, 4, 4)
@@ -94,6 +94,31 @@ def test_a_mapping_with_logits_is_unpacked_and_anything_else_is_an_error():
         network = Network(module)
         with pytest.raises(TypeError, match=r"must return a tensor or an object with `\.logits`"):
             network(network.weights(), inputs)
+
+
+def test_inputs_are_not_blamed_for_what_a_network_gives():
+    class Both(nn.Linear):
+        def forward(self, input: Tensor) -> Any:
+            return super().forward(input), input
+
+    model = Model(Both(3, 2).double(), likelihoods.Categorical())
+    with pytest.raises(TypeError, match=r"^the network must return a tensor.*got an object of type tuple"):
+        model.check(Batch(normal(4, 3), classes(4, 2)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.utils.weight_norm(nn.Linear(3, 2)), "cannot be copied.*torch.nn.utils.parametrizations"),
+        (lambda: torch.jit.script(nn.Linear(3, 2)), "torch.jit keeps its own weights"),
+    ],
+    ids=["weight norm", "script"],
+)
+def test_a_module_that_cannot_hold_other_weights_is_refused(make: Any, said: str):
+    for module in (make(), make):
+        with pytest.raises(TypeError, match=said):
+            Network(module)
 
 
 def test_gradient_in_the_weights_is_that_of_finite_differences():

@@ -51,6 +51,7 @@ def test_all_data_are_seen_in_full_precision_and_minibatches_as_the_user_says() 
     BACKEND.matmul.fp32_precision = "bf16"
     before = settings()
     density = tb.LogDensity(model, 4, rows, plan="loop")
+    model.check(rows)  # the first time the network is called twice, to see on what it writes
     with torch.autocast("cpu", torch.bfloat16):
         seen.clear()
         density(weights_MD)

@@ -164,6 +164,27 @@ def test_a_hook_of_ones_own_is_left_alone():
     assert torch.equal(model.unpack(TOKENS).targets, TOKENS)
 
 
+@pytest.mark.parametrize("labels", [TOKENS, SKIPPED], ids=["all", "some"])
+def test_a_batch_made_by_hand_whose_labels_are_the_tokens_is_refused(labels: Tensor):
+    model = tb.Model(Words(1), CATEGORICAL)
+    weights_MD, batch = model.given_weights().unsqueeze(0), Batch({"input_ids": TOKENS}, labels)
+    said = r"are the input tokens themselves.*model\.unpack\(\(inputs, labels\)\)"
+    with pytest.raises(ValueError, match=said):
+        tb.LogDensity(model, ROWS, batch)
+    with pytest.raises(ValueError, match=said):
+        tb.LogDensity(model, ROWS)(weights_MD, batch.map(lambda t: t.unsqueeze(0)))
+    moved = model.unpack(({"input_ids": TOKENS}, labels))
+    value = tb.LogDensity(model, ROWS, moved)(weights_MD).log_likelihood
+    torch.testing.assert_close(value[0], model.log_likelihood(weights_MD[0], moved).sum().double())
+
+
+@pytest.mark.parametrize("network", [Words(0), Silent(0)], ids=["at their places", "does not say"])
+def test_a_batch_made_by_hand_is_taken_where_tokens_may_be_labels(network: nn.Module):
+    model = tb.Model(network, CATEGORICAL)
+    value = tb.LogDensity(model, ROWS, Batch({"input_ids": TOKENS}, TOKENS))(model.given_weights().unsqueeze(0))
+    assert torch.isfinite(value.log_density).all()
+
+
 @pytest.mark.parametrize(
     "batch",
     [

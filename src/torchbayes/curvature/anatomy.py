@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
@@ -26,7 +26,7 @@ from torchbayes.curvature.parts import TOGETHER
 from torchbayes.model.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, Network, arguments, refuse_by_batch, taking
+from torchbayes.model.network import Buffers, Network, refuse_by_batch, taking
 from torchbayes.model.precision import check_precision
 from torchbayes.model.seeds import Purpose, generator
 from torchbayes.model.stacked import quiet
@@ -35,6 +35,7 @@ Held = Literal["everywhere", "in turn", "few"]
 """What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
 
 _PROBE_ROWS = 4
+SPREAD_ROWS = 16
 _WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
 
 
@@ -62,23 +63,28 @@ class Whole:
     def jacobian(self, views: Mapping[str, Tensor], inputs: Any, column: Tensor, *, buffers: Buffers | None) -> Tensor:
         """Return the Jacobian of one column (B, ...) for each row, (B, n)."""
         own = {name: views[name].detach() for name in self.layout.names}
-        rest = {n: v.detach() for n, v in views.items() if n not in own} | (buffers or self.network.buffers)
+        rest = {n: v.detach() for n, v in views.items() if n not in own}
+
+        def run(named: dict[str, Tensor], row: Any, cotangent: Tensor) -> Tensor:
+            alone = on_rows(lambda t: t.unsqueeze(0), row)
+            return self.network({**rest, **named}, alone, buffers or None).view_as(cotangent)
 
         def one(row: Any, cotangent: Tensor) -> Tensor:
-            args, kwargs = arguments(on_rows(lambda t: t.unsqueeze(0), row))
+            return self.layout.join(vjp(lambda named: run(named, row, cotangent), own)[1](cotangent)[0])
 
-            def run(named: dict[str, Tensor]) -> Tensor:
-                state = {**self.network.picked.whole({**rest, **named})}
-                return functional_call(self.network.module, state, args, kwargs).view_as(cotangent)
-
-            return self.layout.join(vjp(run, own)[1](cotangent)[0])
+        def plain(row: Any, cotangent: Tensor) -> Tensor:
+            leaves = {name: view.requires_grad_() for name, view in own.items()}
+            options = {"create_graph": keep, "materialize_grads": True}
+            with torch.enable_grad():
+                found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
+            return self.layout.join(dict(zip(leaves, found, strict=True)))
 
         # derivatives of stacked derivatives are wrong for some of torch's layers, such as layer norm
-        stacked = self.stacked and not column.requires_grad and not requires_grad(inputs)
+        keep = column.requires_grad or requires_grad(inputs)
         with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no rule for stacks
-            if stacked:
+            if self.stacked and not keep:
                 return vmap(one, in_dims=(row_axes(inputs, 0), 0))(inputs, column)
-            return torch.stack([one(rows_of(inputs, b), column[b]) for b in range(len(column))])
+            return torch.stack([plain(rows_of(inputs, b), column[b]) for b in range(len(column))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +215,9 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
     with torch.no_grad(), taking(inputs):  # what is said then is of the rows that were given, not of these few
         network(views, rows)
     owners, lost = _owners(network)
-    said = probe(network, views, rows, modules=list(owners))
+    said: dict[str, str] = {}
+    for order in _spread(inputs):
+        said |= probe(network, views, network.arrange(order), modules=list(owners))
     while True:  # until every layer's gradient is autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
         found = anatomy(model, Findings(lost, (), True, {}))
@@ -234,6 +242,17 @@ def _few(inputs: Any) -> Any:
     """Return a few rows, at least two."""
     first = rows_of(inputs, slice(0, _PROBE_ROWS))
     return on_rows(lambda t: torch.cat([t, t]), first) if batch_size(first) == 1 else first
+
+
+def _spread(inputs: Any) -> list[Any]:
+    """Return rows spread over a batch, at least two, and the same ones in reverse.
+
+    A network may see its rows in an order of their own, such as that of their lengths. Rows that differ in it cannot be
+    in that order both ways.
+    """
+    rows = batch_size(inputs)
+    places = torch.arange(0, rows, -(-rows // SPREAD_ROWS)) if rows > 1 else torch.zeros(2, dtype=torch.int64)
+    return [rows_of(inputs, each) for each in (places, places.flip(0))]
 
 
 def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]]:

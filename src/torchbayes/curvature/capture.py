@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchbayes.curvature.layers import Call
-from torchbayes.model.batch import tensors_of
+from torchbayes.model.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.seeds import Purpose, generator
 
@@ -110,14 +110,22 @@ def watch(
         ValueError: if the network cannot take the inputs.
     """
     calls: Calls = {}
+    rows = batch_size(inputs)
 
     def see(name: str, given: Any, made: Any) -> None:
         # the edge is taken now: what an in-place operation does to the tensor later is not the layer's
         first = given[0] if keep_inputs else given[0].detach()
+        if len(first) != rows:
+            raise ValueError(
+                f"`{name}` was given {len(first)} of a batch of {rows} rows, but all of the rows that the network was "
+                f"first looked at with. Shuffle the data, or give larger batches, so that the first one shows how the "
+                f"network takes rows apart."
+            )
         part = network.module.get_submodule(name)
         held = {n: t.detach() for n, t in (*part.named_parameters(), *part.named_buffers())}
         calls.setdefault(name, []).append(Call(first, get_gradient_edge(made), held))
 
+    network.ask(views, inputs, buffers)  # before calls are counted
     # the other kernels of attention have no derivative of their derivative
     attention = sdpa_kernel(SDPBackend.MATH) if keep_inputs else nullcontext()
     with torch.enable_grad(), attention, _watched(network, modules, see):
@@ -148,20 +156,25 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
         elif made.requires_grad:
             seen.append((name, get_gradient_edge(made)))
 
+    network.ask(views, inputs)
     with torch.enable_grad(), _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         outputs = network(leaves, inputs)
     rows = len(outputs)
     source = generator(Purpose.CALLS, device=outputs.device)
     column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
-    column[1:] = 0
     edges = [edge for _, edge in seen]
-    found = torch.autograd.grad(outputs, edges, column, allow_unused=True) if edges else ()
-    for (name, _), gradient in zip(seen, found, strict=True):
-        if gradient is None:
-            said[name] = "the outputs do not depend on every call"
-        elif len(gradient) != rows or gradient[1:].any():
-            said[name] = "its first axis is not that of the rows"
+    numbers = torch.arange(rows, device=outputs.device)
+    for bit in range((rows - 1).bit_length() if edges else 0):
+        # any two rows differ in a bit of their numbers, so a row at another's place is seen by one of these columns
+        apart = (numbers >> bit) % 2 == 1
+        part = column * apart.view(-1, *[1] * (column.ndim - 1))
+        found = torch.autograd.grad(outputs, edges, part, allow_unused=True, retain_graph=True)
+        for (name, _), gradient in zip(seen, found, strict=True):
+            if gradient is None:
+                said[name] = "the outputs do not depend on every call"
+            elif len(gradient) != rows or gradient[~apart].any():
+                said[name] = "its first axis is not that of the rows"
     called = {name for name, _ in seen} | said.keys()
     return said | {name: "its forward is not called" for name in modules if name not in called}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy, anatomy, look
+from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look
 from torchbayes.curvature.capture import Seen, requires_grad
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
@@ -53,7 +53,15 @@ class Tangent:
 
     @classmethod
     def at(
-        cls, model: Model, weights_D: Tensor, inputs: Any, *, buffers: Buffers | None, structure: Structure, chunk: int
+        cls,
+        model: Model,
+        weights_D: Tensor,
+        inputs: Any,
+        *,
+        buffers: Buffers | None,
+        structure: Structure,
+        chunk: int,
+        findings: Findings | None = None,
     ) -> Tangent:
         """Look at a network and return it linearised.
 
@@ -64,6 +72,7 @@ class Tangent:
             buffers: of the network.
             structure: a covariance of the weights that will be asked about.
             chunk: numbers that a piece of the rows may take.
+            findings: of a look at the network before; it is looked at with these rows if None.
 
         Returns:
             The tangent.
@@ -71,7 +80,7 @@ class Tangent:
         Raises:
             ValueError: if the covariance is not one of this network's layers, or the outputs have several axes.
         """
-        findings = look(model, weights_D, inputs)
+        findings = findings or look(model, weights_D, inputs)
         both = [anatomy(model, findings, joint_bias=joint) for joint in (True, False)]
         everywhere = torch.arange(structure.size, device=weights_D.device)
         fitting = [layers for layers in both if _fits(structure, everywhere, layers)]
@@ -82,8 +91,8 @@ class Tangent:
         seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
         if seen.outputs.ndim != 2:
             raise ValueError(
-                f"a linearised predictive needs one axis of outputs, (B, K); the network gives "
-                f"{tuple(seen.outputs.shape)}. Use predict(posterior, inputs)."
+                f"a linearised predictive needs one axis of outputs for a row, (K,); the network gives "
+                f"{tuple(seen.outputs.shape[1:])} for a row. Use predict(posterior, inputs, draws=...)."
             )
         over = leaves(structure, [part.index for part in fitting[0].parts])
         numbers = max(_numbers(fitting[0], seen, over), findings.widest)

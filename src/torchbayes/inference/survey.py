@@ -227,6 +227,7 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         density.num_data,
         survey.num_targets,
         exact=exact,
+        found=survey.found,
         buffers_M=dict(survey.buffers) or None,
         statistics_known=True,
     )

@@ -37,7 +37,8 @@ class Batch(NamedTuple):
     """What a step consumes: a tuple, so it can be built by hand.
 
     Attributes:
-        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows.
+        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows. What the
+            model names as `shared` has neither axis.
         targets: tensor (B, ...), or a tuple or mapping of such, likewise.
     """
 
@@ -61,7 +62,7 @@ def on_rows(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def rows_of(tree: Any, where: slice | int) -> Any:
+def rows_of(tree: Any, where: slice | int | Tensor) -> Any:
     """Return some rows of inputs or targets."""
     return on_rows(lambda tensor: tensor[where], tree)
 
@@ -90,6 +91,19 @@ def unshared(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree
     return pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, Shared) else leaf, tree)
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that inputs stand for: a tuple or a mapping of tensors, or one."""
+    inputs = unshared(inputs)
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def copied(tree: Any) -> Any:
+    """Return the tree with copies of all tensors, shared ones too, in the place of the tensors."""
+    return pytree.tree_map_only(Tensor, torch.clone, unshared(tree))
 
 
 def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -19,7 +19,7 @@ from torchbayes.checks import SettingError, check_counts, check_flags, check_kin
 from torchbayes.model.batch import batch_size
 from torchbayes.model.dense import DenseModel
 from torchbayes.model.dynamics import Phase, Value, leapfrog
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Batch, Model, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.ranks import Ranks
 from torchbayes.model.seeds import Purpose, mix
@@ -72,7 +72,7 @@ class LogDensity:
         check_flags(training=training)
         check_kind(Batch, "a Batch", **given(data=data))
         check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=ranks))
-        if data is not None and data.size != num_data:
+        if data is not None and (data := ready(model, data)).size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
         self.plan: Plan | None = as_plan(plan)
         self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()
@@ -81,6 +81,7 @@ class LogDensity:
         self.training, self.chunk_size = training, chunk_size
         self._ways = Ways(model, training=training)
         self._unrolled: Unrolled | None = None
+        self._checked = False
 
     def __call__(
         self,
@@ -100,7 +101,7 @@ class LogDensity:
             seeds: M seeds for a network that draws random numbers in training mode (dropout).
 
         Returns:
-            `Value(log_density_M, gradient_MD, log_likelihood_M)`; the gradient is a new tensor.
+            `Value(log_density, gradient, log_likelihood)` of shapes (M,), (M, D), (M,); the gradient is a new tensor.
 
         Raises:
             SettingError: if there is neither a batch nor data.
@@ -129,7 +130,7 @@ class LogDensity:
             out: tensor (M, D) that receives the gradient, so that its memory is used again; a new one if None.
 
         Returns:
-            `Value(loss_M, gradient_MD, log_likelihood_M)`, the first two per observation.
+            `Value` with the loss (M,) and its gradient (M, D), per observation, and the log likelihood (M,).
         """
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
@@ -154,6 +155,7 @@ class LogDensity:
         if batch is None and self.data is None:
             raise SettingError("a batch is needed: this density was made without `data`.")
         weights_MD = weights_MD.detach()
+        batch = batch and _taken(self, batch)
         if buffers is None and self.training:  # else the network's own would move
             buffers = self.model.network.stacked_buffers(len(weights_MD))
         rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
@@ -226,6 +228,13 @@ class LogDensity:
     def prior_stds(self) -> Tensor:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
+
+
+def _taken(density: LogDensity, batch: Batch) -> Batch:
+    """Return a minibatch with what all rows share wrapped; the first one is checked."""
+    if density.model.shared or not density._checked:
+        batch, density._checked = ready(density.model, batch, members=True), True
+    return batch
 
 
 def _parts(batch: Batch | None, data: Batch | None, chunk_size: int) -> Iterator[Batch]:

@@ -204,6 +204,7 @@ class Model:
         Returns:
             Scalar tensor, in nats, differentiable in the weights.
         """
+        batch = batch._replace(inputs=with_shared(batch.inputs, self.shared))  # else their rows could be counted
         scale = self.scales(num_data, batch.size)
         return scale.likelihood * self.log_likelihood(weights, batch).sum() + scale.prior * self.log_prior(weights)
 
@@ -241,6 +242,26 @@ class Model:
             )
         self.likelihood.check(outputs, batch.targets)
         return outputs
+
+
+def ready(model: Model, batch: Batch, *, members: bool = False) -> Batch:
+    """Return a batch that may have been made by hand as `unpack` gives it.
+
+    Args:
+        model: the model.
+        batch: rows (B, ...), or (M, B, ...).
+        members: whether members have rows of their own.
+
+    Returns:
+        The batch; inputs that all rows share are wrapped.
+
+    Raises:
+        SettingError: if labels of a causal language model are the tokens at their own places.
+    """
+    found = batch._replace(inputs=with_shared(batch.inputs, model.shared))
+    if model._hook is None:
+        model._labels.check(found.map(lambda t: t[0]) if members else found, model.likelihood)
+    return found
 
 
 def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood | None = None) -> Model:

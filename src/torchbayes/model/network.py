@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
 from torchbayes.checks import seen
 from torchbayes.model.batch import batch_size, on_rows, unshared
+from torchbayes.model.held import Held
 from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.picked import Picked, Random, check_random, is_random, names_of
@@ -26,6 +26,10 @@ from torchbayes.model.seeds import Purpose, seeded
 
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
+
+
+class OutputsError(TypeError):
+    """A network gives something that is not its outputs."""
 
 
 class Network:
@@ -50,12 +54,12 @@ class Network:
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
 
         Raises:
-            TypeError: if neither a module nor a factory of modules is given, or dtypes of random weights are mixed.
+            TypeError: if there is no module or factory of modules, it cannot be copied, or dtypes of weights are mixed.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
         made = _made(module)
-        self.module = _dense(copied(made))
+        self.module = _dense(_copy(made))
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
@@ -81,8 +85,7 @@ class Network:
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
         self.module.eval().requires_grad_(False)  # constants build no graph
-        self._own: dict[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        self._places = _places(self.module, self._own)
+        self._held = Held(self.module, self.layout.names)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,21 +131,23 @@ class Network:
             Tensor (B, K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
 
         Raises:
-            TypeError: if the network gives something other than a tensor or an object with `.logits`.
+            OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
-        views = self.picked.whole(self.layout.split(weights) if isinstance(weights, Tensor) else weights)
-        state = {**views, **(self.buffers if buffers is None else buffers)}
-        args, kwargs = arguments(inputs)
-        if torch.compiler.is_compiling():
-            outputs = functional_call(self.module, state, args, kwargs)
-        else:
-            with _held(state, self._places, self._own):
-                outputs = self.module(*args, **kwargs)
-        if not isinstance(outputs, Tensor):
-            outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-            if not isinstance(outputs, Tensor):
-                raise TypeError("the network must return a tensor or an object with `.logits`. Wrap it in a module.")
+        state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
+        outputs = _tensor(self._held.run(state, inputs))
         return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+
+    def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
+        """Return what the module holds in a call, once it is known whether it changes its inputs in place.
+
+        Args:
+            views: random weights by name.
+            inputs: as of a call.
+            buffers: as of a call.
+        """
+        state = {**self.picked.whole(views), **(self.buffers if buffers is None else buffers)}
+        self._held.ask(state, inputs, device=self.device)
+        return state
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -254,8 +259,43 @@ def _dense(module: nn.Module) -> nn.Module:
     return module
 
 
+def _copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that can be run with other weights.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
+    try:
+        return copied(module)
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"the `network` cannot be copied: {str(error).rstrip('.')}. It may hold a tensor made from parameters, "
+            f"as the old torch.nn.utils.weight_norm does. Use one of torch.nn.utils.parametrizations, or make the "
+            f"tensor in `forward`."
+        ) from error
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def _tensor(made: Any) -> Tensor:
+    """Return the outputs in what a network has made.
+
+    Raises:
+        OutputsError: if there are none.
+    """
+    if isinstance(made, Tensor):
+        return made
+    logits = made.get("logits") if isinstance(made, Mapping) else getattr(made, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise OutputsError(
+            f"the network must return a tensor or an object with `.logits`; got an object of type "
+            f"{type(made).__name__}. Wrap it in a module that returns one."
+        )
+    return logits
 
 
 def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
@@ -287,38 +327,6 @@ def _check_dtypes(dtypes: set[torch.dtype]) -> None:
         )
 
 
-Places = dict[str, list[tuple[dict[str, Any], str]]]
-
-
-@contextmanager
-def _held(state: Mapping[str, Tensor], places: Places, own: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module hold the tensors of `state` in the place of its own: `functional_call` without its checks.
-
-    Names are checked once, in the layout; a tenth of a millisecond a call is spared in a network of 65 tensors.
-    """
-    try:
-        for name, tensor in state.items():
-            for table, key in places[name]:
-                table[key] = tensor
-        yield
-    finally:
-        for name in state:
-            for table, key in places[name]:
-                table[key] = own[name]
-
-
-def _places(module: nn.Module, own: Mapping[str, Tensor]) -> Places:
-    """Return where each parameter and buffer is held: name -> (table of a module, key); tied ones have several."""
-    names = {id(tensor): name for name, tensor in own.items()}
-    places: Places = {name: [] for name in own}
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            for key, tensor in table.items():
-                if tensor is not None:
-                    places[names[id(tensor)]].append((table, key))
-    return places
-
-
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     """Return the names of the modules that follow training mode.
 
@@ -336,14 +344,6 @@ def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
 
     visit("", module, True)
     return frozenset(live)
-
-
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that inputs stand for: a tuple or a mapping of tensors, or one."""
-    inputs = unshared(inputs)
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
 def refuse_by_batch(network: Network) -> None:
@@ -372,10 +372,11 @@ def taking(inputs: Any) -> Iterator[None]:
     Raises:
         ValueError: if the network fails on them.
         OutOfMemoryError: if only memory is missing.
+        OutputsError: if it takes them, and gives no outputs.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, OutputsError):
         raise
     except (RuntimeError, TypeError, IndexError) as error:
         shapes = on_rows(lambda t: tuple(t.shape), unshared(inputs))

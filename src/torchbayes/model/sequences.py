@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torchbayes.model.batch import Batch, rows_of, unshared
+from torchbayes.checks import SettingError
+from torchbayes.model.batch import Batch, arguments, copied, rows_of
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.weighted import map_values, unweighted
-from torchbayes.model.network import arguments
 
 IGNORED = -100  # the label that Hugging Face leaves out
 
@@ -57,23 +57,51 @@ class Labels:
 
         return batch._replace(targets=map_values(one, likelihood, batch.targets))
 
+    def check(self, batch: Batch, likelihood: Likelihood) -> None:
+        """Check a batch that may have been made by hand, and whose labels are to be at their places.
+
+        Args:
+            batch: rows.
+            likelihood: as of `placed`.
+
+        Raises:
+            SettingError: if the labels are the tokens themselves, and the network compares them one place later.
+        """
+        ignored = getattr(unweighted(likelihood), "ignore_index", None)
+
+        def one(labels: Any) -> Any:
+            tokens = _tokens(batch.inputs, labels)
+            if tokens is None:
+                return labels
+            same, ahead = _seen(labels, tokens, ignored)
+            if same and not ahead and self._compares_later(batch.inputs, labels):
+                raise SettingError(
+                    "the labels of this batch are the input tokens themselves, which the network's outputs are not "
+                    "compared with but with the tokens behind them. Make it by model.unpack((inputs, labels)), which "
+                    "moves the labels."
+                )
+            return labels
+
+        map_values(one, likelihood, batch.targets)
+
+    def _compares_later(self, inputs: Any, labels: Tensor) -> bool | None:
+        """Return whether the network compares outputs with labels one place later; it is asked once."""
+        if not self._asked:
+            self._asked, self._later = True, _compares_later(self._module, inputs, labels)
+        return self._later
+
     def _placed(self, labels: Any, inputs: Any, ignored: int | None) -> Any:
         tokens = _tokens(inputs, labels)
         if tokens is None:
             return labels
-        if not self._asked:
-            self._asked, self._later = True, _compares_later(self._module, inputs, labels)
-        counts = (labels >= 0) if ignored is None else (labels >= 0) & (labels != ignored)
-        same = _agree(labels, tokens, counts)
-        # the token behind the last label of a row may be padding, so a label is compared where the next one counts too
-        ahead = _agree(labels[:, :-1], tokens[:, 1:], counts[:, :-1] & counts[:, 1:])
-        if self._later is None and same and not ahead:
+        later, (same, ahead) = self._compares_later(inputs, labels), _seen(labels, tokens, ignored)
+        if later is None and same and not ahead:
             raise ValueError(
                 "the labels are the input tokens themselves, so the network would learn to copy them. Give Model "
                 "`batch=`, a function that returns (inputs, targets), such as tokens[:, :-1] and tokens[:, 1:]."
             )
         # labels that agree with both, as those of equal tokens do, are the next tokens wherever they stand
-        if not self._later or (ahead is not False and same is False):
+        if not later or (ahead is not False and same is False):
             return labels
         if ignored is None:
             raise ValueError(
@@ -81,6 +109,14 @@ class Labels:
                 f"the last one with none. Use likelihoods.Categorical(ignore_index={IGNORED})."
             )
         return F.pad(labels[:, 1:], (0, 1), value=ignored)
+
+
+def _seen(labels: Tensor, tokens: Tensor, ignored: int | None) -> tuple[bool | None, bool | None]:
+    """Return whether labels are the tokens at their places, and those one place ahead; None if none counts."""
+    counts = (labels >= 0) if ignored is None else (labels >= 0) & (labels != ignored)
+    # the token behind the last label of a row may be padding, so a label is compared where the next one counts too
+    ahead = _agree(labels[:, :-1], tokens[:, 1:], counts[:, :-1] & counts[:, 1:])
+    return _agree(labels, tokens, counts), ahead
 
 
 def _agree(labels: Tensor, tokens: Tensor, counts: Tensor) -> bool | None:
@@ -102,7 +138,7 @@ def _compares_later(module: nn.Module, inputs: Any, targets: Tensor) -> bool | N
 
     Such a loss depends on the last label and not on the first.
     """
-    args, kwargs = arguments(unshared(rows_of(inputs, slice(2))))
+    args, kwargs = arguments(copied(rows_of(inputs, slice(2))))
     labels = targets[:2].clamp_min(0)
     losses = []
     for place in (None, 0, -1):

@@ -30,9 +30,8 @@ from torchbayes.posteriors.problems import warn_of
 class LaplacePosterior(Posterior):
     """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).
 
-    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of it,
-    and d a factor on the prior's precision: 1 as fitted, something else once it is tuned. The prior of `model` is then
-    the tuned one.
+    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of it, and
+    d a factor on the prior's precision: 1 as fitted, another once it is tuned, and the prior of `model` with it.
 
     Attributes:
         mean_MD: the modes w_m.
@@ -45,6 +44,7 @@ class LaplacePosterior(Posterior):
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
         exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
             the weights are many, or few beside the targets.
+        found: how the network is built, as `Findings.text`: what the covariance is one of; empty if not known.
     """
 
     mean_MD: Tensor
@@ -56,6 +56,7 @@ class LaplacePosterior(Posterior):
     num_targets: float
     noise_scale: float = 1.0
     exact: DenseCurvature | None = None
+    found: str = ""
 
     kind = "laplace"
 
@@ -197,18 +198,17 @@ class LaplacePosterior(Posterior):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that defines the posterior, for saving."""
-        own = {"mean_MD": self.mean_MD, "reference_MD": self.reference_MD, "strength_D": self.strength_D}
-        own["log_likelihood_M"] = self.log_likelihood_M
+        own = {n: getattr(self, n) for n in ("mean_MD", "reference_MD", "strength_D", "log_likelihood_M")}
         own |= {"exact": self.exact.matrix_MDD} if self.exact else {}
         return own | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
 
     def settings(self) -> dict[str, Any]:
         """Return what is saved as JSON."""
+        own = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
         tuned = bool(((self.strength_D != 1) & (self.strength_D != 0)).any())
-        counts = {"num_data": self.num_data, "num_targets": self.num_targets}
         # the scales themselves too, as the factor says nothing to a model that has them already
         noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_scale != 1 else {}
-        return {"curvature": self.curvature.kind, **counts, "tuned": tuned, "noise_scale": self.noise_scale, **noise}
+        return {"curvature": self.curvature.kind, "tuned": tuned, **own, **noise}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
@@ -224,9 +224,9 @@ class LaplacePosterior(Posterior):
         else:  # the factor is 1, or all that the file says
             model = having_noise(model, settings["noise_scale"])
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
-        numbers = [settings[name] for name in ("num_data", "num_targets", "noise_scale")]
+        numbers = (settings[name] for name in ("num_data", "num_targets", "noise_scale"))
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
-        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact=exact)
+        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact=exact, found=settings.get("found", ""))
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:

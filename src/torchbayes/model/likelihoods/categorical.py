@@ -181,7 +181,12 @@ def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignore
             f"outputs, {(*shape, classes)}."
         )
     if targets.shape != shape:
-        raise ValueError(f"class labels must have shape {tuple(shape)}; got {tuple(targets.shape)}.")
+        outputs = (*shape, classes)
+        do = ": move them there by outputs.movedim(1, -1)" if targets.shape == (*shape[:1], *outputs[2:]) else ""
+        raise ValueError(
+            f"class labels must have shape {tuple(shape)}; got {tuple(targets.shape)}. The last axis of the outputs, "
+            f"{outputs}, is that of the classes{do}."
+        )
     kept = targets if ignored is None else targets[targets != ignored]
     low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
     if low < 0 or high >= classes:
