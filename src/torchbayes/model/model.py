@@ -81,7 +81,8 @@ class Model:
 
         Args:
             network: any nn.Module (copied, never written to), or a function that makes a fresh one: needed by members
-                where the constructor draws weights in a way that the modules' initialisers do not know.
+                where the constructor draws weights in a way that the modules' initialisers do not know. One that
+                changes its inputs in place is given copies of them.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
             prior: one prior for all weights, or a mapping glob -> prior, or a joint one over all of them; standard
                 normal by default.
