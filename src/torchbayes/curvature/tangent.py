@@ -16,7 +16,7 @@ from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, Scaled, Structure
 from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers
+from torchbayes.model.network import Buffers, taking
 
 
 class Linear(NamedTuple):
@@ -88,7 +88,8 @@ class Tangent:
             raise ValueError(
                 "the covariance is not one of the layers of this network. Fit the posterior again with this model."
             )
-        seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
+        with taking(inputs):
+            seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
         if seen.outputs.ndim != 2:
             raise ValueError(
                 f"a linearised predictive needs one axis of outputs for a row, (K,); the network gives "

@@ -78,7 +78,7 @@ class Held:
         if training in self._writes or torch.compiler.is_compiling() or peek_interpreter_stack():
             return
         # tensors of inference mode do not count how often they were written to
-        with torch.inference_mode(False), seeded(Purpose.TRIAL, device=device):
+        with torch.inference_mode(False), seeded(Purpose.WRITING, device=device):
             own, given = {n: t.detach().clone() for n, t in state.items()}, copied(inputs)
             weights, tensors = {n: t for n, t in own.items() if n in self._random}, tensors_of(given)
             before, (args, kwargs) = (_counts(weights.values()), _counts(tensors)), arguments(given)

@@ -359,6 +359,10 @@ def refuse_by_batch(network: Network) -> None:
         )
 
 
+class InputsError(ValueError):
+    """A network cannot take inputs; who asked for some of their rows says it of all."""
+
+
 @contextmanager
 def taking(inputs: Any) -> Iterator[None]:
     """Say in one voice that a network cannot take inputs.
@@ -370,7 +374,7 @@ def taking(inputs: Any) -> Iterator[None]:
         Nothing.
 
     Raises:
-        ValueError: if the network fails on them.
+        InputsError: if the network fails on them.
         OutOfMemoryError: if only memory is missing.
         OutputsError: if it takes them, and gives no outputs.
     """
@@ -378,6 +382,7 @@ def taking(inputs: Any) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, OutputsError):
         raise
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, IndexError, InputsError) as error:
+        cause = error.__cause__ if isinstance(error, InputsError) else error
         shapes = on_rows(lambda t: tuple(t.shape), unshared(inputs))
-        raise ValueError(f"the network cannot take inputs of shape {shapes}: {str(error).rstrip('.')}.") from error
+        raise InputsError(f"the network cannot take inputs of shape {shapes}: {str(cause).rstrip('.')}.") from cause

@@ -39,6 +39,7 @@ class Purpose(enum.IntEnum):
     SHARE = 7  # the same on ranks that share the rows
     DROPOUT = 8  # what the network draws
     TRIAL = 9  # whether it draws anything
+    WRITING = 10  # what it draws while it is seen on what it writes
     # samplers
     MOMENTUM = 11
     ACCEPT = 12

@@ -30,7 +30,7 @@ from torchbayes.posteriors.problems import warn_of
 class LaplacePosterior(Posterior):
     """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).
 
-    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of it, and
+    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of it,
     d a factor on the prior's precision: 1 as fitted, another once it is tuned, and the prior of `model` with it.
 
     Attributes:
