@@ -2,8 +2,10 @@
 
 `python tools/budgets.py [ROOT]` reads ROOT/src and ROOT/tests, prints one line per breach and exits 1 if there is one.
 An exception is a line `path::qualname rule reason` in ROOT/tools/budgets_allow.txt, where qualname is `<module>` for
-a rule about a file and `<all>` for the rule about the tests. A line that excuses nothing is itself a breach.
+a rule about a file, `<folder>` for that about a folder and `<all>` for that about the tests. A line that excuses
+nothing is itself a breach.
 
+folder-files    a folder has at most 15 files
 file-lines, class-lines, class-methods: at most 400 lines, 200 lines, 12 methods (a property and its setter are one)
 function-lines  a function has at most 40 lines from the first statement after its docstring to its last
 arguments       a function has at most 8 arguments besides self and cls
@@ -19,12 +21,14 @@ comparisons     the tests hold on average one numeric comparison each: a call of
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 FILE_LINES, FUNCTION_LINES, CLASS_LINES, CLASS_METHODS, ARGUMENTS, POSITIONAL, DEPTH = 400, 40, 200, 12, 8, 3, 2
+FOLDER_FILES = 15
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
 COMPARERS = {"allclose", "isclose", "approx", "equal", "assert_close", "assert_allclose", "assert_array_equal"}
 SIZES = {"len", "shape", "ndim", "dim", "size", "numel"}
@@ -185,6 +189,9 @@ def check_package(root: Path) -> Iterator[Breach]:
     """Yield every breach in the packages under ROOT/src."""
     if not (files := sorted((root / "src").glob("*/**/*.py"))):
         sys.exit(f"no package under {root / 'src'}; give the root of the repository")
+    for folder, count in Counter(file.parent.relative_to(root).as_posix() for file in files).items():
+        if count > FOLDER_FILES:
+            yield Breach(folder, 1, "<folder>", "folder-files", f"{count} files (at most {FOLDER_FILES}); split it")
     modules = {module.name: module for module in (read_module(file, root) for file in files)}
     for module in modules.values():
         public = not any(part.startswith("_") for part in module.name.split("."))

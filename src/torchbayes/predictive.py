@@ -321,10 +321,9 @@ def predict(
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)
     if not isinstance(inputs, DataLoader):
-        placed = source.model.place(inputs)
-        check_finite(placed)
+        check_finite(placed := source.model.place(inputs))
         return source.predictive(placed, chunk_size=chunk_size)
-    parts = list[Predictive]()
+    parts: list[Predictive] = []
     for each, _ in stream(source, inputs, chunk_size=chunk_size):
         parts.append(each)
         check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")

@@ -45,6 +45,12 @@ def names(count: int) -> str:
     return ", ".join(f"a{i}: int" for i in range(count))
 
 
+def test_a_folder_has_room_for_15_files(tmp_path: Path) -> None:
+    files = {f"sub__in__m{number}": "" for number in range(14)}
+    assert breaches(tmp_path, **files, sub__in____init__="") == []
+    assert breaches(tmp_path, sub__in__more="") == [("<folder>", "folder-files")]
+
+
 @pytest.mark.parametrize(
     ("rule", "kept", "broken"),
     [

@@ -161,9 +161,8 @@ class Laplace:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
         found = survey.finish(self.recipe, density, state)
-        problems = (
-            off_mode(found, state.gradient_MD) if self.check_mode else []
-        )  # under the prior that was trained under
+        # under the prior that was trained under, so before another is chosen
+        problems = off_mode(found, state.gradient_MD) if self.check_mode else []
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
         _ = found.gaussian  # now, so that what is not positive definite is said here
         return found.with_problems(problems)
