@@ -55,8 +55,9 @@ from benchmarks.peers.laplace_work import (
     load,
     save,
 )
-from torchbayes import Laplace, LaplacePosterior, Linearised, fit, predict, tuning
+from torchbayes import Laplace, LaplacePosterior, Linearised, fit, predict
 from torchbayes.data import load as load_data
+from torchbayes.methods.laplace import tuning
 from torchbayes.model import Model, likelihoods, priors
 from torchbayes.networks import build
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from tests.oracles import LinearGaussian, normal
-from torchbayes.model import FunctionDensity, Value
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.density import FunctionDensity, Value
+from torchbayes.native.seeds import Purpose, mix
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ Three verbs, `fit`, `predict` and `evaluate`, on four nouns: `Model`, a method s
 from importlib import import_module
 from types import ModuleType
 
-from torchbayes.diagnose import Diagnosis, diagnose
-from torchbayes.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
-from torchbayes.functional import FunctionalLaplace, functional_laplace
-from torchbayes.inference import (
+from torchbayes.assess.diagnose import Diagnosis, diagnose
+from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
+from torchbayes.driver import Chains, Event, fit, sample
+from torchbayes.methods import (
     HMC,
     MALA,
     MAP,
@@ -23,37 +24,25 @@ from torchbayes.inference import (
     SWAG,
     Adam,
     AdamW,
-    Chains,
     Constant,
     Cosine,
     Cycles,
     Decay,
     DivergedError,
-    Event,
     Laplace,
     OnlineLaplace,
     PiecewiseLinear,
     RandomWalk,
     Steady,
-    fit,
-    sample,
 )
-from torchbayes.linearised import Linearised
-from torchbayes.model import (
-    Batch,
-    FunctionDensity,
-    LogDensity,
-    LostRankError,
-    Model,
-    Ranks,
-    likelihoods,
-    member_seeds,
-    priors,
-)
+from torchbayes.methods.laplace.subnetwork import subnetwork
+from torchbayes.methods.laplace.tuning import tune
+from torchbayes.model import Batch, Model, likelihoods, priors
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, ProblemWarning, as_prior, load
-from torchbayes.predictive import Predictive, predict, stream
-from torchbayes.subnetwork import subnetwork
-from torchbayes.tuning import tune
+from torchbayes.predictive.average import Predictive, predict, stream
+from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
+from torchbayes.predictive.linearised import Linearised
 
 __version__ = "0.1.0"
 

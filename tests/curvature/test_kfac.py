@@ -14,7 +14,7 @@ from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, flat, places
 from tests.oracles import assert_close, classes, normal
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
-from torchbayes.model.joint_prior import Joint
+from torchbayes.model.priors.joint import Joint
 
 ROWS = 6
 PRIOR = tb.priors.Normal(scale=0.7)

@@ -7,11 +7,12 @@ from torch import nn
 
 from tests.evidence.helpers import bimodal, linear_problem, normal_draws, skewed, tanh_problem
 from tests.oracles import assert_close, finite_differences, normal
+from torchbayes.density import LogDensity
+from torchbayes.driver.sample import run_chains
 from torchbayes.evidence import AnnealedDensity, FunctionTarget, ModelTarget
 from torchbayes.evidence.path import as_target
-from torchbayes.inference import HMC
-from torchbayes.inference.sample import run_chains
-from torchbayes.model import Batch, LogDensity, Model, likelihoods, priors
+from torchbayes.methods import HMC
+from torchbayes.model import Batch, Model, likelihoods, priors
 
 BETAS = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
 

@@ -13,7 +13,7 @@ from torchbayes.data import load
 from torchbayes.experiments import evidence_occam as module
 from torchbayes.experiments import evidence_occam_report as report
 from torchbayes.experiments import get, reproduce
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.native.seeds import Purpose, mix
 
 TINY = module.Recipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
 

@@ -17,7 +17,7 @@ from torchbayes.data import load, out_of_distribution
 from torchbayes.experiments import laplace_redux as module
 from torchbayes.experiments import laplace_redux_report as report
 from torchbayes.experiments import reproduce
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 
 TINY = module.Recipe(
     data="digits",

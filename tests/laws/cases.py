@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.inference.method import Method
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.linalg.curvature import BlockCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
 
 ROWS, CLASSES = 24, 3

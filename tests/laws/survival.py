@@ -11,7 +11,7 @@ from torch import Tensor, distributions
 
 from tests.oracles import normal
 from torchbayes.model.likelihoods import Learned
-from torchbayes.model.priors import Normal
+from torchbayes.model.priors.univariate import Normal
 
 
 class Survival:

@@ -20,8 +20,8 @@ SCRIPT = """
 import time
 import sys
 import tests.laws.test_killed_runs as here
-import torchbayes.inference.run
-torchbayes.inference.run._EVERY = 0.01  # seconds between checkpoints
+import torchbayes.driver.run
+torchbayes.driver.run._EVERY = 0.01  # seconds between checkpoints
 here.run(sys.argv[1], callbacks=[lambda event: time.sleep(0.02)])
 """
 TRIALS, METHOD = 5, tb.SWAG(members=2, epochs=40, batch_size=2, rank=4, plan="loop")

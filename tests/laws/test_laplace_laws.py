@@ -15,9 +15,9 @@ from tests.laws.cases import NETWORKS, assert_same_tensors, everything, losses, 
 from tests.laws.test_method_laws import break_after, keep_every
 from tests.oracles import assert_close
 from tests.ranks import check, launch
-from torchbayes.inference.batches import as_source
-from torchbayes.inference.checkpoint import flatten
-from torchbayes.model.seeds import member_seeds
+from torchbayes.driver.checkpoint import flatten
+from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import member_seeds
 
 KINDS: dict[str, dict[str, Any]] = {
     "diagonal": {"structure": "diagonal"},

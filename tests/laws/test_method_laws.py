@@ -15,12 +15,12 @@ from torch import nn
 
 import torchbayes as tb
 from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, normal, rows_of
-from torchbayes.inference import run as run_module
-from torchbayes.inference.batches import as_source
-from torchbayes.inference.checkpoint import flatten
-from torchbayes.inference.descent import epochs_of
-from torchbayes.inference.method import Method
-from torchbayes.model.seeds import member_seeds
+from torchbayes.driver import run as run_module
+from torchbayes.driver.checkpoint import flatten
+from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.methods.protocol import Method
+from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.posterior import Posterior
 

@@ -22,7 +22,7 @@ from tests.laws.test_sampler_laws import SAMPLERS
 from tests.oracles import LinearGaussian, assert_close, normal
 from tests.ranks import Ended, check, launch
 from torchbayes.diagnostics import mcse_mean
-from torchbayes.inference.sampler import Sampler
+from torchbayes.methods.sampler import Sampler
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
 ALL = {**SAMPLERS, **METHODS}
@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 def die(grid: tuple[int, int], folder: Path, step: int) -> None:
     """Fit by HMC with a checkpoint after every iteration; the second process is killed in one."""
-    from torchbayes.inference import run as run_module
+    from torchbayes.driver import run as run_module
 
     run_module._EVERY = run_module._SPARE = 0.0
     move, taken = tb.HMC.step, itertools.count()

@@ -16,10 +16,10 @@ from torch import nn
 import torchbayes as tb
 from tests.laws.cases import assert_same_tensors, losses, made, model_of, rows_of
 from tests.laws.test_method_laws import keep_every
-from torchbayes.inference.batches import as_source
-from torchbayes.inference.checkpoint import flatten
-from torchbayes.inference.sampler import Sampler
-from torchbayes.model.seeds import member_seeds
+from torchbayes.driver.checkpoint import flatten
+from torchbayes.methods.sampler import Sampler
+from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.store import DrawFile
 
 Make = Callable[..., Sampler]

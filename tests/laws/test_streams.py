@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.data import corrupt
-from torchbayes.inference.noise import normals
 from torchbayes.linalg import Diagonal
-from torchbayes.model.seeds import Purpose, generator, member_seeds
+from torchbayes.methods.noise import normals
+from torchbayes.native.seeds import Purpose, generator, member_seeds
 
 SOURCE = Path(tb.__file__).parent
 SEEDED = {"mix", "generator", "seeded"}

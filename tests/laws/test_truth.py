@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.laws.cases import normal
-from torchbayes.inference.optimizers import Optimizer
 from torchbayes.linalg import Diagonal
+from torchbayes.methods.optimise.optimizers import Optimizer
 
 ROWS, FEATURES, NOISE, SCALE = 40, 3, 0.7, 0.4
 INPUTS = normal(ROWS, FEATURES)

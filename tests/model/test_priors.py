@@ -10,8 +10,8 @@ from torch import Tensor, distributions, nn
 
 from tests.oracles import assert_close, mass, normal
 from torchbayes.model import Batch, Layout, Model, likelihoods, priors
-from torchbayes.model.bound_prior import BoundPrior
-from torchbayes.model.priors import Prior
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.univariate import Prior
 
 LAYOUT = Layout({"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4), "head.bias": (2,), "scale": ()})
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
+from torchbayes.density.native import kernel_of
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Custom, Gaussian, StudentT, Weighted
 from torchbayes.model.likelihoods.protocol import average_log_prob, counted, own, scored
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values, rescaled, unweighted
@@ -287,14 +288,14 @@ def test_noise_and_numbers_of_values():
 @pytest.mark.parametrize("likelihood", [Loud(), Longer(), Weighted(Categorical()), Categorical(WEIGHTS)], ids=repr)
 def test_the_kernel_runs_no_likelihood_but_those_it_knows(likelihood: Any):
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, K))
-    assert isinstance(tb.Model(net, likelihood).kernel, UnavailableError)
+    assert isinstance(kernel_of(tb.Model(net, likelihood)), UnavailableError)
 
 
 def test_links_look_for_the_distribution_and_gaussians_for_the_density():
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, K)).double()
 
     def link(likelihood: Any, asked: Any = "auto") -> str:
-        from torchbayes.linearised import link_of
+        from torchbayes.predictive.linearised import link_of
 
         return link_of(asked, tb.Model(net, likelihood).likelihood)
 

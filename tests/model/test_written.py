@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.oracles import assert_close, normal
-from torchbayes.model import LogDensity, Network
+from torchbayes.density import LogDensity
+from torchbayes.model import Network
 
 N = 12
 NORMAL = tb.likelihoods.Gaussian(0.5)

@@ -11,10 +11,10 @@ from scipy import stats
 from torch import Tensor
 
 from tests.oracles import assert_close
-from torchbayes.model.seeds import Purpose, mix
 from torchbayes.native import build, noise
 from torchbayes.native.build import load
 from torchbayes.native.noise import fill_normal, fill_normal_rows, philox
+from torchbayes.native.seeds import Purpose, mix
 
 SEED, STREAM = 0x488516F644812E60, 7
 BOTH = [torch.float32, torch.float64]

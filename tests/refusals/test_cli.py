@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from torchbayes.catalogue.yaml_text import check_yaml
 from torchbayes.cli import main
 from torchbayes.cli.commands import COMMANDS
 from torchbayes.cli.terminal import Interrupted, resumable
 from torchbayes.linalg import Diagonal
-from torchbayes.yaml_text import check_yaml
 
 NO_NUMBER = ("nan", "inf", "-inf", "1e400", "abc", "", "None", "true", "[1]", "{}", "é", "/no/such", "a" * 5000)
 NO_COUNT = (*NO_NUMBER, "-1", "1.5", "1e-320", "-0.0")

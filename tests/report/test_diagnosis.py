@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchbayes.diagnose import Diagnosis, Record, Trace
+from torchbayes.assess.diagnose import Diagnosis, Record, Trace
 from torchbayes.diagnostics import Summary, summary
 from torchbayes.report.diagnosis import (
     caption,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.catalogue.usual import defaults
 from torchbayes.curvature.passes import _EXTRA
-from torchbayes.inference.method import Method
-from torchbayes.inference.sampler import Sampler
-from torchbayes.usual import defaults
+from torchbayes.methods.protocol import Method
+from torchbayes.methods.sampler import Sampler
 
 TEXT = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 CLASSES, MEMBERS, RANK = 10, 2, 3

@@ -16,10 +16,10 @@ from unittest.mock import patch
 from tools.docs.pages import Fault, Page
 
 from torchbayes import data, experiments, networks
+from torchbayes.catalogue.config import CONFIG, Problem, describe, entries, read_config, write_config
 from torchbayes.cli import commands, evidence, options
-from torchbayes.config import CONFIG, Problem, describe, entries, read_config, write_config
-from torchbayes.inference.optimizers import Optimizer
-from torchbayes.inference.schedules import Schedule, StepSchedule
+from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.schedules import Schedule, StepSchedule
 
 SHELLS = {"bash", "sh", "shell", "console"}
 FOREIGN = {"--constraint"}  # options of pip
@@ -154,7 +154,7 @@ def _fit(chosen: Mapping[str, Any]) -> None:
 
 
 def _compare(chosen: Mapping[str, Any]) -> None:
-    from torchbayes.experiments.compare_settings import Comparison
+    from torchbayes.comparison.settings import Comparison
 
     settings = {f.name: chosen[f.name] for f in fields(Comparison) if f.name != "problem"}
     lists = {name: tuple(settings[name]) for name in ("methods", "corruptions")}

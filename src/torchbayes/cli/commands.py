@@ -104,9 +104,9 @@ def compare(argv: list[str]) -> None:
     Args:
         argv: options.
     """
-    from torchbayes.experiments.compare import compare as run
-    from torchbayes.experiments.compare_report import caption, table, tables
-    from torchbayes.experiments.compare_settings import FITS, Comparison
+    from torchbayes.comparison.compare import compare as run
+    from torchbayes.comparison.report import caption, table, tables
+    from torchbayes.comparison.settings import FITS, Comparison
 
     seen = peek(argv)
     settings = {f.name: getattr(seen.usual, f.name) for f in fields(seen.usual) if f.name != "note"}
@@ -150,7 +150,7 @@ def fit(argv: list[str]) -> None:
     Args:
         argv: options.
     """
-    from torchbayes.config import fit_run
+    from torchbayes.catalogue.config import fit_run
 
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
@@ -220,8 +220,8 @@ def diagnose(argv: list[str]) -> None:
     Raises:
         ValueError: if no run is named, or there is nothing to compare functions at.
     """
-    from torchbayes.config import CONFIG, load_run, read_config
-    from torchbayes.experiments.compare_reference import spread
+    from torchbayes.catalogue.config import CONFIG, load_run, read_config
+    from torchbayes.comparison.reference import spread
     from torchbayes.report import diagnosis as page
 
     parser = new_parser("diagnose", _first_line(diagnose))
@@ -287,8 +287,8 @@ def _published(path: Path) -> dict[str, float]:
 
 def _saved(chosen: dict[str, Any]) -> dict[str, float]:
     # metrics of a saved posterior on its test set, or of telling foreign images from it
-    from torchbayes.config import load_run
-    from torchbayes.linearised import preferred
+    from torchbayes.catalogue.config import load_run
+    from torchbayes.predictive.linearised import preferred
 
     setup, posterior = load_run(Path(chosen["run"]))
     data, name = setup.data, chosen["data"]

@@ -7,10 +7,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 
+from torchbayes.catalogue.config import Problem
 from torchbayes.cli.options import new_parser, parse, peek
 from torchbayes.cli.terminal import print_table, say
-from torchbayes.config import Problem
-from torchbayes.inference import MAP
+from torchbayes.methods import MAP
 from torchbayes.posteriors.locks import Locked
 
 

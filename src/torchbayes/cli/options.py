@@ -13,29 +13,16 @@ from typing import Any, NamedTuple, get_args
 import jsonargparse
 import yaml
 
+from torchbayes.catalogue.config import CONFIG, Problem, problem_in, read_config
+from torchbayes.catalogue.usual import Defaults, defaults
+from torchbayes.catalogue.yaml_text import check_yaml
 from torchbayes.cli.errors import one_line
-from torchbayes.config import CONFIG, Problem, problem_in, read_config
-from torchbayes.inference import (
-    HMC,
-    MALA,
-    MAP,
-    NUTS,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    SWA,
-    SWAG,
-    Laplace,
-    OnlineLaplace,
-    RandomWalk,
-)  # fmt: skip
-from torchbayes.inference.method import Method
-from torchbayes.inference.optimizers import Optimizer
-from torchbayes.inference.sampler import Sampler
-from torchbayes.inference.schedules import Schedule, StepSchedule
-from torchbayes.model import Ranks
-from torchbayes.usual import Defaults, defaults
-from torchbayes.yaml_text import check_yaml
+from torchbayes.density import Ranks
+from torchbayes.methods import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, Laplace, OnlineLaplace, RandomWalk
+from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.protocol import Method
+from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.schedules import Schedule, StepSchedule
 
 SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
 METHODS = (MAP, SWA, SWAG, Laplace, OnlineLaplace, *SAMPLERS)

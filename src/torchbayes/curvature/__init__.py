@@ -5,8 +5,8 @@ it, `parts` the Jacobian in factors, `sums`, `kfac` and `passes` how one structu
 itself; `features` and `tangent` turn covariances of weights into covariances of outputs.
 """
 
-from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look
 from torchbayes.curvature.collect import Collector, Where, units
+from torchbayes.curvature.discovery import Anatomy, Findings, anatomy, look
 from torchbayes.curvature.sums import Piece
 from torchbayes.curvature.tangent import Tangent
 

@@ -17,9 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchbayes.curvature.layers import Call
-from torchbayes.model.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.model.rows.batch import batch_size, tensors_of
+from torchbayes.native.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
 

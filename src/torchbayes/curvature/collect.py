@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy
-from torchbayes.curvature.beside import Beside
+from torchbayes.curvature.discovery import Anatomy
+from torchbayes.curvature.exact import Beside
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
+from torchbayes.density.ranks import Ranks
 from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature
-from torchbayes.model.batch import batch_size
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.ranks import Ranks
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.model.rows.batch import batch_size
+from torchbayes.native.seeds import Purpose, mix
 
 NOISE = "likelihood"
 ROWS = "rows that count"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy, Held
+from torchbayes.curvature.discovery import Anatomy, Held
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature

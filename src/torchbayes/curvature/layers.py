@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
-from torchbayes.model.stacked import quiet
 
 
 class Call(NamedTuple):

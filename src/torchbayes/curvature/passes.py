@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy, Held
+from torchbayes.curvature.discovery import Anatomy, Held
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
 from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
 from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 
 _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones kept are accurate
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy, Held
 from torchbayes.curvature.capture import Seen
+from torchbayes.curvature.discovery import Anatomy, Held
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
@@ -24,7 +24,7 @@ from torchbayes.linalg.dense import add_gram_
 from torchbayes.model.likelihoods.protocol import Counted, counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.seeds import Purpose, seeded
+from torchbayes.native.seeds import Purpose, seeded
 
 Sum = dict[str, Tensor]
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.anatomy import Anatomy, Findings, anatomy, look
 from torchbayes.curvature.capture import Seen, requires_grad
+from torchbayes.curvature.discovery import Anatomy, Findings, anatomy, look
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, Scaled, Structure
-from torchbayes.model.batch import batch_size, rows_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
+from torchbayes.model.rows.batch import batch_size, rows_of
 
 
 class Linear(NamedTuple):

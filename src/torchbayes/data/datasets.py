@@ -17,7 +17,7 @@ from torchbayes.data.ood import ood_names
 from torchbayes.data.sources import data_root
 from torchbayes.data.text import load_imdb
 from torchbayes.data.uci import UCI_SETS, load_uci
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 
 _DRAWS = 20  # splits of the sets that are drawn or split here: as many as the UCI sets have
 

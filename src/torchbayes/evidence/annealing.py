@@ -26,12 +26,12 @@ from torchbayes.evidence.estimate import Evidence, LogMean, log_mean, warn_of_fe
 from torchbayes.evidence.moves import Place, move
 from torchbayes.evidence.path import Target, as_target
 from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, as_temperatures, pilot
-from torchbayes.inference.asked import check_finite_start
-from torchbayes.inference.settings import check_counts
+from torchbayes.methods.checks import check_counts
 from torchbayes.model.model import Model
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of
+from torchbayes.posteriors.start import check_finite_start
 
 # variance of log weights that temperatures are placed for: particles do not mix at once, so it comes out larger
 _VARIANCE = 0.2

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed
 from torchbayes.diagnostics import ess, mcse_mean, rhat
+from torchbayes.driver.sample import run_chains
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import AnnealedDensity, Target, as_target
 from torchbayes.evidence.pilot import Pilot, Temperatures, as_temperatures, pilot
-from torchbayes.inference.hmc import HMC
-from torchbayes.inference.sample import run_chains
-from torchbayes.inference.settings import check_counts
+from torchbayes.methods.checks import check_counts
+from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
-from torchbayes.model.seeds import Purpose, generator, mix
+from torchbayes.native.seeds import Purpose, generator, mix
 
 _DISTANCE = 0.4  # of neighbours on the path, in nats: the corrected rule is then off by less than the chains' error
 _FEWEST, _MOST = 17, 513  # temperatures

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import check_model
-from torchbayes.inference.batches import as_source
 from torchbayes.model.initialisation import copied
 from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network
-from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import Purpose, generator
 
 _TRIALS = 4  # random weights at which linearity is checked
 _TOLERANCE = 1e-8  # of the size of the outputs; a linear network in float64 is some 1e-14 off

@@ -15,9 +15,9 @@ import torch
 from torchbayes.checks import as_seed
 from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
 from torchbayes.evidence.path import Target, as_target
-from torchbayes.inference.settings import check_counts
+from torchbayes.methods.checks import check_counts
 from torchbayes.model.model import Model
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.native.seeds import Purpose, mix
 
 _BLOCK = 1000  # draws held at a time
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.density.dynamics import Value, leapfrog
 from torchbayes.evidence.path import Parts, Target
-from torchbayes.inference.hamiltonian import filled, kinetic
-from torchbayes.inference.sampler import choose
-from torchbayes.model.dynamics import Value, leapfrog
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.methods.mcmc.hamiltonian import filled, kinetic
+from torchbayes.methods.sampler import choose
+from torchbayes.native.seeds import Purpose, generator
 
 QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_function, check_object, check_tensor, seen
-from torchbayes.inference.batches import as_source
-from torchbayes.inference.sampler import refuse_batch_norm
-from torchbayes.model.density import LogDensity
-from torchbayes.model.dynamics import FunctionDensity, Phase, Value, leapfrog
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import FunctionDensity, Phase, Value, leapfrog
+from torchbayes.density.plans import Way
+from torchbayes.density.precision import check_precision
+from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
-from torchbayes.model.precision import check_precision
-from torchbayes.model.priors import Flat
-from torchbayes.model.ways import Way
+from torchbayes.model.priors.univariate import Flat
+from torchbayes.model.rows.sources import as_source
 
 
 class Parts(NamedTuple):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchbayes import networks
+from torchbayes.driver import fit
 from torchbayes.evidence import (
     Evidence,
     ModelTarget,
@@ -30,11 +31,11 @@ from torchbayes.evidence import (
 from torchbayes.experiments.evidence_agreement_report import findings
 from torchbayes.experiments.evidence_modes import Pair, climb, laplace, log_symmetries, rearranged
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
-from torchbayes.inference import HMC, fit
+from torchbayes.methods import HMC
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical, Gaussian
-from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import Purpose, generator, mix
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.native.seeds import Purpose, generator, mix
 from torchbayes.posteriors import Draws
 from torchbayes.posteriors.files import read_json, write_whole
 

@@ -18,11 +18,12 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from torchbayes.driver import fit
 from torchbayes.evidence import ModelTarget
-from torchbayes.inference import Laplace, fit
-from torchbayes.inference.mode import AWAY
+from torchbayes.methods import Laplace
+from torchbayes.methods.laplace.mode import AWAY
 from torchbayes.model import Model
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point, ProblemWarning
 
 Pair = tuple[Tensor, Tensor]

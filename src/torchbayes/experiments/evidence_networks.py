@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes import networks
+from torchbayes.assess.evaluate import evaluate
+from torchbayes.catalogue.config import Problem, entries, write_config
+from torchbayes.catalogue.usual import usual_plan
 from torchbayes.checks import plain
-from torchbayes.config import Problem, entries, write_config
 from torchbayes.data import Data
 from torchbayes.data.base import check_name
-from torchbayes.evaluate import evaluate
+from torchbayes.driver.progress import Callback
 from torchbayes.experiments.evidence_rounds import best, rounds
 from torchbayes.experiments.experiment import as_json
-from torchbayes.inference import MAP, Laplace
-from torchbayes.inference.laplace import CurvatureName, StructureName
-from torchbayes.inference.progress import Callback
-from torchbayes.linearised import Linearised
+from torchbayes.methods import MAP, Laplace
+from torchbayes.methods.laplace.laplace import CurvatureName, StructureName
+from torchbayes.methods.laplace.tuning import Groups
 from torchbayes.posteriors import LaplacePosterior
 from torchbayes.posteriors.files import write_whole
+from torchbayes.predictive.linearised import Linearised
 from torchbayes.report import Table, figures, png
-from torchbayes.tuning import Groups
-from torchbayes.usual import usual_plan
 
 ALIASES = {"cnn": "small_cnn"}
 RESULTS, FIGURE = "results.json", "evidence.png"

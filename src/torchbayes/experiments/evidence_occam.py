@@ -22,19 +22,19 @@ import torch
 from torch import Tensor
 
 from torchbayes import networks
+from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load, num_splits
-from torchbayes.evaluate import evaluate
 from torchbayes.experiments.evidence_modes import Pair, climb_regression, laplace, log_symmetries
 from torchbayes.experiments.evidence_occam_report import findings
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
-from torchbayes.linearised import Linearised
+from torchbayes.methods.laplace.tuning import tune
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Gaussian
-from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import Purpose, mix
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import LaplacePosterior
 from torchbayes.posteriors.files import read_json, write_whole
-from torchbayes.tuning import tune
+from torchbayes.predictive.linearised import Linearised
 
 _SMALLEST = 0.05  # step of the log noise scale that is no longer taken
 

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from torchbayes import networks
-from torchbayes.config import Problem
+from torchbayes.assess.evaluate import evaluate
+from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
-from torchbayes.evaluate import evaluate
 from torchbayes.experiments.evidence_rounds import kept, rounds, shuffled
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
-from torchbayes.inference import MAP, Adam, Laplace
+from torchbayes.methods import MAP, Adam, Laplace
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.report import Picture, Table, figures
-from torchbayes.usual import usual_plan
 
 PROCESS, NETWORK, TUNED = "Gaussian process", "network", "network, prior tuned"
 MISTAKES = 5e-4  # share of training rows that counts as none: less than one in all repeats

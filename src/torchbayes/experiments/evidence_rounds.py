@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.driver import fit
+from torchbayes.driver.progress import Callback
 from torchbayes.experiments.evidence_modes import judged
 from torchbayes.experiments.experiment import as_json
-from torchbayes.inference import MAP, Laplace, fit
-from torchbayes.inference.progress import Callback
+from torchbayes.methods import MAP, Laplace
+from torchbayes.methods.laplace.tuning import Groups, tune
 from torchbayes.model import Model
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point
 from torchbayes.posteriors.files import read_json, write_whole
-from torchbayes.tuning import Groups, tune
 
 _STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) as long as there is no slope, and at most
 _WIDEST = 16.0  # factor on a precision that one turn may apply: weights that the data leave free would go anywhere

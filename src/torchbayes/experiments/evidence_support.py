@@ -18,20 +18,20 @@ import numpy as np
 import torch
 
 from torchbayes import networks
-from torchbayes.config import Problem
+from torchbayes.assess.evaluate import evaluate
+from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
-from torchbayes.evaluate import evaluate
 from torchbayes.experiments.evidence_rounds import Round, best, kept, rounds, shuffled
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
-from torchbayes.inference import MAP, Adam, Laplace
-from torchbayes.linearised import Linearised
+from torchbayes.methods import MAP, Adam, Laplace
+from torchbayes.methods.laplace.tuning import Groups
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors import Normal
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.predictive.linearised import Linearised
 from torchbayes.report import Picture, Table, figures
-from torchbayes.tuning import Groups
-from torchbayes.usual import usual_plan
 
 STRUCTURED, NOISY, RANDOM = "structured", "noisy labels", "random labels"
 SLACK = 0.005  # nats per row above equal probabilities; the sizes of MNIST's classes, which shuffles keep, give 0.002

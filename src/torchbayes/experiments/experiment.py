@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchbayes.driver.run import describe
 from torchbayes.experiments.verdicts import Verdict
-from torchbayes.inference.run import describe
 from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.report import Picture, Table
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbayes.diagnose import Diagnosis
+from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.diagnostics import summary
 from torchbayes.experiments import hmc_reference
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
 from torchbayes.experiments.hmc_problem import Problem, judged, known, mixing, named, run_hmc, set_up
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
-from torchbayes.inference import HMC
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.methods import HMC
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.report import Picture, Table, figures
 

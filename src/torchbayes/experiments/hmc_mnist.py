@@ -16,19 +16,20 @@ import numpy as np
 from torch import Tensor
 
 from torchbayes import networks
+from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import Data, Pair, load
-from torchbayes.evaluate import evaluate
+from torchbayes.driver import fit
+from torchbayes.driver.log import read_log
+from torchbayes.driver.progress import Event, progress_bar
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.hmc_mnist_report import METRICS, NAMES, drift, kept_of, pictures, scores_of, tables
 from torchbayes.experiments.verdicts import Part, Verdict, below
-from torchbayes.inference import HMC, MAP, Adam, fit
-from torchbayes.inference.log import read_log
-from torchbayes.inference.progress import Event, progress_bar
+from torchbayes.methods import HMC, MAP, Adam
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors import Normal
+from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws, Point, Posterior
-from torchbayes.predictive import Predictive, predict
+from torchbayes.predictive.average import Predictive, predict
 
 CHAIN = ("log_density", "log_likelihood", "acceptance", "seconds", "gradients")
 

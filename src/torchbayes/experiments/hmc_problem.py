@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchbayes import networks
+from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.diagnose import Diagnosis, diagnose
-from torchbayes.inference import HMC, fit
+from torchbayes.driver import fit
+from torchbayes.methods import HMC
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import Draws
 
 BOUND = 1.1  # of R-hat, as in Izmailov et al. (2021)

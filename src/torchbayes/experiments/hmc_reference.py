@@ -27,16 +27,17 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment, as_json
 from torchbayes.experiments.hmc_problem import Problem, Setup, mixing, named, run_hmc, set_up
 from torchbayes.experiments.hmc_reference_report import summarise
-from torchbayes.inference import HMC, MAP, SGD, SGHMC, SGLD, Adam, Cycles, fit
-from torchbayes.inference.descent import epochs_of
-from torchbayes.inference.sampler import Sampler
+from torchbayes.methods import HMC, MAP, SGD, SGHMC, SGLD, Adam, Cycles
+from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.methods.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Draws, Functions, Posterior
 from torchbayes.posteriors.files import read_json, write_whole
-from torchbayes.predictive import predict
+from torchbayes.predictive.average import predict
 
 
 @dataclass(frozen=True)

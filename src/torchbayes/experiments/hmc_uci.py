@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from torchbayes import networks
+from torchbayes.assess.diagnose import Diagnosis, diagnose
+from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
-from torchbayes.diagnose import Diagnosis, diagnose
-from torchbayes.evaluate import evaluate
+from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.splits import over_splits
 from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error
-from torchbayes.inference import HMC, MAP, SGD, SGLD, fit
-from torchbayes.inference.sampler import Sampler
+from torchbayes.methods import HMC, MAP, SGD, SGLD
+from torchbayes.methods.sampler import Sampler
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
-from torchbayes.model.priors import Normal
+from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws, Point, Posterior
 from torchbayes.report import Picture, Table, figures
 

@@ -17,18 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes import networks
+from torchbayes.assess.evaluate import detection, evaluate, uncertainty
 from torchbayes.data import Data, load, out_of_distribution
-from torchbayes.evaluate import detection, evaluate, uncertainty
+from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment
 from torchbayes.experiments.laplace_redux_report import ENSEMBLE, MODE, VARIANTS, summarise
-from torchbayes.inference import MAP, Adam, Laplace, fit
-from torchbayes.linearised import Linearised
+from torchbayes.methods import MAP, Adam, Laplace
 from torchbayes.metrics import reliability
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors import Normal
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point, Posterior
+from torchbayes.predictive.linearised import Linearised
 
 BINS = 25  # of confidence, from 1/K to 1
 

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from torchbayes import networks
+from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import CORRUPTIONS, Data, corrupt_data, load
-from torchbayes.evaluate import evaluate
+from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.verdicts import Verdict, below, mean_and_error
-from torchbayes.inference import MAP, SGD, SWAG, PiecewiseLinear, fit
+from torchbayes.methods import MAP, SGD, SWAG, PiecewiseLinear
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors import Normal
+from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Functions, Gaussian, Point
-from torchbayes.predictive import Predictive, predict
+from torchbayes.predictive.average import Predictive, predict
 from torchbayes.report import Picture, Table, figures
 
 METHODS = ("single", "SWAG", "ensemble", "MultiSWA", "MultiSWAG")

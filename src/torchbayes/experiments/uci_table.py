@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
-from torchbayes.evaluate import evaluate
+from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.splits import over_splits
 from torchbayes.experiments.verdicts import Verdict, below, interval, mean_and_error
-from torchbayes.inference import MAP, SWAG, Adam, fit
+from torchbayes.methods import MAP, SWAG, Adam
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
-from torchbayes.model.priors import Normal, PriorRules
+from torchbayes.model.priors.univariate import Normal, PriorRules
 from torchbayes.posteriors import Functions
-from torchbayes.predictive import Predictive, predict
+from torchbayes.predictive.average import Predictive, predict
 from torchbayes.report import Picture, Table, figures
 
 METHODS = ("single", "ensemble", "MultiSWAG")

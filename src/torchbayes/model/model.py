@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,7 +19,15 @@ from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import check_choice, check_function, check_positive, given, is_whole, seen
-from torchbayes.model.batch import (
+from torchbayes.model.layout import Layout
+from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
+from torchbayes.model.likelihoods.custom import as_likelihood
+from torchbayes.model.masked import Random
+from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.univariate import Normal, PriorRules
+from torchbayes.model.rows.batch import (
     Batch,
     Shared,
     check_equally_many,
@@ -29,17 +36,7 @@ from torchbayes.model.batch import (
     tensors_of,
     with_shared,
 )
-from torchbayes.model.bound_prior import BoundPrior
-from torchbayes.model.dense import DenseModel, dense_model
-from torchbayes.model.joint_prior import Joint
-from torchbayes.model.layout import Layout
-from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
-from torchbayes.model.likelihoods.custom import as_likelihood
-from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.picked import Random
-from torchbayes.model.priors import Normal, PriorRules
-from torchbayes.model.sequences import Labels
-from torchbayes.native.build import UnavailableError
+from torchbayes.model.rows.sequences import Labels
 
 PREFIX = "likelihood."
 Hook = Callable[[Any], tuple[Any, Any]]
@@ -115,14 +112,6 @@ class Model:
         self.shared = _names_of_shared(shared)
         self._hook = batch
         self._labels = Labels(self.network.module)
-
-    @cached_property
-    def kernel(self) -> DenseModel | UnavailableError:
-        """The kernel that runs this model, or why there is none: many a stack of layers on a CPU has one."""
-        try:
-            return dense_model(self.network.module, self.layout, likelihood=self.likelihood, prior=self.prior)
-        except UnavailableError as error:
-            return error
 
     def unpack(self, batch: Any) -> Batch:
         """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
@@ -280,7 +269,6 @@ def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood |
         ValueError: if the likelihood learns other parameters, or the prior is over another number of weights.
     """
     other = copy.copy(model)
-    other.__dict__.pop("kernel", None)  # made for the prior and likelihood before
     if likelihood is not None:
         if likelihood.parameters().keys() != model.likelihood.parameters().keys():
             raise ValueError("the other likelihood must learn the same parameters.")

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
 from torchbayes.checks import seen
-from torchbayes.model.batch import batch_size, on_rows, unshared
-from torchbayes.model.held import Held
+from torchbayes.model.functional_call import Held
 from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
-from torchbayes.model.picked import Picked, Random, check_random, is_random, names_of
-from torchbayes.model.seeds import Purpose, seeded
+from torchbayes.model.masked import Picked, Random, check_random, is_random, names_of
+from torchbayes.model.rows.batch import batch_size, on_rows, unshared
+from torchbayes.native.seeds import Purpose, seeded
 
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior
 

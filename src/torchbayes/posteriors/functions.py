@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
-from torchbayes.model.batch import batch_size, rows_of
-from torchbayes.model.dense import DenseModel
+from torchbayes.density.native import DenseModel, kernel_of
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
+from torchbayes.model.rows.batch import batch_size, rows_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Functions:
         rows = batch_size(inputs)
         if rows == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        kernel = self.model.kernel
+        kernel = kernel_of(self.model)
         if isinstance(kernel, DenseModel) and kernel.takes(self.weights_SD, inputs, shared=True):
             return kernel.kernel.predict(self.weights_SD, inputs, chunk_size=chunk_size)
         views, _ = self.model.split(self.weights_SD)

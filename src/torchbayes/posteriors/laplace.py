@@ -18,9 +18,9 @@ from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.curvature import Curvature, DenseCurvature, restore_curvature
 from torchbayes.linalg.dropped import Dropped, dropped
 from torchbayes.linalg.units import undetermined
-from torchbayes.model.joint_prior import Joint
 from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
 from torchbayes.model.model import having
+from torchbayes.model.priors.joint import Joint
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of

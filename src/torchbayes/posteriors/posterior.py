@@ -20,7 +20,7 @@ from torchbayes.checks import as_seed, check_memory, is_whole, seen
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.problems import warn_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.diagnose import Diagnosis
+from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.report import figures
 from torchbayes.report.figures.chains import BOUNDS, ENOUGH
 from torchbayes.report.html import Picture, write_report

@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
-from torchbayes.model.priors import Normal, Prior, check_prior
+from torchbayes.model.priors.univariate import Normal, Prior, check_prior
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_counts, check_each, check_numbers, plain
-from torchbayes.model.priors import Prior, check_prior
+from torchbayes.model.priors.univariate import Prior, check_prior
 
 Parameters = Mapping[str, Tensor]
 NONE: Parameters = {}

@@ -1,0 +1,381 @@
+r"""diagnose: have the chains of a sampler converged, as weights, as functions, and by what the sampler logged?
+
+R̂ and effective sample sizes in weight space are those of every weight, (D,). In function space they are those of what
+the networks predict at given inputs: class probabilities, or means, (B, K), and where targets are given the log
+likelihood of every row, (B,). Izmailov et al. (2021, "What are Bayesian neural network posteriors really like?") show
+why both are needed: chains that differ in their weights may agree in their functions, and only these predict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+
+from torchbayes.checks import check_counts, given, seen
+from torchbayes.diagnostics import Summary, summary
+from torchbayes.driver.log import read_log
+from torchbayes.methods.mcmc.health import momentum_ebfmi
+from torchbayes.model.layout import Layout
+from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.files import CONFIG, read_described
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import warn_of
+from torchbayes.predictive.average import predict
+
+Log = str | PathLike[str] | Sequence[Mapping[str, Any]]
+
+LEAST = 4  # draws per chain for R-hat: two for each half
+LEAST_ESS = 10  # and for effective sizes: with fewer there is no lag to see an autocorrelation at
+_BLOCK = 2**22  # numbers held of one kind: weights of drawn networks, or what they predict
+_FIELDS = ("log_density", "energy", "acceptance", "divergent", "saturated", "gradients", "step_size")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One quantity along the chains.
+
+    Attributes:
+        name: what it is.
+        values_MS: its values, draw after draw or record after record, float64 on the CPU.
+        over: what the second axis counts: "draw" or "iteration".
+        at_S: the number of each draw or iteration.
+    """
+
+    name: str
+    values_MS: Tensor
+    over: str
+    at_S: Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a sampler logged after burn-in, per chain; None for what it does not log. All on the CPU.
+
+    Attributes:
+        log_density_MR: log density at each of R records, in nats; for minibatches the mean of an epoch's estimates.
+        step_R: the iteration after which each record was written.
+        exact: whether a record is one iteration on all the data.
+        ebfmi_M: E-BFMI; None for samplers without momentum, whose energies say nothing.
+        acceptance_M: mean probability of acceptance.
+        divergences_M: number of divergent iterations.
+        step_size_M: mean step size.
+        gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts for its share.
+        burn_in_gradients_M: gradients before.
+        burn_in: iterations of burn-in.
+        saturated_M: share of the iterations of NUTS whose trajectory `max_doublings` cut short.
+    """
+
+    log_density_MR: Tensor
+    step_R: Tensor
+    exact: bool
+    ebfmi_M: Tensor | None
+    acceptance_M: Tensor | None
+    divergences_M: Tensor | None
+    step_size_M: Tensor | None
+    gradients_M: Tensor
+    burn_in_gradients_M: Tensor
+    burn_in: int
+    saturated_M: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """How well the chains of a run have mixed, as weights and as functions.
+
+    Attributes:
+        chains: M. A single chain is judged by its halves: a drift shows, another mode does not.
+        draws: S, draws per chain.
+        spaces: name -> mean, spread, Monte Carlo error, effective sizes and R̂ of all quantities of a space, on the
+            CPU: "weights", (D,); "probabilities" or "means", (B, K); with targets "log likelihoods", (B,); with the log
+            of a sampler on all the data "log density", (), of every iteration after burn-in. NaN where nothing moves;
+            effective sizes and Monte Carlo errors are NaN too where there are fewer than 10 draws of each chain.
+        traces: the log density, or else the log likelihood of the rows; the weight of the largest R̂; and the prediction
+            of the largest Monte Carlo error.
+        record: what the log says; None without a log, or before its first line after burn-in.
+    """
+
+    chains: int
+    draws: int
+    spaces: Mapping[str, Summary] = field(repr=False)
+    traces: tuple[Trace, ...] = field(repr=False)
+    record: Record | None = field(repr=False)
+
+    @property
+    def functions(self) -> str:
+        """The name of function space: "probabilities" or "means"."""
+        return next(name for name in self.spaces if name in {"probabilities", "means"})
+
+    @property
+    def gradients(self) -> float:
+        """Gradients of all chains after burn-in, in passes over the data; NaN without a log."""
+        return float(self.record.gradients_M.sum()) if self.record and self.record.gradients_M.sum() > 0 else math.nan
+
+    def per_gradient(self, space: str) -> Tensor:
+        """Return effective samples per gradient after burn-in, the figure by which samplers compare.
+
+        Args:
+            space: a name of `spaces`.
+
+        Returns:
+            Bulk effective sizes over `gradients`, in the shape of the space.
+        """
+        return self.spaces[space].ess_bulk / self.gradients
+
+
+def diagnose(
+    posterior: Draws,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    log: Log | None = None,
+    burn_in: int | None = None,
+    chunk_size: int | None = None,
+) -> Diagnosis:
+    """Judge the chains of a sampler, finished or not.
+
+    Memory is bounded by the results and `chunk_size`: draws on disk are read in blocks, and functions are computed at
+    some rows at a time.
+
+    Args:
+        posterior: draws in the order they were taken, at least 4 of each chain.
+        inputs: where functions are compared, as `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
+        targets: of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where the
+            likelihood takes one.
+        log: the run directory, or the records of its `log.jsonl`.
+        burn_in: iterations whose records are left out; None takes it from the run directory, or 0 for plain records.
+        chunk_size: rows at which the functions of all draws are held at once; None chooses.
+
+    Returns:
+        The diagnosis.
+
+    Raises:
+        TypeError: if the posterior has no chains.
+        ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
+    """
+    if not isinstance(posterior, Draws):
+        raise TypeError(
+            f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got "
+            f"{f'a {type(posterior).__name__} posterior' if isinstance(posterior, Posterior) else seen(posterior)}."
+        )
+    check_counts(**given(chunk_size=chunk_size))
+    check_counts(least=0, **given(burn_in=burn_in))
+    chains, draws = posterior.weights_MSD.shape[:2]
+    if draws < LEAST:
+        raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")
+    warn_of(posterior.problems)
+    record = None if log is None else _record(log, burn_in, chains)
+    functions, name, total_MS = _functions(posterior, inputs, targets, chunk_size=chunk_size)
+    spaces = {"weights": _judged(posterior.weights_MSD), **functions}
+    if record is not None and record.exact and len(record.step_R) >= LEAST:
+        spaces["log density"] = _judged(record.log_density_MR)
+    worst = (_worst_weight(posterior, spaces["weights"]), _worst_function(posterior, inputs, spaces[name], name))
+    level = _level(record, total_MS, batch_size(inputs))
+    traces = tuple(trace for trace in (level, *worst) if trace is not None)
+    return Diagnosis(chains, draws, spaces, traces, record)
+
+
+# --- function space
+
+
+def _functions(
+    posterior: Draws, inputs: Any, targets: Any, *, chunk_size: int | None
+) -> tuple[dict[str, Summary], str, Tensor | None]:
+    """Return the diagnostics of functions, the name of their space, and the log likelihood of all rows (M, S).
+
+    Raises:
+        ValueError: if there are no rows, or not as many targets as inputs.
+    """
+    inputs = posterior.model.place(inputs)
+    targets = None if targets is None else posterior.model.place(targets, "targets")
+    rows = batch_size(inputs)
+    if rows == 0 or (targets is not None and batch_size(targets) != rows):
+        given = "" if targets is None else f" and {batch_size(targets)} targets"
+        raise ValueError(f"`inputs` must have at least one row, and a target for each; got {rows} rows{given}.")
+    first = _at_rows(_some_draws(posterior, slice(0, 1)), inputs, targets, slice(0, 1))
+    name, numbers = first[0], first[1].numel() * posterior.weights_MSD.shape[1]
+    step = chunk_size or max(1, _BLOCK // numbers)
+    found: list[Summary] = []
+    likelihoods: list[Summary] = []
+    total_MS = None
+    for start in range(0, rows, step):
+        _, values, log_prob_MSB = _at_rows(posterior, inputs, targets, slice(start, start + step))
+        found.append(_judged(values))
+        if log_prob_MSB is not None:
+            likelihoods.append(_judged(log_prob_MSB))
+            part_MS = log_prob_MSB.double().sum(-1).cpu()
+            total_MS = part_MS if total_MS is None else total_MS + part_MS
+    spaces = {name: _joined(found)}
+    return spaces | ({"log likelihoods": _joined(likelihoods)} if likelihoods else {}), name, total_MS
+
+
+def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[str, Tensor, Tensor | None]:
+    """Return what every draw predicts at some rows, with its name, (M, S, B, ...), and the log likelihoods (M, S, B).
+
+    The weights of one block of draws at a time are read, in the order of the draws.
+    """
+    chains, draws, size = posterior.weights_MSD.shape
+    some = rows_of(inputs, rows)
+    block = max(1, _BLOCK // (chains * size))
+    name, values, likelihoods = "", [], []
+    for start in range(0, draws, block):
+        predictive = predict(_some_draws(posterior, slice(start, start + block)), some)  # all of them, chain by chain
+        kind = predictive.distribution
+        classes = isinstance(kind, distributions.Categorical | distributions.Bernoulli)
+        name = "probabilities" if classes else "means"
+        predicted: Any = kind.probs if classes else kind.mean  # type: ignore[attr-defined]
+        values.append(predicted.unflatten(0, (-1, chains)).transpose(0, 1))
+        if targets is not None:
+            likelihood = predictive.likelihood
+            likelihood.check(predictive.outputs_SBK[0], rows_of(targets, rows))
+            each_SB = likelihood.log_prob(predictive.outputs_SBK, rows_of(targets, rows), predictive.parameters)
+            likelihoods.append(each_SB.unflatten(0, (-1, chains)).transpose(0, 1))
+    return name, torch.cat(values, 1), torch.cat(likelihoods, 1) if likelihoods else None
+
+
+def _some_draws(posterior: Draws, which: slice) -> Draws:
+    return replace(posterior, weights_MSD=posterior.weights_MSD[:, which])
+
+
+def _judged(values: Tensor) -> Summary:
+    """Return the diagnostics of draws (M, S, ...) on the CPU, without the sizes that so few draws cannot tell."""
+    found = Summary(*(part.cpu() for part in summary(values)))
+    if values.shape[1] >= LEAST_ESS:
+        return found
+    unknown = torch.full_like(found.rhat, math.nan)
+    return found._replace(ess_bulk=unknown, ess_tail=unknown, mcse=unknown)
+
+
+def _joined(parts: Sequence[Summary]) -> Summary:
+    return Summary(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+# --- traces
+
+
+def _largest(numbers: Tensor) -> tuple[int, ...] | None:
+    """Return the place of the largest number, or None where all are NaN."""
+    if numbers.isnan().all():
+        return None
+    place = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
+    return tuple(int(index) for index in torch.unravel_index(place, numbers.shape))
+
+
+def _draw_trace(name: str, values_MS: Tensor) -> Trace:
+    values_MS = values_MS.detach().double().cpu()
+    return Trace(name, values_MS, "draw", torch.arange(1, values_MS.shape[1] + 1))
+
+
+def _worst_weight(posterior: Draws, found: Summary) -> Trace | None:
+    place = _largest(found.rhat)
+    if place is None:
+        return None
+    name = f"weight {weight_name(posterior.model.layout, place[0])} (R-hat {float(found.rhat[place]):.2f})"
+    return _draw_trace(name, posterior.weights_MSD[:, :, place[0]])
+
+
+def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) -> Trace | None:
+    # not the largest R-hat: that is often of a probability near zero, which does not matter
+    place = _largest(found.mcse) or _largest(found.rhat)
+    if place is None:
+        return None
+    row, *rest = place
+    values = _at_rows(posterior, inputs, None, slice(row, row + 1))[1][:, :, 0]
+    what, which = ("probability", "class") if kind == "probabilities" else ("mean", "output")
+    output = f" of {which} {', '.join(map(str, rest))}" if rest else ""
+    name = f"{what}{output} at input {row} (R-hat {float(found.rhat[place]):.2f})"
+    return _draw_trace(name, values[(..., *rest)])
+
+
+def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace | None:
+    """Return the log density along the chains, or what comes closest to it."""
+    if record is not None and (record.exact or total_MS is None):
+        name = "log density" if record.exact else "log density, mean of an epoch's estimates"
+        return Trace(name, record.log_density_MR, "iteration", record.step_R)
+    return None if total_MS is None else _draw_trace(f"log likelihood of the {rows} rows", total_MS)
+
+
+def weight_name(layout: Layout, index: int) -> str:
+    """Return the name of one weight.
+
+    Args:
+        layout: of the flat vector.
+        index: its place there.
+
+    Returns:
+        For example "1.weight[3, 17]".
+    """
+    name, where = next((n, s) for n, s in layout.slices.items() if s.start <= index < s.stop)
+    shape = layout.shapes[name]
+    if not shape:
+        return name
+    places = torch.unravel_index(torch.tensor(index - where.start), shape)
+    return f"{name}[{', '.join(str(int(place)) for place in places)}]"
+
+
+# --- the log
+
+
+def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
+    """Return what a log says, or None before its first record after burn-in.
+
+    Raises:
+        FileNotFoundError: if there is no such directory.
+        TypeError: if it is neither a directory nor records.
+        ValueError: if the log is not that of these chains.
+    """
+    if isinstance(log, str | PathLike) and not Path(log).is_dir():
+        raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
+    about = _about(Path(log)) if isinstance(log, str | PathLike) else {}
+    records = read_log(Path(log)) if isinstance(log, str | PathLike) else log
+    if not isinstance(records, Sequence) or not all(isinstance(found, Mapping) for found in records):
+        raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
+    if burn_in is None:
+        burn_in = int(about.get("method", {}).get("burn_in", 0))
+    for found in records:
+        if len(found.get("log_density", ())) != chains:
+            raise ValueError(f"the log is not one of {chains} chains of a sampler; a record of it: {dict(found)}.")
+    kept = [found for found in records if found["step"] > burn_in]
+    if not kept:
+        return None
+    exact = "gradients" in kept[0]
+    columns = {name: _column(kept, name) for name in _FIELDS if name in kept[0]}
+    before = [found for found in records if found["step"] <= burn_in]
+    if exact:
+        after_M = columns["gradients"].sum(-1)
+        before_M = _column(before, "gradients").sum(-1) if before else torch.zeros_like(after_M)
+    else:
+        ones_M = torch.ones(chains, dtype=torch.float64)
+        per_epoch = about.get("steps_per_epoch") or max(found["step"] / found["epoch"] for found in records)
+        after_M = ones_M * (kept[-1]["step"] - burn_in) / per_epoch
+        before_M = ones_M * burn_in / per_epoch
+    return Record(
+        columns["log_density"],
+        torch.tensor([found["step"] for found in kept]),
+        exact,
+        momentum_ebfmi(columns),
+        columns["acceptance"].mean(-1) if "acceptance" in columns else None,
+        columns["divergent"].sum(-1).round().long() if "divergent" in columns else None,
+        columns["step_size"].mean(-1) if "step_size" in columns else None,
+        after_M,
+        before_M,
+        burn_in,
+        columns["saturated"].mean(-1) if "saturated" in columns else None,
+    )
+
+
+def _about(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG
+    return read_described(path) if path.is_file() else {}
+
+
+def _column(records: Sequence[Mapping[str, Any]], name: str) -> Tensor:
+    """Return one number of every record, float64 (M, R)."""
+    return torch.tensor([found[name] for found in records], dtype=torch.float64).T

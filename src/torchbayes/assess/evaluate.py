@@ -1,0 +1,394 @@
+"""evaluate: one pass over data, every metric that applies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from torchbayes import metrics
+from torchbayes.assess.classification import NONE, class_probs, is_binary, labels, places
+from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
+from torchbayes.metrics._checks import check_probs, check_same_shape
+from torchbayes.metrics.temperature import fit_temperature
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
+from torchbayes.model.likelihoods.protocol import Counted, scored
+from torchbayes.model.model import Model
+from torchbayes.model.rows.batch import check_alike, padded, tensors_of
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
+
+_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How uncertain a classifier is at N inputs; the larger the further out, so `confidence` enters negated.
+
+    Attributes:
+        entropy: total predictive entropy (N,), in nats.
+        mutual_information: what the draws disagree about (N,), in nats.
+        confidence: largest averaged probability (N,).
+    """
+
+    entropy: Tensor
+    mutual_information: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of a predictive on data with targets, and what they were computed from.
+
+    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Every metric is a
+    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. The exception is
+    ece_mass, whose bins then cut through rows to have equal mass. What a place of a soft label counts is shared among
+    the classes. Weights of classes and smoothing are means of fitting alone.
+
+    Attributes:
+        metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
+            equal-mass bins), entropy, mutual_information. Regression: nll (of the mixture), nll_gaussian (of the
+            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval). Others, and targets
+            that are no labels or numbers of that shape: nll.
+        log_prob: log probability of each target under the average (N,), in nats.
+        targets: (N, ...), or a tree of such.
+        probs: averaged class probabilities (N, K), or None.
+        scores: how uncertain each input is, or None.
+        mean: predictive mean (N, K') of a regression, or None.
+        scale: predictive standard deviation (N, K') of a regression, or None.
+        weights: how often each row counts (N,); None where each counts once.
+    """
+
+    metrics: dict[str, float]
+    log_prob: Tensor = field(repr=False)
+    targets: Any = field(repr=False)
+    probs: Tensor | None = field(default=None, repr=False)
+    scores: Scores | None = field(default=None, repr=False)
+    mean: Tensor | None = field(default=None, repr=False)
+    scale: Tensor | None = field(default=None, repr=False)
+    weights: Tensor | None = field(default=None, repr=False)
+
+
+@dataclass
+class _Columns:
+    """Per-row results, gathered batch by batch; `padding` is the label that makes targets of any length as long."""
+
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    padding: int | None = None
+
+    def add(self, kept: Tensor | None = None, **columns: Any) -> None:
+        for name, column in columns.items():
+            own = pytree.tree_map(lambda t: (t if kept is None else t[kept]).cpu(), column)
+            self.parts.setdefault(name, []).append(own)
+            if name != "targets" or self.padding is None:
+                check_alike(self.parts[name][0], own, name)
+
+    def joined(self) -> dict[str, Any]:
+        if self.padding is not None:
+            self.parts["targets"] = padded(self.parts["targets"], self.padding)
+        return {
+            name: pytree.tree_map(lambda *tensors: torch.cat(tensors), *parts) for name, parts in self.parts.items()
+        }
+
+
+def evaluate(
+    posterior: Posterior | Functions | Source | Predictive,
+    data: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    target_scale: float = 1.0,
+    chunk_size: int = _ROWS,
+) -> Evaluation:
+    """Score a Bayesian model average on data with targets.
+
+    Args:
+        posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
+        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
+            each at the place of its output: those of a causal language model moved as `Predictive.log_prob` says.
+        draws: S, a multiple of the members; the posterior's default if None.
+        seed: seed of the draws.
+        target_scale: units of the targets per unit the model sees: when a regression was fitted on standardised
+            targets, their standard deviation. RMSE is multiplied by it and log densities are per original unit.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The evaluation; memory grows with N · K, not with S · N · K. Targets of batches of different lengths are padded
+        with the label that the likelihood leaves out.
+
+    Raises:
+        ValueError: if there are no rows, targets do not fit the likelihood, or rows differ in shape from batch to batch
+            and the likelihood leaves no label out.
+    """
+    check_positive(target_scale=target_scale)
+    columns = _Columns()
+    for predictive, targets in _predictives(posterior, data, draws, seed, chunk_size):
+        _add_rows(columns, predictive, targets)
+    if not columns.parts:
+        raise ValueError("the data are empty: there are no rows to evaluate.")
+    rows = columns.joined()
+    if not len(rows["log_prob"]):
+        raise ValueError(NONE)
+    found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
+    if "mean" in rows:
+        found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
+    # of every batch, or of none: what is no label in one of them is none in the others
+    if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
+        found |= _class_metrics(rows)
+    if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]):
+        found |= _real_metrics(rows, target_scale)
+    scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
+    parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
+    return Evaluation(found, rows["log_prob"], rows["targets"], *parts)
+
+
+def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
+    """Add what a batch is judged by: the rows, and the places of rows, that count."""
+    judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+    judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
+    log_prob = predictive.log_prob(targets)
+    weights = torch.ones_like(log_prob) if judged.row_weights is None else judged.row_weights.to(log_prob)
+    kept = weights > 0
+    columns.padding = getattr(judged.likelihood, "ignore_index", None)
+    columns.add(kept, targets=judged.targets, log_prob=log_prob, weights=weights)
+    kind = predictive.distribution
+    if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
+        _add_scores(columns, predictive, judged)
+    elif isinstance(kind, distributions.Normal | distributions.StudentT):
+        low, high = _interval(predictive)
+        columns.add(kept, mean=predictive.mean, scale=predictive.variance.sqrt(), low=low, high=high)
+        if isinstance(judged.targets, Tensor) and judged.targets.numel() == low.numel():
+            columns.add(kept, numbers=judged.targets.reshape(low.shape))
+
+
+def uncertainty(
+    posterior: Posterior | Functions | Source,
+    inputs: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = _ROWS,
+) -> Scores:
+    """Return how uncertain a classifier's model average is at inputs without targets.
+
+    Args:
+        posterior: a posterior, functions drawn from one, or a `Linearised` one.
+        inputs: tensor (N, ...), or a tuple or mapping of such.
+        draws: S, a multiple of the members; the posterior's default if None.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The scores, each (N,).
+    """
+    columns = _Columns()
+    _add_scores(columns, predict(posterior, inputs, draws=draws, seed=seed, chunk_size=chunk_size))
+    return Scores(*(columns.joined()[n] for n in Scores.__annotations__))
+
+
+def detection(inside: Scores, outside: Scores) -> dict[str, float]:
+    """Return how well uncertainty tells inputs from elsewhere.
+
+    Args:
+        inside: scores on data like the training data.
+        outside: scores on other data.
+
+    Returns:
+        `auroc_SCORE`, `aupr_SCORE` (outside is positive, "AUPR-Out") and `fpr95_SCORE` (inside is positive: the share
+        of the outside taken for inside where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
+        mutual_information and confidence (negated); mutual information of a single function is constant and left out.
+    """
+    check_kind(Scores, "scores, as `uncertainty` gives them", inside=inside, outside=outside)
+    found = {}
+    for name in Scores.__annotations__:
+        sign = -1.0 if name == "confidence" else 1.0
+        a, b = sign * getattr(inside, name), sign * getattr(outside, name)
+        if a.max() == a.min() == b.max() == b.min():
+            continue
+        for metric in (metrics.auroc, metrics.aupr, metrics.fpr95):
+            found[f"{metric.__name__}_{name}"] = float(metric(a, b))
+    return found
+
+
+def fidelity(probs_NK: Tensor, reference_NK: Tensor) -> dict[str, float]:
+    """Return agreement and total variation of two model averages on the same rows (Wilson et al. 2022).
+
+    Args:
+        probs_NK: class probabilities of one.
+        reference_NK: class probabilities of the reference, such as HMC.
+
+    Returns:
+        `agreement` (share of equal argmax) and `total_variation` (mean of half the absolute differences).
+    """
+    check_probs("probs_NK", probs_NK, 2)
+    check_probs("reference_NK", reference_NK, 2)
+    check_same_shape("probs_NK", probs_NK, "reference_NK", reference_NK)
+    return {
+        "agreement": float(metrics.agreement(probs_NK, reference_NK)),
+        "total_variation": float(metrics.total_variation(probs_NK, reference_NK)),
+    }
+
+
+@dataclass(frozen=True)
+class TemperatureScaling:
+    """Post-hoc calibration of a model average: p ∝ p̄^{1/T} (Guo et al. 2017), averaged first, then scaled.
+
+    Averaging first is the order that keeps an ensemble calibrated (Rahaman and Thiery 2021).
+
+    Attributes:
+        temperature: T; above 1 makes predictions less confident.
+    """
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(temperature=self.temperature)
+
+    @classmethod
+    def fit(cls, predictive: Predictive, targets: Any) -> TemperatureScaling:
+        """Choose T by the likelihood of held-out targets.
+
+        Args:
+            predictive: of a classification, on rows that were not used for fitting.
+            targets: (B, ...), as `evaluate` takes them: classes, some of them ignored or weighed, soft or binary ones.
+
+        Returns:
+            The calibrator.
+
+        Raises:
+            TypeError: if the predictive or the targets are not of classes.
+            ValueError: if targets do not fit the likelihood, or none counts.
+        """
+        check_kind(Predictive, "a Predictive", predictive=predictive)
+        if not tensors_of(targets):
+            raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
+        judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+        judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
+        probs, weights = places(predictive, judged)
+        kept = weights > 0
+        found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
+        if found is None:
+            raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
+        if not kept.any():
+            raise ValueError(NONE)
+        logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        return cls(fit_temperature(logits[kept], found[kept], weights_B=weights[kept]))
+
+    def __call__(self, predictive: Predictive) -> Predictive:
+        """Return the calibrated predictive: one averaged distribution per input, S = 1, judged by the same targets."""
+        logits = class_probs(predictive).log()
+        if is_binary(predictive):
+            least = torch.finfo(logits.dtype).tiny
+            negative, positive = logits.clamp_min(math.log(least)).unbind(-1)
+            logits = positive - negative
+            logits = logits.unsqueeze(-1) if logits.ndim == 1 else logits
+        return Predictive((logits / self.temperature).unsqueeze(0), _averaged(predictive.likelihood, predictive))
+
+
+def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
+    """Return the likelihood of logits that takes the same targets as that of a classification."""
+    if isinstance(likelihood, Weighted):
+        return Weighted(_averaged(likelihood.base, predictive))
+    if is_binary(predictive):
+        return Bernoulli(soft=isinstance(likelihood, Bernoulli) and likelihood.soft)
+    return Categorical(ignore_index=likelihood.ignore_index if isinstance(likelihood, Categorical) else None)
+
+
+def _predictives(
+    posterior: Posterior | Functions | Source | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
+) -> Iterator[tuple[Predictive, Any]]:
+    check_counts(chunk_size=chunk_size)
+    if isinstance(posterior, Predictive):
+        yield posterior, data
+        return
+    source = as_source(posterior, draws, seed)
+    yield from stream(source, batches(source.model, data), chunk_size=chunk_size)
+
+
+def batches(model: Model, data: Any) -> Iterable[Any]:
+    """Return batches in a fixed order of whatever the user has.
+
+    Args:
+        model: its hook reads tuples and mappings.
+        data: (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable of batches.
+
+    Returns:
+        An iterable of batches.
+
+    Raises:
+        TypeError: if the data are none of these.
+    """
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, tuple | Mapping):
+        rows = model.unpack(data)
+        starts = range(0, rows.size, _ROWS)
+        return (rows.map(lambda t, s=s: t[s : s + _ROWS]) for s in starts)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=_ROWS)
+    if not isinstance(data, Iterable) or isinstance(data, str):
+        raise TypeError(
+            f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or an iterable of batches; got "
+            f"{seen(data)}."
+        )
+    return data
+
+
+def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | None = None) -> None:
+    """Add class probabilities of every place and how uncertain they are; with targets, of places that count."""
+    probs, weights = places(predictive, judged)
+    kept = weights > 0
+    if judged:
+        found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
+        columns.add(kept, label_weights=weights, **({} if found is None else {"labels": found}))
+    columns.add(
+        kept,
+        probs=probs,
+        confidence=probs.amax(-1),
+        entropy=predictive.entropy.flatten(),
+        mutual_information=predictive.mutual_information.flatten(),
+    )
+
+
+def _unequal(weights: Tensor) -> Tensor | None:
+    """Return weights, or None where each counts once."""
+    return None if (weights == 1).all() else weights
+
+
+def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
+    probs, labels, weights = rows["probs"], rows["labels"], _unequal(rows["label_weights"])
+    scores = (metrics.accuracy, metrics.brier, metrics.ece, metrics.ece_mass)
+    found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
+    means = ("entropy", "mutual_information")
+    return found | {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
+
+
+def _real_metrics(rows: dict[str, Any], target_scale: float) -> dict[str, float]:
+    mean, numbers, weights = rows["mean"], rows["numbers"], _unequal(rows["weights"])
+    gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).flatten(1).sum(-1)
+    own = {"weights_B": None if weights is None else weights.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean).flatten()}
+    low, high, numbers = (each.flatten() for each in (rows["low"], rows["high"], numbers))
+    log_scale = math.log(target_scale) * mean[0].numel()
+    return {
+        "nll_gaussian": float(metrics.nll(gaussian, weights_B=weights)) + log_scale,
+        "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
+        "coverage": float(metrics.interval_coverage(low, high, numbers, **own)),
+    }
+
+
+def _interval(predictive: Predictive) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the central 95 % interval, exact where the distribution can be inverted."""
+    levels = predictive.outputs_SBK.new_tensor([0.025, 0.975])
+    try:
+        low, high = predictive.quantile(levels)
+    except NotImplementedError:
+        low, high = predictive.sample(-(-2000 // predictive.draws) * predictive.draws).quantile(levels, dim=0)
+    return low, high

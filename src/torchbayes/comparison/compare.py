@@ -1,0 +1,197 @@
+"""Compare methods with each other and with a reference on one data set: fits, scores, one table, a report.
+
+The single network is the first member of the ensemble and SWAG the first member of MultiSWAG, exactly as if each had
+been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo, fitted here or read from a directory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchbayes.assess.diagnose import Diagnosis
+from torchbayes.catalogue.config import CONFIG, Setup, entries, fit_run, write_config
+from torchbayes.comparison.reference import load_reference, quality
+from torchbayes.comparison.report import report
+from torchbayes.comparison.scores import Outcome, Track, member, score
+from torchbayes.comparison.settings import FITS, LABELS, REFERENCE, Comparison
+from torchbayes.data import CORRUPTIONS, Data
+from torchbayes.driver.progress import Callback
+from torchbayes.methods import Laplace
+from torchbayes.methods.protocol import Method
+from torchbayes.methods.sampler import Sampler
+from torchbayes.posteriors import Posterior
+from torchbayes.posteriors.files import write_whole
+from torchbayes.posteriors.locks import Locked
+from torchbayes.report.diagnosis import numbers as diagnosis_numbers
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison found and left.
+
+    Attributes:
+        setup: data and model.
+        outcomes: method -> what it gave.
+        report: path of `report.html`; PNGs, `results.json` and `config.yaml` lie beside it.
+        diagnosis: of the reference's chains; None without a reference, or if it has no chains.
+    """
+
+    setup: Setup
+    outcomes: dict[str, Outcome]
+    report: Path
+    diagnosis: Diagnosis | None = None
+
+
+def compare(
+    comparison: Comparison,
+    directory: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    track: Track = lambda items, _: items,
+) -> Compared:
+    """Fit, evaluate and report.
+
+    Args:
+        comparison: what is compared on what.
+        directory: where everything goes; the fits into `fits/`.
+        resume: continue: finished fits are taken as they are, interrupted ones go on, the evaluation is done anew.
+        overwrite: remove the fits of an earlier comparison in `directory` first.
+        callbacks: as `fit` takes them.
+        say: is told what is fitted next.
+        track: shows the progress of the evaluation.
+
+    Returns:
+        The outcomes and the report.
+
+    Raises:
+        BlockingIOError: if another process is writing to `directory`.
+        FileNotFoundError: if the directory of the reference holds no finished fit.
+        ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is said, or if the reference
+            is of another posterior, or would be overwritten, or if corruptions are named and the data are no images.
+    """
+    home = Path(directory)
+    given = load_reference(comparison) if comparison.reference is not None else None
+    setup = comparison.problem.setup()
+    comparison = _of_images(comparison, setup.data)
+    with Locked(home):
+        if not resume:
+            _make_room(home, comparison, overwrite=overwrite)
+        text = write_config(home, configuration(comparison))
+        posteriors = _fit(setup, comparison, home / "fits", resume=resume, callbacks=callbacks, say=say)
+        where = home / "fits" / "hmc"
+        if given is not None:
+            posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.reference or "")
+        with setup.problem.threading():
+            outcomes = score(setup, posteriors, comparison, track=track)
+            name = comparison.compared_with
+            diagnosis = None if name is None else quality(setup, posteriors[name], where)
+        write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
+        page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
+    return Compared(setup, outcomes, page, diagnosis)
+
+
+def _of_images(comparison: Comparison, data: Data) -> Comparison:
+    """Return a comparison on data: without the usual corruptions where these are no images.
+
+    Raises:
+        ValueError: if other corruptions are asked for.
+    """
+    if data.is_image or not comparison.corruptions:
+        return comparison
+    if comparison.corruptions != CORRUPTIONS:
+        raise ValueError(
+            f"`corruptions` are of images, which the rows of {data.name} are not; got "
+            f"{', '.join(comparison.corruptions)}. Leave them out."
+        )
+    return replace(comparison, corruptions=())
+
+
+def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
+    """Remove the fits of an earlier comparison, if that is what is wanted.
+
+    Raises:
+        BlockingIOError: if another process is writing to one of them.
+        ValueError: if it is not, or the reference is one of them.
+    """
+    if not (home / CONFIG).exists():
+        return
+    if not overwrite:
+        raise ValueError(
+            f"{home} already holds a run. Add --resume to go on with it, --overwrite to replace it, or choose "
+            f"another --directory."
+        )
+    fits, aside = home / "fits", home / ".fits.removed"
+    if comparison.reference is not None and fits.resolve() in Path(comparison.reference).resolve().parents:
+        raise ValueError(
+            f"--overwrite would remove {comparison.reference}, which is the reference. Choose another --directory."
+        )
+    if aside.exists():  # of a removal that was killed
+        shutil.rmtree(aside)
+    with ExitStack() as stack:
+        for one in sorted(fits.glob("*/")):
+            stack.enter_context(Locked(one))
+        if fits.exists():
+            fits.rename(aside)
+    if aside.exists():  # removed once the lock files are closed: NFS keeps files that are open, and their folders
+        shutil.rmtree(aside)
+
+
+def _numbers(setup: Setup, outcomes: dict[str, Outcome], diagnosis: Diagnosis | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
+    return found if diagnosis is None else {**found, "reference": diagnosis_numbers(diagnosis)}
+
+
+def configuration(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as its `config.yaml` holds it and the command line reads it.
+
+    Args:
+        comparison: what is compared.
+
+    Returns:
+        name -> value.
+    """
+    found = {**entries(comparison.problem), **entries(comparison)}
+    del found["problem"]
+    return found | {name: entries(getattr(comparison, name)) for name in FITS}
+
+
+def _fit(
+    setup: Setup,
+    comparison: Comparison,
+    home: Path,
+    *,
+    resume: bool,
+    callbacks: Sequence[Callback] | None,
+    say: Callable[[str], None],
+) -> dict[str, Posterior]:
+    """Return the posterior of each method, from as few fits as serve them."""
+    fitted: dict[str, Posterior] = {}
+
+    def of(method: str) -> Posterior:
+        name, settings = comparison.fit_of(method)
+        if name not in fitted:
+            start = of("single") if isinstance(settings, Laplace) else None
+            say(f"fitting: {LABELS[name]}, {_length(settings)} on {setup.data}")
+            fitted[name] = fit_run(
+                setup, settings, home / name, start=start, seed=comparison.seed, resume=resume, callbacks=callbacks
+            )
+        return fitted[name] if name == method else member(fitted[name], 0)
+
+    return {method: of(method) for method in comparison.methods}
+
+
+def _length(settings: Method | Sampler) -> str:
+    if isinstance(settings, Sampler):
+        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.rows else 'iterations'}"
+    if isinstance(settings, Laplace):
+        return "around the single network"
+    return f"{settings.members} × {settings.epochs} epochs"

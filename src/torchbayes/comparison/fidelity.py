@@ -1,0 +1,175 @@
+r"""Fidelity of every method to the reference of a comparison, and of one chain of the reference to the others.
+
+Classes: agreement and total variation of the averaged probabilities. Regressions: the 1-Wasserstein distance between
+samples of the predictive distributions at each test row, as many of one method as of another. The reference is
+compared with itself by chains: each against the average of the others. That is the ceiling (Izmailov et al. 2021): a
+method that reaches it cannot be told from another chain of the reference by its predictions. Short chains leave it low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes import metrics
+from torchbayes.assess.evaluate import fidelity
+from torchbayes.native.seeds import Purpose, mix
+from torchbayes.posteriors import Functions
+from torchbayes.predictive.average import Predictive, Source, predict
+
+SAMPLES = 2000  # of each predictive distribution
+_ROWS = 1024
+
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How close the predictions of one method are to those of the reference; empty where there is no reference.
+
+    Attributes:
+        clean: on the test set: agreement and total_variation, or wasserstein1 in the target's own units.
+        corrupted: corruption -> agreement and total_variation at severities 1 to 5.
+        by_chain: `clean` of each chain of the reference against its others, for the reference; the rest is then their
+            mean.
+    """
+
+    clean: Numbers = field(default_factory=dict)
+    corrupted: dict[str, list[Numbers]] = field(default_factory=dict)
+    by_chain: list[Numbers] = field(default_factory=list)
+
+    def severity(self, metric: str) -> list[list[float]]:
+        """Return a metric at severity 0, the whole test set, to 5, one row each, one column per corruption."""
+        start = [self.clean[metric]] * len(self.corrupted)
+        return [start, *([step[metric] for step in row] for row in zip(*self.corrupted.values(), strict=True))]
+
+    def at(self, severity: int, metric: str) -> float | None:
+        """Return the mean of a metric over the corruptions at a severity, None where there are none."""
+        if not self.corrupted or metric not in self.clean:
+            return None
+        values = self.severity(metric)[severity]
+        return sum(values) / len(values)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return every number, JSON-serialisable."""
+        found: dict[str, Any] = dict(self.clean)
+        if self.by_chain:
+            found["by_chain"] = self.by_chain
+        if self.corrupted:
+            found["severity"] = {s: {m: self.at(s, m) for m in self.clean} for s in range(1, 6)}
+        return found
+
+
+def mean(found: Sequence[Numbers]) -> Numbers:
+    """Return the mean of each number.
+
+    Args:
+        found: the same names in each.
+
+    Returns:
+        name -> mean; nothing of nothing.
+    """
+    return {name: sum(numbers[name] for numbers in found) / len(found) for name in (found[0] if found else ())}
+
+
+def chain_probs(predictive: Predictive, chains: int) -> Tensor:
+    """Return the class probabilities averaged over the draws of each chain.
+
+    Args:
+        predictive: of S draws, draw s from chain s mod M.
+        chains: M.
+
+    Returns:
+        Float64 tensor (M, B, K).
+    """
+    probs_SBK: Any = predictive.distribution.probs  # type: ignore[attr-defined]
+    return probs_SBK.double().unflatten(0, (-1, chains)).mean(0).cpu()
+
+
+def chain_probs_of(functions: Functions, inputs: Tensor, chains: int) -> Tensor:
+    """Return `chain_probs` at any number of inputs, with bounded memory.
+
+    Args:
+        functions: S of them, function s from chain s mod M.
+        inputs: (B, ...).
+        chains: M.
+
+    Returns:
+        Float64 tensor (M, B, K).
+    """
+    return torch.cat([chain_probs(predict(functions, part), chains) for part in inputs.split(_ROWS)], dim=1)
+
+
+def between_chains(probs_MBK: Tensor) -> list[Numbers]:
+    """Return the fidelity of each chain to the average of the others.
+
+    Args:
+        probs_MBK: class probabilities of M chains of equal length.
+
+    Returns:
+        One mapping for each chain, as `evaluate.fidelity` gives it; none for a single chain.
+    """
+    chains = len(probs_MBK)
+    if chains < 2:
+        return []
+    others_MBK = (probs_MBK.sum(0) - probs_MBK) / (chains - 1)
+    return [fidelity(one, rest) for one, rest in zip(probs_MBK, others_MBK.clamp_min(0), strict=True)]
+
+
+def distances(
+    functions: Mapping[str, Functions | Source],
+    reference: str,
+    inputs: Tensor,
+    *,
+    chains: int,
+    scale: float,
+    seed: int,
+) -> dict[str, list[Numbers]]:
+    """Return how far the predictive distributions of a regression are from the reference's.
+
+    Args:
+        functions: method -> functions drawn from it, or its linearised posterior.
+        reference: the method that the others are compared with.
+        inputs: test rows (B, ...).
+        chains: M of the reference; its function s is from chain s mod M.
+        scale: units of the raw targets per unit that the model sees.
+        seed: of the samples; method and reference never share one.
+
+    Returns:
+        method -> one mapping with wasserstein1, in the target's own units, averaged over rows; for the reference one
+        for each chain against the others, and none if there is a single chain.
+    """
+    pairs: dict[str, list[tuple[Functions | Source, Functions | Source]]]
+    pairs = {name: [(some, functions[reference])] for name, some in functions.items() if name != reference}
+    own = functions[reference]
+    pairs[reference] = list(_splits(own, chains)) if isinstance(own, Functions) else []
+    found = {name: [0.0] * len(pair) for name, pair in pairs.items()}
+    for part in inputs.split(_ROWS):
+        for name, of_method in pairs.items():
+            for place, pair in enumerate(of_method):
+                first, second = (_samples(s, part, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
+                distance = float(metrics.wasserstein1(first, second)) * scale
+                found[name][place] += distance * len(part) / len(inputs)
+    return {name: [{"wasserstein1": number} for number in numbers] for name, numbers in found.items()}
+
+
+def _splits(functions: Functions, chains: int) -> Iterator[tuple[Functions, Functions]]:
+    """Yield the functions of each chain, and those of the others."""
+    chain_S = torch.arange(functions.draws) % chains
+    for chain in range(chains if chains > 1 else 0):
+        yield _some(functions, chain_S == chain), _some(functions, chain_S != chain)
+
+
+def _some(functions: Functions, chosen_S: Tensor) -> Functions:
+    chosen_S = chosen_S.to(functions.weights_SD.device)
+    buffers = {n: b[chosen_S] for n, b in functions.buffers_S.items()} if functions.buffers_S else None
+    return replace(functions, weights_SD=functions.weights_SD[chosen_S], buffers_S=buffers)
+
+
+def _samples(functions: Functions | Source, inputs: Tensor, seed: int) -> Tensor:
+    """Return samples of the targets (SAMPLES, B), on the model's scale; draws in turn, so that each has its share."""
+    return predict(functions, inputs).sample(SAMPLES, seed=seed).flatten(1).cpu()

@@ -1,0 +1,129 @@
+"""The reference of a comparison: where it comes from, whether it fits, and how good it is itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchbayes.assess.diagnose import LEAST, Diagnosis, diagnose
+from torchbayes.catalogue.config import Problem, Setup, load_run
+from torchbayes.comparison.settings import Comparison
+from torchbayes.data import Pair
+from torchbayes.posteriors import Draws, Posterior
+from torchbayes.report import Picture, Table
+from torchbayes.report.diagnosis import pictures, remarks, space_numbers, space_tables
+
+ROWS = 200  # test rows at which chains are compared
+BOUND = 1.1  # of R-hat (Izmailov et al. 2021)
+MOST = 0.9  # share of predictions that must be below it
+_SAME = (
+    "data",
+    "split",
+    "train_size",
+    "network",
+    "network_settings",
+    "likelihood",
+    "prior_scale",
+    "temperature",
+)
+
+
+def load_reference(comparison: Comparison) -> Posterior:
+    """Load the reference of a comparison from the directory it names.
+
+    Args:
+        comparison: what is compared on what.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        FileNotFoundError: if there is no finished fit.
+        ValueError: if the fit is of another posterior: other data, network, likelihood or prior.
+    """
+    directory = Path(comparison.reference or "")
+    setup, posterior = load_run(directory)
+    different = [name for name in _SAME if _value(setup.problem, name) != _value(comparison.problem, name)]
+    if different:
+        said = "; ".join(
+            f"`{name}` is {_value(setup.problem, name)} there and {_value(comparison.problem, name)} here"
+            for name in different
+        )
+        raise ValueError(
+            f"the reference {directory} is of another posterior: {said}. Give the comparison the settings of the "
+            f"reference, or leave out --reference."
+        )
+    return posterior
+
+
+def _value(problem: Problem, name: str) -> Any:
+    value = getattr(problem, name)
+    return dict(value) if name == "network_settings" else value
+
+
+def quality(setup: Setup, posterior: Posterior, directory: Path) -> Diagnosis | None:
+    """Return how well the chains of a reference have mixed, at test rows.
+
+    Args:
+        setup: data and model.
+        posterior: the reference.
+        directory: of its run.
+
+    Returns:
+        The diagnosis; None if it has no chains, or too few draws to judge them.
+    """
+    if not isinstance(posterior, Draws) or posterior.weights_MSD.shape[1] < LEAST:
+        return None
+    return diagnose(posterior, *spread(setup.data.test, ROWS), log=directory)
+
+
+def spread(rows: Pair, count: int) -> Pair:
+    """Return rows at even distances: the first ones of a sorted test set would all be of one class.
+
+    Args:
+        rows: inputs and targets.
+        count: how many; all if there are fewer.
+
+    Returns:
+        Some of the rows, in their order.
+    """
+    total = len(rows.inputs)
+    chosen = torch.arange(min(count, total)) * total // min(count, total)
+    return Pair(rows.inputs[chosen], rows.targets[chosen])
+
+
+def section(diagnosis: Diagnosis) -> tuple[list[Table], dict[str, Picture]]:
+    """Return the part of a report that judges the reference.
+
+    Args:
+        diagnosis: of the reference.
+
+    Returns:
+        Tables, and pictures by the name of their file.
+    """
+    *parts, last = space_tables(diagnosis)
+    said = f"The reference itself. {last.caption} {' '.join(remarks(diagnosis))} {warning(diagnosis)}".rstrip()
+    drawn = {f"reference_{name}": picture for name, picture in pictures(diagnosis).items() if name == "rhat"}
+    named = {name: replace(picture, title=f"The reference: {picture.title}") for name, picture in drawn.items()}
+    return [*parts, replace(last, caption=said)], named
+
+
+def warning(diagnosis: Diagnosis) -> str:
+    """Return a warning where the predictions of the reference's chains have not converged, else nothing.
+
+    Args:
+        diagnosis: of the reference.
+
+    Returns:
+        A sentence or two, or "".
+    """
+    share = space_numbers(diagnosis, diagnosis.functions)[f"rhat_within_{BOUND}"]
+    if share >= MOST:
+        return ""
+    return (
+        f"Warning: the reference has not converged in function space. R-hat is at most {BOUND} for only {share:.0%} of "
+        f"its {diagnosis.functions} at the test rows; it should be for {MOST:.0%}. Run longer chains."
+    ).replace("%", " %")

@@ -1,0 +1,338 @@
+"""What a comparison leaves to read: the table, the lead in words, and one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torchbayes.assess.diagnose import Diagnosis
+from torchbayes.catalogue.config import Setup
+from torchbayes.catalogue.usual import defaults
+from torchbayes.comparison.figures import pictures
+from torchbayes.comparison.reference import section, warning
+from torchbayes.comparison.scores import Outcome
+from torchbayes.comparison.settings import FITS, REFERENCE, Comparison, label_of
+from torchbayes.methods.sampler import Sampler
+from torchbayes.report import Table, savefig, write_report
+
+
+class Column(NamedTuple):
+    """One column of the table: its head, its number, its format and its better direction."""
+
+    head: str
+    number: Any
+    form: str
+    better: Literal["low", "high"] | None
+    kind: Literal["clean", "shifted", "fidelity"] = "clean"
+
+
+def _clean(metric: str) -> Any:
+    return lambda outcome: outcome.clean.metrics.get(metric)
+
+
+def _at(severity: int, metric: str) -> Any:
+    return lambda outcome: outcome.at(severity, metric)
+
+
+def _close(metric: str, severity: int = 0) -> Any:
+    return lambda outcome: outcome.fidelity.at(severity, metric) if severity else outcome.fidelity.clean.get(metric)
+
+
+COLUMNS = (
+    Column("accuracy", _clean("accuracy"), ".1%", "high"),
+    Column("RMSE", _clean("rmse"), ".3f", "low"),
+    Column("NLL", _clean("nll"), ".3f", "low"),
+    Column("Brier", _clean("brier"), ".3f", "low"),
+    Column("ECE", _clean("ece"), ".3f", "low"),
+    Column("in 95 % interval", _clean("coverage"), ".1%", None),
+    # no value is marked as the best: that of the reference itself is of another kind
+    Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
+    Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
+    Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
+    Column("NLL at 3", _at(3, "nll"), ".3f", "low", "shifted"),
+    Column("NLL at 5", _at(5, "nll"), ".3f", "low", "shifted"),
+    Column("acc. at 3", _at(3, "accuracy"), ".1%", "high", "shifted"),
+    Column("acc. at 5", _at(5, "accuracy"), ".1%", "high", "shifted"),
+    Column("AUROC", lambda outcome: outcome.auroc(), ".3f", "high", "shifted"),
+)
+
+
+KINDS = ("clean", "fidelity", "shifted")
+
+
+def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "") -> Table:
+    """Return the table of methods and metrics.
+
+    Args:
+        outcomes: method -> what it gave.
+        kinds: which columns: on the test set, against the reference, on shifted data.
+        caption: what it shows.
+
+    Returns:
+        The table, with the columns that have numbers.
+    """
+    columns = [
+        column
+        for column in COLUMNS
+        if column.kind in kinds and any(column.number(outcome) is not None for outcome in outcomes.values())
+    ]
+    return Table(
+        ["method", *(column.head for column in columns)],
+        [[label_of(name), *(column.number(outcome) for column in columns)] for name, outcome in outcomes.items()],
+        caption,
+        better={column.head: column.better for column in columns if column.better},
+        formats={column.head: column.form for column in columns},
+    )
+
+
+def tables(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> list[Table]:
+    """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
+
+    Args:
+        setup: data and model.
+        outcomes: method -> what it gave.
+        diagnosis: of the reference.
+
+    Returns:
+        One or two tables, the caption under the last.
+    """
+    parts = [table(outcomes, kinds=["clean", "fidelity"]), table(outcomes, kinds=["shifted"])]
+    parts = [part for part in parts if len(part.columns) > 1]
+    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis))]
+
+
+def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> str:
+    """Return how to read the table.
+
+    Args:
+        setup: data and model.
+        outcomes: method -> what it gave.
+        diagnosis: of the reference.
+
+    Returns:
+        Sentences.
+    """
+    data, closeness = setup.data, _closeness(outcomes, diagnosis)
+    if data.task == "regression":
+        return (
+            f"{len(data.test.inputs)} test rows. RMSE and NLL (negative log density of the average, nats per row) are "
+            f"in the target's own units; the 95 % interval is the central one of the average, and should hold 95 %."
+            f"{closeness}"
+        )
+    some = next(iter(outcomes.values()))
+    said = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
+    if some.corrupted:
+        said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
+    if some.foreign:
+        said += f" AUROC: foreign images told from test images by entropy, mean over {', '.join(some.foreign)}."
+    if len(alone := _alone(outcomes)) > 1:
+        mean = sum(alone) / len(alone)
+        said += (
+            f" NLL of the {len(alone)} ensemble members alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
+        )
+    return said + closeness
+
+
+def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
+    """Return the method that the others are compared with, None if they are not.
+
+    Args:
+        outcomes: method -> what it gave.
+
+    Returns:
+        Its name.
+    """
+    if not any(outcome.fidelity.clean for outcome in outcomes.values()):
+        return None
+    return REFERENCE if REFERENCE in outcomes else "hmc"
+
+
+def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
+    """Return how to read the columns that compare with the reference."""
+    name = reference_of(outcomes)
+    if name is None:
+        return ""
+    other, chains = outcomes[name], len(outcomes[name].fidelity.by_chain)
+    whose = "the reference" if name == REFERENCE else label_of(name)
+    if other.clean.probs is None:
+        said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in the target's own units."
+    else:
+        said = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
+    if chains:
+        said += f" In its own row stands the ceiling: each of its {chains} chains against the others, on average."
+    return f"{said} {warning(diagnosis)}".rstrip() if diagnosis is not None else said
+
+
+def _alone(outcomes: Mapping[str, Outcome]) -> list[float]:
+    """Return the test NLL of each ensemble member alone."""
+    return [found["nll"] for found in outcomes["ensemble"].members] if "ensemble" in outcomes else []
+
+
+def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
+    """Return what was done and what came out, in words.
+
+    Args:
+        setup: data and model.
+        comparison: what was compared.
+        outcomes: method -> what it gave.
+
+    Returns:
+        Paragraphs, separated by empty lines.
+    """
+    problem, data = comparison.problem, setup.data
+    done = (
+        f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
+        f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
+        f"N(0, {problem.prior_scale:g}²). {_budget(comparison)}"
+    )
+    best = defaults(problem.data)
+    usual = best.problem == problem and all(getattr(best, name) == getattr(comparison, name) for name in FITS)
+    done += f" {best.note}" if usual and best.note else ""
+    found = [_winner(outcomes, "the test set", lambda outcome: outcome.clean.metrics["nll"])]
+    if next(iter(outcomes.values())).corrupted:
+        found.append(_winner(outcomes, "images corrupted at severity 5", lambda outcome: outcome.at(5, "nll")))
+    if len(outcomes) > 1:
+        found.append("This is one seed; small differences may turn with another.")
+    return f"{done}\n\n{' '.join(found)}"
+
+
+def _budget(comparison: Comparison) -> str:
+    """Return what each method was allowed, and what it averages."""
+    chosen, said = set(comparison.methods), []
+    pairs = {"deep ensemble": comparison.ensemble, "MultiSWAG": comparison.multiswag}
+    if len({(m.members, m.epochs, m.batch_size) for m in pairs.values()}) == 1:
+        m = comparison.ensemble
+        said.append(
+            f"Deep ensemble and MultiSWAG: {m.members} members each, {m.epochs} epochs, batches of {m.batch_size}."
+        )
+    else:
+        said += [
+            f"{name}: {m.members} members, {m.epochs} epochs, batches of {m.batch_size}." for name, m in pairs.items()
+        ]
+    said.append("The single network is the first member of the ensemble, SWAG the first of MultiSWAG.")
+    said.append(f"SWAG and MultiSWAG average {comparison.draws} drawn functions, the ensemble its members.")
+    if "laplace" in chosen:
+        said.append(
+            f"{label_of('laplace')}: {comparison.laplace.structure} curvature at the single network; its predictive is "
+            f"that of the linearised network."
+        )
+    for name in (name for name in FITS if name in chosen):
+        settings = getattr(comparison, name)
+        if isinstance(settings, Sampler):
+            rows = f"batches of {settings.rows}" if settings.rows else "all the data"
+            said.append(
+                f"{label_of(name)}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
+                f"{settings.chains * settings.kept(settings.steps):,} draws kept, all averaged."
+            )
+    return " ".join(said)
+
+
+def _winner(outcomes: Mapping[str, Outcome], where: str, number: Any) -> str:
+    ranked = sorted(outcomes, key=lambda name: number(outcomes[name]))
+    said = ", ".join(f"{label_of(name)} {number(outcomes[name]):.3f}" for name in ranked)
+    return f"Negative log likelihood on {where}, best first: {said}."
+
+
+def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
+    """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy, or None without such sets.
+
+    Args:
+        outcomes: method -> what it gave.
+
+    Returns:
+        The table.
+    """
+    found = {name: outcome.detected() for name, outcome in outcomes.items()}
+    sets = list(next(iter(found.values())))
+    if not sets:
+        return None
+    heads: dict[str, Literal["low", "high"]] = {"AUROC": "high", "AUPR": "high", "FPR95": "low"}
+    rows = [
+        [label_of(name), other, *(found[name][other].get(f"{head.lower()}_entropy") for head in heads)]
+        for other in sets
+        for name in outcomes
+    ]
+    return Table(
+        ["method", "foreign set", *heads],
+        rows,
+        "Telling foreign images from the test set by the entropy of the average. AUPR counts the foreign as positive; "
+        "FPR95 is the share of test images flagged when 95 % of the foreign ones are.",
+    )
+
+
+def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
+    """Return agreement and total variation with the reference on corrupted images, or None where there are none.
+
+    Args:
+        outcomes: method -> what it gave.
+
+    Returns:
+        The table.
+    """
+    name = reference_of(outcomes)
+    if name is None or not any(outcome.fidelity.corrupted for outcome in outcomes.values()):
+        return None
+    heads = {"agreement": ("agreement", ".1%"), "TV": ("total_variation", ".3f")}
+    columns = {
+        f"{head}{f' at {s}' if s else ''}": (_close(metric, s), form)
+        for head, (metric, form) in heads.items()
+        for s in (0, 1, 3, 5)
+    }
+    rows = [
+        [
+            label_of(n) if n != name else f"{label_of(n)}: one chain to the others",
+            *(number(o) for number, _ in columns.values()),
+        ]
+        for n, o in outcomes.items()
+        if o.fidelity.clean
+    ]
+    whose = "the reference" if name == REFERENCE else label_of(name)
+    return Table(
+        ["method", *columns],
+        rows,
+        f"Closeness to {whose} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
+        f"the closer. One chain to the others is the ceiling.",
+        formats={head: form for head, (_, form) in columns.items()},
+    )
+
+
+def report(
+    home: Path,
+    setup: Setup,
+    comparison: Comparison,
+    *,
+    outcomes: Mapping[str, Outcome],
+    diagnosis: Diagnosis | None,
+    settings: str,
+) -> Path:
+    """Write the pictures and the page.
+
+    Args:
+        home: directory.
+        setup: data and model.
+        comparison: what was compared.
+        outcomes: method -> what it gave.
+        diagnosis: of the reference; None if there is none.
+        settings: the resolved configuration, YAML.
+
+    Returns:
+        Path of `report.html`.
+    """
+    drawn = pictures(setup, comparison, outcomes)
+    judged: list[Table] = []
+    if diagnosis is not None:
+        judged, more = section(diagnosis)
+        drawn |= more
+    for name, picture in drawn.items():
+        savefig(picture.image, home / f"{name}.png")  # type: ignore[arg-type]
+    extra = [fidelity_table(outcomes), foreign_table(outcomes), *judged]
+    return write_report(
+        home / "report.html",
+        title=f"{setup.data.name}: {', '.join(label_of(name) for name in outcomes)}",
+        lead=lead(setup, comparison, outcomes),
+        tables=[*tables(setup, outcomes, diagnosis), *(part for part in extra if part)],
+        figures=drawn.values(),
+        settings=settings,
+    )

@@ -1,0 +1,226 @@
+"""Scores of a comparison: every method on the same rows, corruptions and foreign images, by the same functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes import metrics
+from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
+from torchbayes.catalogue.config import Setup
+from torchbayes.comparison.fidelity import (
+    Fidelity,
+    between_chains,
+    chain_probs,
+    chain_probs_of,
+    distances,
+    mean,
+)
+from torchbayes.comparison.settings import Comparison
+from torchbayes.data import corrupt_data, out_of_distribution
+from torchbayes.posteriors import Functions, Posterior
+from torchbayes.predictive.average import Source, predict
+from torchbayes.predictive.linearised import preferred
+
+SEVERITIES = (1, 2, 3, 4, 5)
+Track = Callable[[list[Any], str], Iterable[Any]]
+"""Passes a list through, item by item, and shows how far it is; told what is done."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method gave.
+
+    Attributes:
+        functions: what was drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
+        clean: on the test set.
+        members: metrics of each member's own point on the test set, for an ensemble.
+        unshifted: metrics on the rows that are corrupted, before they are.
+        corrupted: corruption -> evaluation at severities 1 to 5.
+        foreign: foreign set -> how uncertain the method is there.
+        fidelity: how close it is to the reference; of the reference itself one chain against the others.
+    """
+
+    functions: Functions | Source
+    clean: Evaluation
+    members: list[dict[str, float]] = field(default_factory=list)
+    unshifted: dict[str, float] = field(default_factory=dict)
+    corrupted: dict[str, list[Evaluation]] = field(default_factory=dict)
+    foreign: dict[str, Scores] = field(default_factory=dict)
+    fidelity: Fidelity = field(default_factory=Fidelity)
+
+    def severity(self, metric: str) -> list[list[float]]:
+        """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
+        start = [self.unshifted[metric]] * len(self.corrupted)
+        return [start, *([e[s - 1].metrics[metric] for e in self.corrupted.values()] for s in SEVERITIES)]
+
+    def at(self, severity: int, metric: str) -> float | None:
+        """Return the mean of a metric over the corruptions at a severity, None where there are none."""
+        values = self.severity(metric)[severity] if self.corrupted else []
+        return sum(values) / len(values) if values else None
+
+    def detected(self) -> dict[str, dict[str, float]]:
+        """Return how well uncertainty tells each foreign set from the test set."""
+        assert self.clean.scores is not None or not self.foreign
+        return {name: detection(self.clean.scores, scores) for name, scores in self.foreign.items()}  # type: ignore[arg-type]
+
+    def auroc(self) -> float | None:
+        """Return the mean AUROC of the predictive entropy over the foreign sets, None where there are none."""
+        values = [found["auroc_entropy"] for found in self.detected().values() if "auroc_entropy" in found]
+        return sum(values) / len(values) if values else None
+
+    def numbers(self) -> dict[str, Any]:
+        """Return every number, JSON-serialisable."""
+        found: dict[str, Any] = {"clean": self.clean.metrics}
+        if isinstance(self.functions, Functions):
+            found["draws"] = self.functions.draws
+        if self.members:
+            found["members"] = self.members
+        if self.corrupted:
+            found["severity"] = {s: {m: self.at(s, m) for m in self.unshifted} for s in (0, *SEVERITIES)}
+            found["corrupted"] = {
+                name: {s: e.metrics for s, e in zip(SEVERITIES, evaluations, strict=True)}
+                for name, evaluations in self.corrupted.items()
+            }
+        if self.foreign:
+            found["out_of_distribution"] = self.detected()
+        if self.fidelity.clean:
+            found["fidelity"] = self.fidelity.numbers()
+        return found
+
+
+def member(posterior: Any, index: int) -> Any:
+    """Return the posterior of one member of a point or Gaussian posterior.
+
+    Args:
+        posterior: a mixture of M members.
+        index: which.
+
+    Returns:
+        A posterior of one member, of the same kind.
+    """
+    where = slice(index, index + 1)
+    parts = {name: tensor[where] for name, tensor in posterior.tensors().items()}
+    one = type(posterior).restore(posterior.model, parts, posterior.settings())
+    buffers = {n: b[where] for n, b in posterior.buffers_M.items()} if posterior.buffers_M else None
+    return dataclasses.replace(
+        one, buffers_M=buffers, statistics_known=posterior.statistics_known, calibration=posterior.calibration
+    )
+
+
+def score(
+    setup: Setup, posteriors: Mapping[str, Posterior], comparison: Comparison, *, track: Track
+) -> dict[str, Outcome]:
+    """Evaluate every method: clean, corrupted, on foreign images, and against the reference.
+
+    Args:
+        setup: data and model.
+        posteriors: method -> its posterior.
+        comparison: what to evaluate on.
+        track: shows progress.
+
+    Returns:
+        method -> outcome.
+    """
+    data = setup.data
+    scale = setup.target_scale
+    outcomes = {}
+    for name in track(list(posteriors), "test set"):
+        posterior = posteriors[name]
+        functions = preferred(posterior, comparison.draws if name.endswith("swag") else None, seed=comparison.seed)
+        clean = evaluate(functions, tuple(data.test), target_scale=scale)
+        members = []
+        if name == "ensemble":
+            alone = (member(posterior, m) for m in range(posterior.members))
+            members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
+        outcomes[name] = Outcome(functions, clean, members)
+    reference = comparison.compared_with
+    chains = posteriors[reference].members if reference is not None else 0
+    ceilings: dict[str, list[Tensor]] = {}
+    if data.is_image:
+        ceilings = _shift(setup, outcomes, comparison, track=track, chains=chains)
+    if reference is not None:
+        _compare(setup, outcomes, comparison, chains=chains, ceilings=ceilings)
+    return outcomes
+
+
+def _shift(
+    setup: Setup, outcomes: dict[str, Outcome], comparison: Comparison, *, track: Track, chains: int
+) -> dict[str, list[Tensor]]:
+    """Fill in what corruption and foreign images do.
+
+    Returns:
+        corruption -> class probabilities of each chain of the reference, (M, B, K), at each severity.
+    """
+    data, rows, model = setup.data, comparison.rows, setup.model
+    by_chain: dict[str, list[Tensor]] = {}
+    for outcome in outcomes.values():
+        outcome.unshifted.update(_first(outcome.clean, rows))
+    shifts = [(name, severity) for name in comparison.corruptions for severity in SEVERITIES]
+    for name, severity in track(shifts, "corrupted images"):
+        pair = corrupt_data(data, name, severity, seed=comparison.seed, limit=rows)
+        for method, outcome in outcomes.items():
+            predictive = predict(outcome.functions, pair.inputs)
+            outcome.corrupted.setdefault(name, []).append(evaluate(predictive, model.place(pair.targets, "targets")))
+            if method == comparison.compared_with:
+                by_chain.setdefault(name, []).append(chain_probs(predictive, chains))
+    foreign = out_of_distribution(data, limit=rows, seed=comparison.seed)
+    for name, inputs in track(list(foreign.items()), "foreign images"):
+        for outcome in outcomes.values():
+            outcome.foreign[name] = uncertainty(outcome.functions, inputs.to(setup.model.network.device))
+    return by_chain
+
+
+def _compare(
+    setup: Setup,
+    outcomes: dict[str, Outcome],
+    comparison: Comparison,
+    *,
+    chains: int,
+    ceilings: Mapping[str, Sequence[Tensor]],
+) -> None:
+    """Fill in how close every method is to the reference, and the reference's chains are to each other."""
+    reference, inputs = comparison.compared_with, setup.data.test.inputs
+    assert reference is not None
+    other = outcomes[reference]
+    if setup.data.task == "regression":
+        functions = {name: outcome.functions for name, outcome in outcomes.items()}
+        found = distances(functions, reference, inputs, chains=chains, scale=setup.target_scale, seed=comparison.seed)
+    else:
+        probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
+        found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
+        own = other.functions
+        found[reference] = between_chains(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
+        for name, outcome in outcomes.items():
+            if name != reference:
+                for corruption, steps in outcome.corrupted.items():
+                    pairs = zip(steps, other.corrupted[corruption], strict=True)
+                    outcome.fidelity.corrupted[corruption] = [
+                        fidelity(_needed(one.probs), _needed(two.probs)) for one, two in pairs
+                    ]
+        if chains > 1:
+            for corruption, steps in ceilings.items():
+                other.fidelity.corrupted[corruption] = [mean(between_chains(probs_MBK)) for probs_MBK in steps]
+    for name, outcome in outcomes.items():
+        outcome.fidelity.clean.update(mean(found[name]))
+    other.fidelity.by_chain.extend(found[reference])
+
+
+def _first(evaluation: Evaluation, rows: int) -> dict[str, float]:
+    """Return the metrics of the first rows of an evaluation."""
+    probs, targets = _needed(evaluation.probs)[:rows], evaluation.targets[:rows]
+    return {
+        "accuracy": float(metrics.accuracy(probs, targets)),
+        "nll": float(metrics.nll(evaluation.log_prob[:rows])),
+        "brier": float(metrics.brier(probs, targets)),
+        "ece": float(metrics.ece(probs, targets)),
+    }
+
+
+def _needed(probs: Tensor | None) -> Tensor:
+    assert probs is not None
+    return probs

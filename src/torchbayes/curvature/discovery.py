@@ -1,0 +1,359 @@
+"""Which layers a model's random weights make, and how the curvature of each is taken: found by looking, once.
+
+A layer's own form is used only where it is right: its module must turn one tensor into one tensor whose first axis is
+that of the rows, and the gradient that follows from it must be the one that autograd gives. Weights for which it is not
+(tied ones, those of `nn.MultiheadAttention` and of recurrent layers) fall back to vector-Jacobian products of the whole
+network, one per row: exact, and slow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from torchbayes.curvature.capture import Seen, probe, requires_grad, watch
+from torchbayes.curvature.layers import Affine, Call, Layer, layers_of
+from torchbayes.curvature.parts import TOGETHER
+from torchbayes.density.precision import check_precision
+from torchbayes.density.stacked import quiet
+from torchbayes.model.layout import Layout
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers, Network, refuse_by_batch, taking
+from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
+from torchbayes.native.seeds import Purpose, generator
+
+Held = Literal["everywhere", "in turn", "few"]
+"""What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
+
+_PROBE_ROWS = 4
+SPREAD_ROWS = 16
+_WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Weights whose layer cannot be told apart: vector-Jacobian products of the whole network, one per row.
+
+    Attributes:
+        index: places of the weights in the flat vector, int64 (n,).
+        network: the network.
+        layout: the weights by name.
+        reason: why.
+        stacked: whether rows go together, by `vmap`, or one after the other.
+    """
+
+    index: Tensor
+    network: Network
+    layout: Layout
+    reason: str
+    stacked: bool = True
+
+    module = ""
+    way = "rows of the whole network"
+
+    def jacobian(self, views: Mapping[str, Tensor], inputs: Any, column: Tensor, *, buffers: Buffers | None) -> Tensor:
+        """Return the Jacobian of one column (B, ...) for each row, (B, n)."""
+        own = {name: views[name].detach() for name in self.layout.names}
+        rest = {n: v.detach() for n, v in views.items() if n not in own}
+
+        def run(named: dict[str, Tensor], row: Any, cotangent: Tensor) -> Tensor:
+            alone = on_rows(lambda t: t.unsqueeze(0), row)
+            return self.network({**rest, **named}, alone, buffers or None).view_as(cotangent)
+
+        def one(row: Any, cotangent: Tensor) -> Tensor:
+            return self.layout.join(vjp(lambda named: run(named, row, cotangent), own)[1](cotangent)[0])
+
+        def plain(row: Any, cotangent: Tensor) -> Tensor:
+            leaves = {name: view.requires_grad_() for name, view in own.items()}
+            options = {"create_graph": keep, "materialize_grads": True}
+            with torch.enable_grad():
+                found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
+            return self.layout.join(dict(zip(leaves, found, strict=True)))
+
+        # derivatives of stacked derivatives are wrong for some of torch's layers, such as layer norm
+        keep = column.requires_grad or requires_grad(inputs)
+        with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no rule for stacks
+            if self.stacked and not keep:
+                return vmap(one, in_dims=(row_axes(inputs, 0), 0))(inputs, column)
+            return torch.stack([plain(rows_of(inputs, b), column[b]) for b in range(len(column))])
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The layers of a model's random weights.
+
+    Attributes:
+        model: the model.
+        layers: in the order of the flat vector; together they hold every random weight of the network once.
+        whole: weights that belong to no layer, or None.
+        shared: modules that use their weights at several places for one row.
+    """
+
+    model: Model
+    layers: tuple[Layer, ...]
+    whole: Whole | None = None
+    shared: frozenset[str] = frozenset()
+
+    @property
+    def single(self) -> Affine | None:
+        """The only layer, if there is but one, affine and used at one place."""
+        only = self.layers[0] if len(self.parts) == 1 and self.layers else None
+        one = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
+        return only if one else None  # type: ignore[return-value]
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All layers, the rest of the weights last."""
+        return (*self.layers, self.whole) if self.whole else self.layers
+
+    @property
+    def order(self) -> Tensor:
+        """Places of the weights in the flat vector, part by part, int64 (D,)."""
+        return torch.cat([part.index.flatten() for part in self.parts])
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules whose calls are watched."""
+        return tuple(dict.fromkeys(layer.module for layer in self.layers))
+
+    def watch(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False) -> Seen:
+        """Return a forward pass that keeps what the layers were given."""
+        network = self.model.network
+        return watch(network, views, inputs, modules=self.modules, buffers=buffers, keep_inputs=keep)
+
+    def describe(self) -> str:
+        """Return a few lines that say how the curvature of each layer is taken."""
+        lines = [f"{layer.module or 'the network itself'}: {layer.way}" for layer in self.layers]
+        if self.whole:
+            lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.way} ({self.whole.reason})")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a look at a network has found, in words that a file can hold.
+
+    Attributes:
+        lost: parameter -> why no layer holds it.
+        shared: modules that use their weights at several places for one row.
+        stacked: whether rows of the whole network go together under `vmap`.
+        numbers: numbers that a row takes while the curvature is summed, roughly, by what of it is `Held`.
+        widest: numbers that a row takes in the forward pass, which may be mostly in modules without random weights.
+    """
+
+    lost: Mapping[str, str]
+    shared: tuple[str, ...]
+    stacked: bool
+    numbers: Mapping[Held, int]
+    widest: int = 1
+
+    def text(self) -> str:
+        """Return the findings as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Findings:
+        """Return the findings that `text` gave."""
+        found = json.loads(text)
+        return cls(**{**found, "shared": tuple(found["shared"])})
+
+
+def anatomy(model: Model, findings: Findings, *, joint_bias: bool = True) -> Anatomy:
+    """Return the layers of a model's random weights.
+
+    Args:
+        model: the model.
+        findings: of `look` at its network.
+        joint_bias: whether biases stand as a column beside their weights, or as layers of their own.
+
+    Returns:
+        The layers.
+    """
+    network, places = model.network, _places(model.network)
+    layers: list[Layer] = []
+    for module, own in _owners(network)[0].items():
+        kept = {key: places[name] for key, name in own.items() if name not in findings.lost}
+        if kept:
+            layers += layers_of(module, network.module.get_submodule(module), kept, joint=joint_bias)
+    whole = None
+    if findings.lost:
+        layout = Layout({n: s for n, s in network.layout.shapes.items() if n in findings.lost})
+        index = torch.cat([places[name].flatten() for name in layout.names])
+        whole = Whole(index, network, layout, "; ".join(dict.fromkeys(findings.lost.values())), findings.stacked)
+    return Anatomy(model, tuple(layers), whole, frozenset(findings.shared))
+
+
+def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
+    """Look at a model's network and find which layers can be taken by their own forms.
+
+    Args:
+        model: the model.
+        weights_D: any weights; the answer does not depend on them but by accident.
+        inputs: some rows of data.
+
+    Returns:
+        The findings.
+
+    Raises:
+        TypeError: if weights are of lower precision than float32.
+        ValueError: if the network has batch norm without running statistics, or cannot take the inputs.
+    """
+    network = model.network
+    check_precision(network.dtype)
+    refuse_by_batch(network)
+    views, _ = model.split(weights_D)
+    rows = network.arrange(_few(inputs))
+    with torch.no_grad(), taking(inputs):  # what is said then is of the rows that were given, not of these few
+        network(views, rows)
+    owners, lost = _owners(network)
+    said: dict[str, str] = {}
+    for order in _spread(inputs):
+        said |= probe(network, views, network.arrange(order), modules=list(owners))
+    while True:  # until every layer's gradient is autograd's
+        lost |= {name: said[module] for module in said for name in owners[module].values()}
+        found = anatomy(model, Findings(lost, (), True, {}))
+        wrong = _wrong(found, views, rows)
+        if not wrong:
+            break
+        said |= dict.fromkeys(wrong, "its weights are used outside its forward")
+    with _outputs(network.module) as sizes:
+        seen = found.watch(views, rows, None)
+    shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
+    stacked = found.whole is None or _can_stack(found.whole, views, rows)
+    return Findings(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
+
+
+def _places(network: Network) -> dict[str, Tensor]:
+    """Return where each parameter's elements stand in the flat vector, in its shape."""
+    slices, shapes = network.layout.slices, network.layout.shapes
+    return {n: torch.arange(s.start, s.stop, device=network.device).view(shapes[n]) for n, s in slices.items()}
+
+
+def _few(inputs: Any) -> Any:
+    """Return a few rows, at least two."""
+    first = rows_of(inputs, slice(0, _PROBE_ROWS))
+    return on_rows(lambda t: torch.cat([t, t]), first) if batch_size(first) == 1 else first
+
+
+def _spread(inputs: Any) -> list[Any]:
+    """Return rows spread over a batch, at least two, and the same ones in reverse.
+
+    A network may see its rows in an order of their own, such as that of their lengths. Rows that differ in it cannot be
+    in that order both ways.
+    """
+    rows = batch_size(inputs)
+    places = torch.arange(0, rows, -(-rows // SPREAD_ROWS)) if rows > 1 else torch.zeros(2, dtype=torch.int64)
+    return [rows_of(inputs, each) for each in (places, places.flip(0))]
+
+
+def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return module -> its random parameters (name in it -> name in the layout), and tied ones -> why they are lost."""
+    held: dict[str, list[tuple[str, str]]] = {}
+    names = {id(p): n for n, p in network.module.named_parameters()}
+    for module, part in network.module.named_modules():
+        for key, tensor in part._parameters.items():
+            name = names.get(id(tensor), "")
+            if name in network.layout.shapes:
+                held.setdefault(name, []).append((module, key))
+    owners: dict[str, dict[str, str]] = {}
+    lost: dict[str, str] = {}
+    for name in network.layout.names:
+        if len(held[name]) > 1:
+            lost[name] = "several layers share the weights"
+        elif name in network.picked.places:
+            lost[name] = "only some of the weights are random"
+        else:
+            module, key = held[name][0]
+            owners.setdefault(module, {})[key] = name
+    return owners, lost
+
+
+def _wrong(found: Anatomy, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
+    """Return the modules whose layers do not give autograd's gradient of a random combination of the outputs."""
+    if not found.layers:
+        return []
+    seen = found.watch(views, inputs, None)
+    source = generator(Purpose.LAYERS, device=seen.outputs.device)
+    column = torch.randn(seen.outputs.shape, generator=source, dtype=seen.outputs.dtype, device=seen.outputs.device)
+    truth = torch.autograd.grad(seen.outputs, list(seen.leaves.values()), column, retain_graph=True, allow_unused=True)
+    exact = [torch.zeros_like(v) if t is None else t for t, v in zip(truth, seen.leaves.values(), strict=True)]
+    exact_D = torch.cat([t.flatten() for t in exact])
+    (calls,) = seen.columns(column.unsqueeze(0))
+    wrong = []
+    for layer in found.layers:
+        expected = exact_D[layer.index.flatten()]
+        tolerance = 1e3 * torch.finfo(expected.dtype).eps * float(exact_D.abs().max())
+        try:
+            own = layer.rows(calls[layer.module]).sum(0).flatten()
+        except RuntimeError:  # it cannot be stacked
+            own = torch.full_like(expected, torch.nan)
+        if not torch.allclose(own, expected, rtol=1e-2 if own.dtype == torch.float32 else 1e-6, atol=tolerance):
+            wrong.append(layer.module)
+    return wrong
+
+
+@contextmanager
+def _outputs(module: nn.Module) -> Iterator[list[int]]:
+    """Yield a list that takes up how many numbers a row has in each output of the innermost modules."""
+    sizes = [1]
+
+    def seen(_: nn.Module, __: Any, output: Any) -> None:
+        sizes.extend(
+            t.numel() // len(t) for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.ndim and t.numel()
+        )
+
+    handles = [part.register_forward_hook(seen) for part in module.modules() if not list(part.children())]
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
+    """Return whether a module is called several times, or sees several places of a row."""
+    convolves = isinstance(network.module.get_submodule(module), nn.Conv1d | nn.Conv2d)
+    return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
+
+
+def _numbers(found: Anatomy, seen: Seen, shared: Sequence[str]) -> dict[Held, int]:
+    """Return how many numbers one row takes, by what is held of it."""
+    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
+    columns = min(TOGETHER, seen.outputs[0].numel())
+    given, places, jacobian, few = 0, [0], 1, 0
+    for layer in found.layers:
+        factors = isinstance(layer, Affine) and layer.module in shared  # taken for a few rows at a time
+        for call in calls[layer.module]:
+            own, made = call.inputs[0].numel(), call.outputs[0].numel()
+            places.append((layer.inputs(call.inputs)[0] if isinstance(layer, Affine) else call.inputs[0]).numel())
+            given += own
+            few += own + columns * made if factors else 2 * (own + places[-1] + made)
+        if layer.module in shared:
+            jacobian = max(jacobian, layer.index.numel())
+            few += 0 if factors else layer.index.numel()
+    whole = found.whole.index.numel() if found.whole else 0
+    return {
+        "everywhere": 2 * (sum(places) + given) + jacobian + whole,
+        "in turn": 3 * max(places) + 4 * given + whole,
+        "few": few + whole,
+    }
+
+
+def _can_stack(whole: Whole, views: Mapping[str, Tensor], inputs: Any) -> bool:
+    """Return whether rows of the whole network can go together."""
+    with torch.no_grad():
+        column = torch.ones_like(whole.network(views, inputs))
+    try:
+        whole.jacobian(views, inputs, column, buffers=None)
+    except RuntimeError:
+        return False
+    return True

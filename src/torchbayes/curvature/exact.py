@@ -1,0 +1,92 @@
+"""The exact curvature beside a structured one: its eigenvalues tell how many directions the data determine.
+
+A structure that leaves correlations out has the diagonal of H in some basis for eigenvalues, and so as many of them as
+there are weights. Those of H are at most as many as there are values of the targets, and more uneven: by Schur and Horn
+Σ log(1 + λ) and γ = Σ λ/(1 + λ) are never less for the structure. Where γ comes near the number of targets n the noise
+n/(n − γ) that the evidence would choose has no bound, so it is chosen by the eigenvalues of H itself. With D weights
+γ ≤ D whatever the structure, so that for D ≤ n/3 the scale of the noise is too large by 22 % at most, in fact by 2 %
+for Kronecker factors and 4 to 9 % for a diagonal (tables of 600 to 3,000 rows, n/D from 4 to 9). There the matrix is
+not added up: it took ten times as long as the diagonal, and 4 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from torchbayes.curvature.discovery import Anatomy, Held
+from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
+from torchbayes.linalg.curvature import Curvature, DenseCurvature
+
+_MARK = "beside."
+_FEW = 1024  # weights of which a dense matrix costs little; for more there is none
+SHARE = 1 / 3  # parameters per target above which too large a count of them moves the noise by more than 22 %
+
+
+def is_needed(weights: int, targets: float) -> bool:
+    """Return whether a structure may count so many parameters that the noise needs the exact curvature.
+
+    Args:
+        weights: D.
+        targets: n.
+    """
+    return SHARE * targets < weights <= _FEW
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Sums of a structure, and of the dense matrix in the first pass.
+
+    Attributes:
+        sums: of the structure.
+        dense: of the matrix.
+    """
+
+    sums: Sums
+    dense: DenseSums
+
+    held: ClassVar[tuple[Held, ...]] = ("everywhere", "in turn", "few")
+
+    @staticmethod
+    def made(total: Mapping[str, Tensor]) -> bool:
+        """Return whether the matrix is in a sum."""
+        return any(name.startswith(_MARK) for name in total)
+
+    @property
+    def passes(self) -> int:
+        """Those of the structure."""
+        return self.sums.passes
+
+    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+        """Return zeros."""
+        matrix = {_MARK + name: tensor for name, tensor in self.dense.empty(anatomy, like).items()}
+        return {**self.sums.empty(anatomy, like, seed), **matrix}
+
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
+        """Add rows in place."""
+        self.sums.add_(_own(total), piece, number)
+        if number == 0:
+            self.dense.add_(_matrix(total), replace(piece))  # of its own forward pass: the columns of one go once
+
+    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+        """Do what the structure does."""
+        self.sums.turn_(_own(total), anatomy, scale_D, number=number)
+
+    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> Curvature:
+        """Return the structure's."""
+        return self.sums.curvature(anatomy, _own(totals_M), scale_MD)
+
+    def exact(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
+        """Return diag(s) H diag(s)."""
+        return self.dense.curvature(anatomy, _matrix(totals_M), scale_MD)
+
+
+def _own(total: Sum) -> Sum:
+    return {name: tensor for name, tensor in total.items() if not name.startswith(_MARK)}
+
+
+def _matrix(total: Sum) -> Sum:
+    return {name.removeprefix(_MARK): tensor for name, tensor in total.items() if name.startswith(_MARK)}

@@ -1,0 +1,81 @@
+"""Leapfrog steps compiled together: for small networks, whose steps are mostly calls of Python and of small kernels.
+
+Several steps of all chains, gradients included, become one compiled function. Chains whose steps are not a multiple of
+its length, or fewer than another's, take steps of size zero at the end, which leave them where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from torchbayes.density.dynamics import Phase, Value
+from torchbayes.density.precision import full_precision
+from torchbayes.model.model import Batch, Model, Scales
+
+LENGTH = 4  # a longer function compiles longer and gains nothing that was measured
+
+
+class Unrolled:
+    """Leapfrog on the log joint density of a model and all its data, which go through the network at once."""
+
+    def __init__(self, model: Model, data: Batch, scales: Scales) -> None:
+        """Bind a model to its data; nothing is compiled before it is needed.
+
+        Args:
+            model: the model.
+            data: all rows.
+            scales: factors on log likelihood and log prior.
+        """
+        self._model, self._data, self._scales = model, data, scales
+        self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
+
+    def __call__(
+        self,
+        weights_MD: Tensor,
+        momentum_MD: Tensor,
+        *,
+        gradient_MD: Tensor,
+        step_size_M: Tensor,
+        steps_M: Tensor,
+        inverse_mass_MD: Tensor | None = None,
+    ) -> Phase:
+        """Return where leapfrog steps lead, as `dynamics.leapfrog`, whose arguments these are."""
+        most = int(steps_M.max())
+        length = LENGTH if most >= LENGTH else 1
+        steps_L = torch.arange(-(-most // length) * length)
+        sizes_LM = (step_size_M * (steps_L.unsqueeze(-1) < steps_M.cpu())).to(weights_MD)
+        mass_MD = torch.ones_like(weights_MD) if inverse_mass_MD is None else inverse_mass_MD
+        if length not in self._functions:
+            self._functions[length] = torch.compile(self._steps, dynamic=False)
+        phase = (weights_MD, momentum_MD, gradient_MD)
+        likelihood_M = prior_M = step_size_M  # set by the first call: at least one step is taken
+        with full_precision(weights_MD.device), torch.no_grad():
+            for sizes_UM in sizes_LM.split(length):
+                *phase, likelihood_M, prior_M = self._functions[length](
+                    *phase, mass_MD, sizes_UM.unsqueeze(-1), self._data
+                )
+        value_M = self._scales.likelihood * likelihood_M + self._scales.prior * prior_M
+        return Phase(phase[0], phase[1], Value(value_M, phase[2], likelihood_M))
+
+    def _steps(
+        self, weights: Tensor, momentum: Tensor, gradient: Tensor, mass: Tensor, sizes_UM1: Tensor, data: Batch
+    ) -> tuple[Tensor, ...]:
+        """Return weights, momenta, gradients (M, D), log likelihoods and log priors (M,) after U steps."""
+
+        def joint(weights_D: Tensor) -> tuple[Tensor, Any]:
+            likelihood = self._model.log_likelihood(weights_D, data).sum(dtype=torch.float64)
+            prior = self._model.log_prior(weights_D)
+            return self._scales.likelihood * likelihood + self._scales.prior * prior, (likelihood, prior)
+
+        gradients, seen = vmap(grad(joint, has_aux=True)), ()
+        for size_M1 in sizes_UM1:
+            momentum = momentum + size_M1 / 2 * gradient
+            weights = weights + size_M1 * mass * momentum
+            gradient, seen = gradients(weights)
+            momentum = momentum + size_M1 / 2 * gradient
+        return weights, momentum, gradient, *seen

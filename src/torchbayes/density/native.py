@@ -1,0 +1,221 @@
+"""Which models the library's own kernel can run, and the kernel made for one.
+
+A model qualifies when its network is one that architecture.py can read off, all of whose parameters are random and
+untied, on a CPU, under a categorical, Gaussian or heteroscedastic likelihood. Any prior will do: the normal part of it
+is the kernel's, the rest is added here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import SettingError
+from torchbayes.density.architecture import Architecture, architecture
+from torchbayes.model.layout import Layout
+from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from torchbayes.model.model import Model
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.univariate import Flat, Normal
+from torchbayes.native.build import UnavailableError
+from torchbayes.native.dense import DenseKernel
+from torchbayes.native.description import Family, Noise, Segment
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """A model that the kernel runs.
+
+    Attributes:
+        kernel: the kernel.
+        prior: the whole prior.
+        normal: whether all of it is normal or flat, so that the kernel has the whole density.
+        network: the network.
+        targets: values in the targets of one row.
+        dtype: dtype of weights and inputs.
+        classes: whether targets are class labels.
+    """
+
+    kernel: DenseKernel
+    prior: BoundPrior
+    normal: bool
+    network: Architecture
+    targets: int
+    dtype: torch.dtype
+    classes: bool
+
+    def takes(self, weights_MD: Tensor, inputs: object, targets: object = None, *, shared: bool) -> bool:
+        """Return whether weights and rows have the shapes and dtypes of this network, which the kernel relies on.
+
+        Args:
+            weights_MD: weights.
+            inputs: rows (M, B, ...) of each member, or (B, ...) when shared.
+            targets: their targets; None if there are none.
+            shared: whether all members see the same rows.
+        """
+        if not isinstance(inputs, Tensor):
+            return False
+        lead = 1 if shared else 2
+        rows = inputs.shape[:lead].numel()
+        fine = weights_MD.shape[-1] == self.kernel.size and (shared or len(inputs) == len(weights_MD))
+        fine &= all(t.dtype == self.dtype and t.device.type == "cpu" for t in (weights_MD, inputs))
+        fine &= rows > 0 and self.network.takes(inputs.shape[lead:])
+        if targets is None:
+            return fine
+        if not isinstance(targets, Tensor):
+            return False
+        fine &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
+        return fine and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
+
+    def evaluate(
+        self,
+        weights_MD: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        shared: bool,
+        scales: tuple[float, float],
+        gradient_MD: Tensor,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
+
+        Args:
+            weights_MD: weights.
+            inputs: rows of each member (M, B, ...), or (B, ...) when shared.
+            targets: their targets.
+            shared: whether all members see the same rows.
+            scales: factors on the gradients of log likelihood and log prior.
+            gradient_MD: receives the gradient.
+            chunk_size: rows that go through a network at once.
+
+        Raises:
+            ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
+        """
+        self._check(weights_MD, inputs, targets, shared=shared)
+        into = gradient_MD if gradient_MD.is_contiguous() else torch.empty_like(gradient_MD).contiguous()
+        log_likelihood_M, log_prior_M = self.kernel.evaluate(
+            weights_MD,
+            inputs,
+            targets,
+            shared=shared,
+            scale=scales[0],
+            prior_scale=scales[1],
+            gradient_MD=into,
+            chunk_size=chunk_size,
+        )
+        log_prior_M += self.prior.add_rest_(into, weights_MD, scales[1])
+        if into is not gradient_MD:
+            gradient_MD.copy_(into)
+        return log_likelihood_M, log_prior_M
+
+    def leapfrog(
+        self,
+        weights_MD: Tensor,
+        momentum_MD: Tensor,
+        *,
+        gradient_MD: Tensor,
+        rows: tuple[Tensor, Tensor],
+        **options: Any,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return weights, momentum, gradient, log likelihood and log prior after leapfrog steps, as new tensors.
+
+        Args:
+            weights_MD: where to start.
+            momentum_MD: momenta.
+            gradient_MD: gradient of the density there.
+            rows: inputs (B, ...) and targets of all the data.
+            options: as of `DenseKernel.leapfrog`.
+
+        Raises:
+            ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
+        """
+        self._check(weights_MD, *rows, shared=True)
+        moved = [
+            tensor.clone(memory_format=torch.contiguous_format) for tensor in (weights_MD, momentum_MD, gradient_MD)
+        ]
+        log_likelihood_M, log_prior_M = self.kernel.leapfrog((moved[0], moved[1], moved[2]), rows, **options)
+        log_prior_M += self.prior.add_rest_(moved[2], moved[0], 0.0)
+        return moved[0], moved[1], moved[2], log_likelihood_M, log_prior_M
+
+    def _check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
+        """Check a batch.
+
+        Raises:
+            SettingError: if the kernel does not take it.
+        """
+        if not self.takes(weights_MD, inputs, targets, shared=shared):
+            raise SettingError(
+                f"the network takes rows of {self.network.rows} in {self.dtype}, with targets to match; got "
+                f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
+                f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
+            )
+
+
+_KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDictionary()
+
+
+def kernel_of(model: Model) -> DenseModel | UnavailableError:
+    """Return the kernel that runs a model, or why there is none: many a stack of layers on a CPU has one."""
+    if model not in _KERNELS:
+        try:
+            _KERNELS[model] = dense_model(
+                model.network.module, model.layout, likelihood=model.likelihood, prior=model.prior
+            )
+        except UnavailableError as error:
+            _KERNELS[model] = error
+    return _KERNELS[model]
+
+
+def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, prior: BoundPrior) -> DenseModel:
+    """Return the kernel for a model.
+
+    Args:
+        module: the network.
+        layout: names and shapes of all random weights.
+        likelihood: p(y | f).
+        prior: p(w), bound to the layout.
+
+    Returns:
+        The kernel and what it takes.
+
+    Raises:
+        UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
+    """
+    network, dtype = architecture(module, layout), next(module.parameters()).dtype
+    noise, targets = _noise(likelihood, layout, network.layers[-1].fan_out)
+    segments = [
+        Segment(s.where.start, s.where.stop, s.prior.loc, 1 / s.prior.scale**2)
+        if isinstance(s.prior, Normal)
+        else Segment(s.where.start, s.where.stop, 0.0, 0.0)
+        for s in prior.segments
+    ]
+    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, noise=noise, segments=segments)
+    normal = all(isinstance(s.prior, Normal | Flat) for s in prior.segments)
+    return DenseModel(kernel, prior, normal, network, targets, dtype, noise.family == Family.CATEGORICAL)
+
+
+def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:
+    """Return the likelihood in the kernel's terms, and the number of target values per row.
+
+    Raises:
+        UnavailableError: if the kernel does not know it.
+    """
+    if type(likelihood) is Categorical and likelihood == Categorical():
+        return Noise(Family.CATEGORICAL), 1
+    if type(likelihood) is HeteroscedasticGaussian and outputs % 2 == 0:
+        return Noise(Family.HETEROSCEDASTIC, floor=likelihood.floor), outputs // 2
+    if type(likelihood) is Gaussian:
+        if likelihood.scale == "learned":
+            where = layout.slices["likelihood.log_scale"]
+            noise = Noise(Family.GAUSSIAN, (), where.start, where.stop - where.start)
+        else:
+            scales = likelihood.scale if isinstance(likelihood.scale, tuple) else (float(likelihood.scale),)
+            noise = Noise(Family.GAUSSIAN, scales, -1, len(scales))
+        if noise.num_scales in {1, outputs}:
+            return noise, outputs
+    raise UnavailableError(f"the kernel does not know {type(likelihood).__name__} for these outputs")

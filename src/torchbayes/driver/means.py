@@ -1,0 +1,51 @@
+"""What is averaged over the steps of an epoch for its line of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchbayes.driver.processes import Share
+
+
+class Means:
+    """Sums over the steps of an epoch of the numbers that a method's `Info` names.
+
+    Attributes:
+        count: steps so far.
+    """
+
+    def __init__(self, share: Share, found: Mapping[str, Any] | None = None) -> None:
+        """Begin anew, or go on from sums that a checkpoint kept.
+
+        Args:
+            share: the members of this process.
+            found: what `sums` gave.
+        """
+        self._share = share
+        totals = found["totals"] if found else {}
+        self.count: int = found["count"] if found else 0
+        self._totals = {n: torch.tensor(t[share.mine], dtype=torch.float64) for n, t in totals.items()}
+
+    def sums(self) -> dict[str, Any]:
+        """Return the sums as JSON-serialisable lists, one number per member of the fit."""
+        return {"count": self.count, "totals": self._gathered()}
+
+    def add(self, info: Any) -> None:
+        """Add what a step saw: the tensors (M,) of `info.means()`."""
+        for name, seen_M in info.means().items():
+            value_M = seen_M.detach().double().cpu()
+            self._totals[name] = self._totals[name] + value_M if name in self._totals else value_M
+        self.count += 1
+
+    def values(self) -> dict[str, list[float]]:
+        """Return the means by name, one number per member of the fit."""
+        return {name: [number / self.count for number in totals] for name, totals in self._gathered().items()}
+
+    def _gathered(self) -> dict[str, list[float]]:
+        if not self._totals:
+            return {}
+        whole_NM = self._share.gather(torch.stack(list(self._totals.values()), dim=1)).mT
+        return dict(zip(self._totals, whole_NM.tolist(), strict=True))

@@ -1,0 +1,143 @@
+"""Progress: a bar on a terminal, elsewhere a line now and then, with the numbers that matter."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from torchbayes.methods.protocol import Method
+from torchbayes.methods.sampler import Sampler
+from torchbayes.model.model import Batch
+
+FIRST, GROWTH, LONGEST = 10.0, 1.5, 600.0  # seconds before the first line, what waits grow by, and the longest one
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a callback is told at the end of every epoch.
+
+    Attributes:
+        epoch: epochs done.
+        epochs: epochs of the run.
+        step: steps done.
+        state: the method's state; its tensors are reused by the next step, so copy what must be kept.
+        info: what the last step saw.
+        record: the line of the log: means over the epoch of what the method's steps saw, such as loss and negative log
+            likelihood of each member, and seconds.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    state: Any
+    info: Any
+    record: dict[str, Any]
+
+
+Callback = Callable[[Event], object]
+
+
+def summary(event: Event) -> str:
+    """Return the numbers that matter of an epoch: NLL and, of a descent, learning rate; or those of a sampler."""
+    record = event.record
+    if "nll" in record:
+        nlls = record["nll"]
+        spread = f" ({min(nlls):.4g} to {max(nlls):.4g})" if len(nlls) > 1 else ""
+        rate = f"  lr {record['lr']:.2g}" if "lr" in record else ""
+        return f"train NLL {sum(nlls) / len(nlls):.4g}{spread}{rate}"
+    named = {"acceptance": "acceptance", "step size": "step_size", "log density": "log_density"}
+    means = {word: sum(record[key]) / len(record[key]) for word, key in named.items() if key in record}
+    return "  ".join(f"{word} {mean:.4g}" for word, mean in means.items())
+
+
+class Lines:
+    """Progress where there is no terminal: a line now and then, the first after 10 s, then after ever longer waits."""
+
+    def __init__(self, title: str, done: int, epochs: int, *, write: Callable[[str], object]) -> None:
+        """Start the clock.
+
+        Args:
+            title: what is fitted.
+            done: epochs already done.
+            epochs: epochs of the run.
+            write: takes a line.
+        """
+        self._title, self._done, self._epochs, self._write = title, done, epochs, write
+        self._numbers, self._wait = "", FIRST
+        self._began = time.monotonic()
+        self._due = self._began + FIRST
+
+    def __call__(self, event: Event) -> None:
+        """Take the numbers of an epoch that is over."""
+        self._done, self._numbers = event.epoch, summary(event)
+        self.look()
+
+    def look(self) -> None:
+        """Write a line if one is due."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        passed = timedelta(seconds=round(now - self._began))
+        numbers = f": {self._numbers}" if self._numbers else ""
+        self._write(f"  {self._title}, {passed}: {self._done} of {self._epochs} epochs{numbers}")
+        self._wait = min(self._wait * GROWTH, LONGEST)
+        self._due = now + self._wait
+
+
+def watched(batches: Iterable[Batch], listeners: Sequence[Callback]) -> Iterator[Batch]:
+    """Yield batches, and let lines be written between them: an epoch may take hours.
+
+    Args:
+        batches: of an epoch.
+        listeners: what is told of the epochs.
+
+    Yields:
+        The batches.
+    """
+    lines = [listener for listener in listeners if isinstance(listener, Lines)]
+    for batch in batches:
+        yield batch
+        for line in lines:
+            line.look()
+
+
+@contextmanager
+def progress_bar(method: Method | Sampler, done: int, epochs: int) -> Iterator[Callback]:
+    """Show progress on standard error while the `with` lasts: a bar on a terminal, else a line now and then.
+
+    Args:
+        method: what is fitted; it names the bar.
+        done: epochs already done.
+        epochs: epochs of the run.
+
+    Yields:
+        A callback that moves the bar.
+    """
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
+    if not console.is_terminal:
+        yield Lines(title, done, epochs, write=lambda line: print(line, file=sys.stderr, flush=True))
+        return
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=epochs, completed=done, numbers="")
+
+        def move(event: Event) -> None:
+            progress.update(task, completed=event.epoch, numbers=summary(event))
+
+        yield move

@@ -1,0 +1,234 @@
+"""The run directory of a fit: configuration, log, checkpoint, posterior.
+
+config.json            the run's name, method, settings, seed, layout: written at the start
+log.jsonl              one JSON object per epoch
+checkpoint.safetensors the last complete state, replaced atomically
+posterior.safetensors  the result
+run.lock               who is writing here; nobody if it is not there
+
+Each file holds checksums and the name of the run, a random one, so that neither damage nor a file of another run in its
+place goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.driver import log
+from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.driver.means import Means
+from torchbayes.driver.processes import Share
+from torchbayes.driver.shelf import Kept
+from torchbayes.posteriors.files import (
+    CHECKPOINT,
+    CONFIG,
+    POSTERIOR,
+    read_described,
+    sweep,
+    write_described,
+    write_tensors,
+)
+from torchbayes.posteriors.locks import Locked
+
+# Seconds between checkpoints, and how many times the last write they are at least: so writing costs at most 2 %.
+_EVERY = 5.0
+_SPARE = 50.0
+
+
+def describe(settings: Any) -> Any:
+    """Return JSON-serialisable settings: dataclasses become mappings with their class under `name`."""
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
+        return {"name": type(settings).__name__, **entries}
+    return list(settings) if isinstance(settings, tuple) else settings
+
+
+class Run:
+    """Writes what a fit leaves on disk, with the directory locked; without a directory it writes nothing.
+
+    Where several processes share a fit, the first writes, the others read; files are those of a single process. Used
+    with `with`, which opens the directory and gives it back.
+    """
+
+    def __init__(
+        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, share: Share
+    ) -> None:
+        """Describe the run; nothing is opened yet.
+
+        Args:
+            directory: where to write; None for nowhere.
+            about: JSON-serialisable description of the run.
+            resume: continue a run found there.
+            share: the members of this process.
+
+        Raises:
+            ValueError: if there is no directory to resume from.
+        """
+        self.directory = None if directory is None else Path(directory)
+        self.about, self.share, self._resume = dict(about), share, resume
+        self.name = ""  # known to the process that writes
+        self.kept: Kept | None = None  # a checkpoint must not outlive draws that it counts
+        self._saved, self._wrote = time.monotonic(), 0.0
+        self._lock: Locked | None = None
+        self._open = ExitStack()
+        if resume and self.directory is None:
+            raise ValueError("`resume=True` needs the `directory` of the run to continue.")
+
+    def __enter__(self) -> Self:
+        """Lock and open the directory.
+
+        Returns:
+            The run.
+
+        Raises:
+            ValueError: if a run is found there that is not to be resumed, or is another one, or is damaged.
+            OSError: if another process writes there, or the directory cannot be written to.
+        """
+        if self.directory is None:
+            return self
+        with ExitStack() as stack:
+            if self.share.ranks.first:
+                self._lock = stack.enter_context(Locked(self.directory))
+                self._begin(self.directory)
+            self.share.ranks.wait()
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the directory back."""
+        self._open.close()
+
+    def _begin(self, directory: Path) -> None:
+        """Describe a new run in its directory, or check that the one found there is this one.
+
+        Raises:
+            ValueError: if it is not to be resumed, is another one, or its description is damaged.
+        """
+        config, checkpoint = directory / CONFIG, directory / CHECKPOINT
+        if not self._resume and (config.exists() or checkpoint.exists()):
+            raise ValueError(
+                f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
+            )
+        sweep(directory)  # what writes that were killed left
+        if config.exists():
+            advice = "Restore it, or remove it and resume: the checkpoint holds the same."
+            found = read_described(config, restore=advice if checkpoint.exists() else "Start the run anew.")
+            check_same_run(directory, found, self.about)
+            self.name = found["run"]
+            return
+        self.name = secrets.token_hex(8)
+        if checkpoint.exists():
+            found = about_of(checkpoint)
+            check_same_run(checkpoint, found, self.about)
+            self.name = found["run"]
+        write_described(config, {"run": self.name, **self.about})
+
+    def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.
+
+        The log is cut back to the checkpoint, so that a resumed run leaves the log of an uninterrupted one.
+        """
+        path = None if self.directory is None else self.directory / CHECKPOINT
+        if path is None or not path.exists():
+            self.cut_log(0)
+            return fresh, {}
+        about = {**self.about, "run": self.name} if self.name else self.about
+        state, about = load_checkpoint(path, fresh, about, members=self.share.mine)
+        self.cut_log(state.step, epochs=about["epochs"])
+        return state, about
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one record to the log, and let the draws be judged by it."""
+        if self.kept is not None:
+            self.kept.seen.add(record)
+        path = self._path(log.NAME)
+        if path is not None:
+            log.append(path, record, self.name)
+
+    def checkpoint(self, state: Any, density: LogDensity, means: Means, *, force: bool = False) -> bool:
+        """Write a checkpoint if the last one is old enough, or at once; a state that is not finite never replaces one.
+
+        Args:
+            state: the method's state.
+            density: its plan is kept: another plan rounds differently.
+            means: sums over the epoch so far, for its line of the log.
+            force: write at once.
+
+        Returns:
+            Whether this process has written one.
+        """
+        due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
+        if self.directory is None or not self.share.agree(due):
+            return False
+        began = time.perf_counter()
+        state, sums = self.share.whole(state), means.sums()
+        path = self._path(CHECKPOINT)
+        write = path is not None and all_finite(state)
+        if path is not None and write:
+            epochs = state.step // self.about["steps_per_epoch"]  # each has its line in the log
+            way = density.plan.way if density.plan else None
+            extra = {"run": self.name, "plan": way, "sums": sums, "epochs": epochs}
+            if self.kept is not None:
+                self.kept.sync()
+                extra["draws"] = self.kept.count
+            save_checkpoint(path, state, {**self.about, **extra})
+        self._saved = time.monotonic()
+        self._wrote = time.perf_counter() - began
+        return write
+
+    def rescue(self, error: Exception, state: Any, density: LogDensity, *, means: Means) -> None:
+        """Keep the last state before an error, and say so in it, unless that state cannot be kept whole.
+
+        It cannot where it is not finite, where the draws up to it could not be written, or where other processes hold
+        members: they know nothing of an error here. The last checkpoint, if there is one, stays then.
+
+        Args:
+            error: what was raised.
+            state: the method's state before it.
+            density: as for `checkpoint`.
+            means: as for `checkpoint`.
+
+        Raises:
+            OSError: if the directory is no longer this run's.
+        """
+        self.check()
+        alone = self.directory is not None and self.share.ranks.chains == 1
+        whole = alone and (self.kept is None or self.kept.holds(state))
+        if whole and self.checkpoint(state, density, means, force=True):
+            error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
+
+    def save(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Write the posterior, of this run."""
+        path = self._path(POSTERIOR)
+        if path is not None:
+            write_tensors(path, tensors, {**header, "run": self.name})
+
+    def check(self) -> None:
+        """Check that the directory, if this process writes to one, is still this run's.
+
+        Raises:
+            OSError: if it was removed, or another process has taken it over.
+        """
+        if self._lock is not None:
+            self._lock.check()
+
+    def _path(self, name: str) -> Path | None:
+        """Return where to write, None for nowhere, once it is sure that the directory is still this run's."""
+        self.check()
+        return None if self._lock is None else self._lock.directory / name
+
+    def cut_log(self, step: int, *, epochs: int = 0) -> None:
+        """Forget the records of the log that were written after step number `step`; `epochs` of them must be there."""
+        path = self._path(log.NAME)
+        if path is not None:
+            log.cut(path, step, self.name, epochs=epochs)

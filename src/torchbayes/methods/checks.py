@@ -1,0 +1,41 @@
+"""Checks of settings that several methods share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain
+from torchbayes.density.plans import WAYS
+
+__all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
+
+
+def check_training(method: Any) -> None:
+    """Check the settings of every method that trains, and turn its numbers into Python's.
+
+    Raises:
+        ValueError: if a number or the plan is none that can be.
+        TypeError: if the optimiser is no object of that kind.
+    """
+    plain(method)
+    check_counts(members=method.members, batch_size=method.batch_size)
+    check_object(("lr", "slots", "update"), "Adam()", optimizer=method.optimizer)
+    check_plan(method.plan)
+
+
+def check_plan(plan: Any) -> None:
+    """Check how the stack of members is run.
+
+    Raises:
+        ValueError: if there is no such way.
+    """
+    check_choice(("auto", *WAYS), plan=plan)
+
+
+def check_schedule(schedule: Any) -> None:
+    """Check a schedule of learning rates.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    check_object(("factor",), "Cosine()", schedule=schedule)

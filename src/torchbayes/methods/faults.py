@@ -1,0 +1,161 @@
+"""Densities that raise exceptions: where one cannot be computed, a proposal is rejected, as in Stan.
+
+A target may fail where no sampler should be: a Cholesky factor of a matrix that is not positive definite, parameters
+that a distribution refuses. Such a place has density zero. What every chain asks for is one call, so after a failure
+the call is made again for some of the chains at a time, with the others at places where the density is known, until it
+is clear which of them fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import SettingError
+from torchbayes.density.dynamics import Density, Phase, Value, leapfrog
+from torchbayes.density.ranks import LostRankError
+
+# RuntimeErrors that are none of the target's: memory, devices, what is not written yet, other processes
+_FATAL = (torch.OutOfMemoryError, torch.AcceleratorError, NotImplementedError, RecursionError, LostRankError)
+_FATAL += (SettingError,)  # a ValueError that is none either
+_COMPILERS = ("torch._dynamo", "torch._inductor")
+
+
+class Faults(NamedTuple):
+    """Which chains' proposals raised exceptions.
+
+    Attributes:
+        raised_M: bool (M,), on the device of the weights.
+        first: type and words of the first exception; empty if there was none.
+    """
+
+    raised_M: Tensor
+    first: str
+
+    @classmethod
+    def none(cls, weights_MD: Tensor) -> Faults:
+        """Return that there were none."""
+        return cls(torch.zeros(len(weights_MD), dtype=torch.bool, device=weights_MD.device), "")
+
+
+def is_fault(error: Exception, density: Density) -> bool:
+    """Return whether an exception says no more than that a density cannot be computed at some weights.
+
+    Where ranks share the rows it never does: the others wait for this one's share of the sum.
+    """
+    if isinstance(error, _FATAL) or not isinstance(error, ValueError | ArithmeticError | RuntimeError):
+        return False
+    ranks: Any = getattr(density, "ranks", None)
+    if (ranks is not None and ranks.data > 1) or type(error).__module__.startswith(_COMPILERS):
+        return False
+    return not (isinstance(error, RuntimeError) and "memory" in str(error))  # of the CPU: a plain RuntimeError
+
+
+def worded(error: Exception) -> str:
+    """Return type and first line of an exception, without a full stop."""
+    first = (str(error).splitlines() or [""])[0].rstrip(".: ")
+    return f"{type(error).__name__.lstrip('_')}: {first}"
+
+
+def evaluated(density: Density, weights_MD: Tensor, *, known_MD: Tensor) -> tuple[Value, Faults]:
+    """Return the density at each row; −∞ with a gradient of zero where it raises an exception.
+
+    Args:
+        density: the target.
+        weights_MD: where.
+        known_MD: weights at which it can be computed.
+
+    Returns:
+        The density, and where it failed.
+    """
+    try:
+        return density(weights_MD), Faults.none(weights_MD)
+    except Exception as error:
+        if not is_fault(error, density):
+            raise
+        raised = error
+    nothing_M = weights_MD.new_full((len(weights_MD),), -torch.inf, dtype=torch.float64)
+    value, faults = Value(nothing_M, torch.zeros_like(weights_MD), nothing_M.clone()), Faults.none(weights_MD)
+    _fill(value, faults, density, (weights_MD, known_MD), rows=range(len(weights_MD)))
+    return value, faults._replace(first=worded(raised))
+
+
+def _fill(value: Value, faults: Faults, density: Density, weights: tuple[Tensor, Tensor], *, rows: range) -> None:
+    """Write the density at some rows, of which at least one fails, and mark those that do."""
+    if len(rows) == 1:
+        faults.raised_M[rows] = True
+        return
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        mixed_MD = weights[1].clone()
+        mixed_MD[half] = weights[0][half]
+        try:
+            found = density(mixed_MD)
+        except Exception as error:
+            if not is_fault(error, density):
+                raise
+            _fill(value, faults, density, weights, rows=half)
+        else:
+            for whole, part in zip(value, found, strict=True):
+                whole[half] = part[half].to(whole.dtype)
+
+
+def travelled(density: Density, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> tuple[Phase, Faults]:
+    """Return where leapfrog steps lead; the density is −∞ at the end of a trajectory on which it raised an exception.
+
+    Args:
+        density: the target.
+        weights_MD: where to start; the density can be computed there.
+        momentum_MD: momenta.
+        options: as of `Density.leapfrog`.
+
+    Returns:
+        The phase at the end, and which trajectories failed.
+    """
+    try:
+        return density.leapfrog(weights_MD, momentum_MD, **options), Faults.none(weights_MD)
+    except Exception as error:
+        if not is_fault(error, density):
+            raise
+    faults = Faults.none(weights_MD)
+
+    def careful(at_MD: Tensor) -> Value:
+        nonlocal faults
+        before_M = faults.raised_M
+        place_MD = torch.where(before_M.unsqueeze(-1), weights_MD, at_MD)  # who has failed asks for nothing new
+        value, new = evaluated(density, place_MD, known_MD=weights_MD)
+        faults = Faults(before_M | new.raised_M, faults.first or new.first)
+        return value
+
+    phase = leapfrog(careful, weights_MD, momentum_MD, **options)
+    log_density_M = phase.value.log_density.masked_fill(faults.raised_M, -torch.inf)
+    return phase._replace(value=phase.value._replace(log_density=log_density_M)), faults
+
+
+def begun(density: Density, weights_MD: Tensor) -> Value:
+    """Return the density where chains start.
+
+    Raises:
+        ValueError: if it raises an exception there; the message names the chain.
+    """
+    try:
+        return density(weights_MD)
+    except Exception as error:
+        if not is_fault(error, density):
+            raise
+        where = _first_to_fail(density, weights_MD)
+        raise ValueError(
+            f"the log density cannot be computed where {where}: {worded(error)}. Mend it, or start elsewhere."
+        ) from error
+
+
+def _first_to_fail(density: Density, weights_MD: Tensor) -> str:
+    """Return who starts where the density fails: one chain, unless all do."""
+    failed = []
+    for chain, weights_D in enumerate(weights_MD):
+        try:
+            density(weights_D.expand_as(weights_MD).clone())  # rows may be different targets: keep their number
+        except Exception:
+            failed.append(chain)
+    return f"chain {failed[0]} starts" if 0 < len(failed) < len(weights_MD) else "the chains start"

@@ -1,0 +1,233 @@
+"""A survey: passes over the data at weights that stay, which add up the curvature there and make a posterior of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_flags
+from torchbayes.curvature.collect import ROWS, Collector, Where, units
+from torchbayes.curvature.discovery import Findings, anatomy, look
+from torchbayes.curvature.exact import Beside, is_needed
+from torchbayes.curvature.kfac import KroneckerSums
+from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
+from torchbayes.curvature.roots import check_curved
+from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
+from torchbayes.density.density import LogDensity
+from torchbayes.linalg.added import plus_precision
+from torchbayes.methods.checks import check_counts
+from torchbayes.methods.optimise.descent import DivergedError
+from torchbayes.model.likelihoods.weighted import fixed_noise, num_values
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.posteriors.laplace import LaplacePosterior
+
+StructureName = Literal["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
+CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
+Sharing = Literal["expand", "reduce"]
+
+
+def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
+    """Check settings that are one of several words: name -> (value, Literal of the words).
+
+    Raises:
+        ValueError: if one is not.
+    """
+    for name, (value, words) in choices.items():
+        check_choice(get_args(words), **{name: value})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is added up; the attributes are those of `Laplace`.
+
+    Attributes:
+        exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale and would
+            not tell it by the structure (`curvature.beside`).
+        check_mode: whether the gradient is added up too, which tells how far a mode is.
+    """
+
+    structure: StructureName
+    curvature: CurvatureName
+    samples: int = 1
+    sharing: Sharing = "expand"
+    joint_bias: bool = True
+    rank: int = 20
+    passes: int = 3
+    chunk: int = 2**24
+    check_mode: bool = True
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
+        check_flags(joint_bias=self.joint_bias, check_mode=self.check_mode)
+        check_choices({
+            "structure": (self.structure, StructureName),
+            "curvature": (self.curvature, CurvatureName),
+            "sharing": (self.sharing, Sharing),
+        })
+        if self.curvature == "hessian" and self.structure != "dense":
+            raise ValueError(
+                f"the exact Hessian comes as a dense matrix alone; got structure={self.structure!r}. Use "
+                f"structure='dense', or curvature='ggn'."
+            )
+        if self.structure == "low_rank" and self.passes < 2:
+            raise ValueError("`passes` must be at least 2 for a low rank: one to look, one to measure; got 1.")
+
+    @property
+    def sums(self) -> Sums:
+        """How the structure adds up."""
+        if self.curvature == "hessian":
+            return HessianSums()
+        factors = KroneckerSums(self.sharing)
+        return {
+            "diagonal": DiagonalSums(),
+            "kronecker": factors,
+            "ekfac": EigenvalueSums(factors),
+            "dense": DenseSums(self.chunk),
+            "low_rank": LowRankSums(self.rank, self.passes),
+        }[self.structure]
+
+    def collector(self, model: Model, findings: Findings, *, beside: bool) -> Collector:
+        """Return what adds up the curvature, for a network that has been looked at."""
+        sums = Beside(self.sums, DenseSums(self.chunk)) if beside else self.sums
+        numbers = (findings.numbers[held] for held in sums.held)
+        rows = max(1, self.chunk // max(*numbers, findings.widest))
+        joint = self.joint_bias or self.structure == "dense"  # the same matrix, and faster
+        layers = anatomy(model, findings, joint_bias=joint)
+        return Collector(layers, sums, self.curvature, self.samples, rows)
+
+    def beside(self, density: LogDensity, batch: Batch) -> bool:
+        """Return whether the dense matrix is added up too, for data of which this is the first batch."""
+        likelihood = density.model.likelihood
+        if not self.exact or not fixed_noise(likelihood) or isinstance(self.sums, DenseSums | HessianSums):
+            return False
+        share = density.num_data / batch_size(batch.inputs, 1)
+        return is_needed(density.model.layout.size, share * num_values(likelihood, rows_of(batch.targets, 0)))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How far a survey is.
+
+    Attributes:
+        weights_MD: the weights.
+        buffers: the network's buffers of each member, (M, ...).
+        sums: what the passes add up, name -> (M, ...); empty before the first batch.
+        log_likelihood_M: Σ log p(y|f) so far, float64.
+        gradient_MD: gradient of it so far.
+        seeds: one seed per member.
+        step: batches seen.
+        steps_per_epoch: length of a pass.
+        num_targets: values of the targets so far, each as often as its row counts.
+        found: how the network is built, as `Findings.text`; empty before the first batch.
+    """
+
+    weights_MD: Tensor
+    buffers: Buffers
+    sums: Mapping[str, Tensor]
+    log_likelihood_M: Tensor
+    gradient_MD: Tensor
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    num_targets: float
+    found: str
+
+    def clone(self) -> Survey:
+        """Return a copy that shares no tensor with this one."""
+        copies = {n: {k: t.clone() for k, t in getattr(self, n).items()} for n in ("buffers", "sums")}
+        tensors = {n: getattr(self, n).clone() for n in ("weights_MD", "log_likelihood_M", "gradient_MD")}
+        return replace(self, **copies, **tensors)
+
+
+def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> Survey:
+    """Return a survey before its first batch."""
+    none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
+    gradient_MD = torch.zeros_like(weights_MD)
+    own = {name: buffer.clone() for name, buffer in buffers.items()}
+    return Survey(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
+
+
+def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) -> tuple[Survey, Tensor]:
+    """Add a batch; the tensors of the survey are given up.
+
+    Args:
+        recipe: what is added up.
+        density: the model with its number of rows, and the ranks that share them.
+        survey: how far it is.
+        batch: one batch per member, (M, B, ...).
+
+    Returns:
+        The survey, and the mean negative log likelihood of the batch's rows (M,), in nats.
+
+    Raises:
+        DivergedError: if the log likelihood is not finite.
+        ValueError: if no row of all the data counts.
+    """
+    now, model = survey, density.model
+    if not now.found:
+        first = batch.map(lambda t: t[0])
+        now = replace(now, found=look(model, now.weights_MD[0], first.inputs).text())
+    beside = Beside.made(now.sums) if now.sums else recipe.beside(density, batch)
+    collector = recipe.collector(model, Findings.parse(now.found), beside=beside)
+    where = Where(now.weights_MD, now.buffers, now.seeds)
+    now = now if now.sums else replace(now, sums=collector.empty(where))
+    place = divmod(now.step, now.steps_per_epoch)
+    gradient_MD = now.gradient_MD if recipe.check_mode else None
+    found_M = collector.add_(dict(now.sums), where, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place)
+    if not torch.isfinite(found_M).all():
+        raise DivergedError(
+            f"the log likelihood of batch {now.step} is not finite at the mode of member "
+            f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or the weights."
+        )
+    if place[1] == now.steps_per_epoch - 1:
+        if not now.sums[ROWS].all():
+            raise ValueError("no row counts: all are ignored, or have weight 0. Look at the targets and their weights.")
+        collector.turn_(dict(now.sums), where, place[0])
+    total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
+    values = num_values(model.likelihood, rows_of(batch.targets, 0)) if place[0] == 0 else 0
+    now = replace(now, log_likelihood_M=total_M, num_targets=now.num_targets + values, step=now.step + 1)
+    return now, -found_M / batch_size(batch.inputs, 1)
+
+
+def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePosterior:
+    """Return the mixture of the Gaussians at the weights, under the model's prior.
+
+    Raises:
+        ValueError: if the survey is not over, the prior has no precision at the weights, or the likelihood has no
+            curvature.
+    """
+    steps = recipe.sums.passes * survey.steps_per_epoch
+    if survey.step < steps:
+        raise ValueError(f"the pass over the data is not over: {survey.step} of {steps} batches. Resume the run.")
+    model, weights_MD = density.model, survey.weights_MD
+    reference_MD, strength_D = units(model, weights_MD)
+    collector = recipe.collector(model, Findings.parse(survey.found), beside=Beside.made(survey.sums))
+    factor = model.scales(1, 1).likelihood
+    curvature, exact = collector.curvature(survey.sums, reference_MD), collector.exact(survey.sums, reference_MD)
+    if recipe.curvature == "ggn":
+        check_curved(model.likelihood, float(curvature.trace().min()))
+    if factor != 1:
+        curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)
+    if model.prior.joint is not None and not model.prior.joint.is_independent:
+        curvature = plus_precision(curvature, model.prior.joint.covariance, model.scales(1, 1).prior)
+    return LaplacePosterior(
+        model,
+        weights_MD.clone(),
+        curvature,
+        reference_MD,
+        strength_D,
+        survey.log_likelihood_M,
+        density.num_data,
+        survey.num_targets,
+        exact=exact,
+        found=survey.found,
+        buffers_M=dict(survey.buffers) or None,
+        statistics_known=True,
+    )

@@ -1,0 +1,175 @@
+r"""Laplace: a Gaussian at a mode, with the curvature of the log joint density there as its precision.
+
+    q(w) = N(w*, P⁻¹),    P = Σ_n J_nᵀ Λ_n J_n + diag(−∂² log p(w*))
+
+J is the Jacobian of the network's outputs in its weights and Λ the curvature of the likelihood in the outputs, so that
+the first part, the generalised Gauss-Newton matrix, is the Hessian of the negative log likelihood of the network
+linearised at w*. MacKay (1992); Ritter et al. (2018) for Kronecker factors; Daxberger et al. (2021) for networks that
+are trained already. With M modes the posterior is the mixture of their Gaussians. The data are passed over once, twice
+for EKFAC, a few times for a low rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from torchbayes.checks import check_flags, plain
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.checks import check_counts
+from torchbayes.methods.laplace import curvature_pass as survey
+from torchbayes.methods.laplace.curvature_pass import (
+    CurvatureName,
+    Recipe,
+    Sharing,
+    StructureName,
+    Survey,
+    check_choices,
+)
+from torchbayes.methods.laplace.mode import off_mode
+from torchbayes.methods.laplace.tuning import tune
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.posteriors.laplace import LaplacePosterior
+
+State = Survey
+PriorName = Literal["model", "scalar", "layer", "weight"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log; no later step needs it.
+
+    Attributes:
+        nll_M: mean negative log likelihood of the batch's rows at the modes, in nats.
+    """
+
+    nll_M: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"nll": self.nll_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch: nothing."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Gaussians around given modes: `fit(model, data, Laplace(), start=net)`, or `start` a MAP posterior of M members.
+
+    Attributes:
+        structure: of the precision: "diagonal", "kronecker" (KFAC), "ekfac", "dense", "low_rank".
+        curvature: "ggn" (exact generalised Gauss-Newton), "fisher" (by sampled targets), "empirical" (by the observed
+            ones), "hessian" (exact, may be indefinite; dense alone, for small networks).
+        prior: precision of the prior: "model" keeps the model's, "scalar" multiplies it by one factor, "layer" by one
+            for each layer, "weight" by one for each weight, chosen by the evidence (`tune` does the same later).
+        noise: whether the evidence also chooses the noise scale of a regression whose scale is fixed.
+        batch_size: rows per step where the data do not bring their own batches.
+        samples: targets drawn for each row by "fisher".
+        sharing: how Kronecker factors see weights that are used at several places: "expand" or "reduce".
+        joint_bias: whether a layer's biases share its Kronecker factors, as inputs that are 1.
+        rank: directions of "low_rank".
+        passes: over the data for "low_rank": the first looks for directions, the last measures the curvature there.
+        chunk: numbers that a piece of a batch may take: the bound on memory.
+        check_mode: say, as a problem of the posterior, where the gradient tells that a start is no mode; costs a
+            backward pass.
+        members: M, set by `fit` to the number of modes.
+    """
+
+    structure: StructureName = "kronecker"
+    curvature: CurvatureName = "ggn"
+    prior: PriorName = "model"
+    noise: bool = False
+    batch_size: int = 1000
+    samples: int = field(default=1, kw_only=True)
+    sharing: Sharing = field(default="expand", kw_only=True)
+    joint_bias: bool = field(default=True, kw_only=True)
+    rank: int = field(default=20, kw_only=True)
+    passes: int = field(default=3, kw_only=True)
+    chunk: int = field(default=2**24, kw_only=True)
+    check_mode: bool = field(default=True, kw_only=True)
+    members: int = field(default=1, kw_only=True)
+
+    plan = "loop"
+    at_modes = takes_curvature = True
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_counts(batch_size=self.batch_size, members=self.members)
+        check_flags(noise=self.noise)
+        check_choices({"prior": (self.prior, PriorName)})
+        _ = self.recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is added up."""
+        return Recipe(
+            self.structure,
+            self.curvature,
+            self.samples,
+            self.sharing,
+            self.joint_bias,
+            self.rank,
+            self.passes,
+            self.chunk,
+            self.check_mode,
+        )
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the data."""
+        return self.recipe.sums.passes
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the model with its number of rows.
+            weights_MD: the modes.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of a pass.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has batch norm without running statistics.
+        """
+        refuse_by_batch(density.model.network)
+        return survey.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Add one batch to the sums of every member.
+
+        Args:
+            density: the model with its number of rows, and the ranks that share them.
+            state: the state; intact afterwards unless donated.
+            batch: one batch per member, (M, B, ...).
+            donate: give the state's tensors up to save copies.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        now, nll_M = survey.add(self.recipe, density, state if donate else state.clone(), batch=batch)
+        return now, Info(nll_M)
+
+    def posterior(self, density: LogDensity, state: State) -> LaplacePosterior:
+        """Return the mixture of the modes' Gaussians, its prior tuned if the settings say so.
+
+        Raises:
+            ValueError: if the pass is not over, or a precision is not positive definite.
+        """
+        found = survey.finish(self.recipe, density, state)
+        # under the prior that was trained under, so before another is chosen
+        problems = off_mode(found, state.gradient_MD) if self.check_mode else []
+        found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
+        _ = found.gaussian  # now, so that what is not positive definite is said here
+        return found.with_problems(problems)

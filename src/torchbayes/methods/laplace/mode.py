@@ -1,0 +1,73 @@
+"""What the sums at a mode are made into: the posterior, and a word where the mode is none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg import Scaled
+from torchbayes.linalg.dropped import rest_diagonal
+from torchbayes.model.rows.batch import tensors_of
+from torchbayes.posteriors.laplace import LaplacePosterior
+
+AWAY = "is not at a mode of this model"
+"""What is said of a member, as a problem, where the gradient of the log joint density is too large for a mode."""
+
+
+class ChangingDataWarning(UserWarning):
+    """The same rows come out differently at every pass, so that their number is not that of the observations."""
+
+
+def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
+    """Warn where the first rows of the data differ between two passes, as augmentation makes them.
+
+    Args:
+        inputs: makes a pass over the inputs in a fixed order.
+    """
+    first, again = (tensors_of(next(iter(inputs()))) for _ in range(2))
+    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+        warnings.warn(
+            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
+            "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
+            ChangingDataWarning,
+            stacklevel=3,
+        )
+
+
+def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
+    """Return a problem where the weights are further from a mode than draws of the posterior are.
+
+    With gradient g and precision P a step of Newton's method would raise the log joint density by ½ gᵀ P⁻¹ g. Draws of
+    the posterior lie γ/2 below the mode in the directions that the data determine, γ = tr H P⁻¹ of them (MacKay 1992);
+    where the step would win more than that, the weights are not a mode in any sense that matters. What a low rank
+    leaves out of P is in the step with its diagonal: without it, the step would be as long as the prior is wide.
+
+    Args:
+        posterior: around the weights.
+        gradient_MD: gradient of the log likelihood there, under the noise scale of the fit.
+    """
+    model, mean_MD = posterior.model, posterior.mean_MD
+    scales = model.scales(1, 1)
+    gradient_MD = scales.likelihood * posterior.noise_scale**-2 * gradient_MD
+    model.prior.add_gradient_(gradient_MD, mean_MD, scales.prior)
+    covariance, rest_MD = posterior.gaussian.covariance, rest_diagonal(posterior.curvature)
+    if rest_MD.any():
+        whole = posterior.curvature.covariance(posterior.strength_D + rest_MD)
+        covariance = Scaled(posterior.reference_MD.rsqrt(), whole)
+    gain_M = 0.5 * (gradient_MD * covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
+    determined_M = posterior.effective_parameters().clamp_min(0)  # less than 0 is rounding
+    norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
+    bad = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    m, more = bad[0], f" (and {len(bad) - 1} more)" if bad[1:] else ""
+    return [
+        f"member {m}{more} {AWAY}: the gradient of the log joint density has norm "
+        f"{float(norm_M[m]):.3g}, and a Newton step would raise it by {float(gain_M[m]):.3g} nats, where draws of "
+        f"the posterior lie about {float(determined_M[m]) / 2:.3g} below a mode (train to convergence under this "
+        f"likelihood and prior: longer, or at a larger learning rate)"
+    ]

@@ -1,0 +1,290 @@
+r"""Online evidence: training in which the prior, and the noise of a regression, are chosen by the Laplace evidence.
+
+Epochs of descent on the log joint density alternate with a pass over the data that takes the curvature where the
+weights then are, and moves the factors d_g on the prior's precision to the maximum of
+
+    log p(D | d) ≈ log p(D|w) + log p(w|d) + (D/2) log 2π − ½ log det (H + P(d))
+
+which is that of the network linearised at w, whether or not w is a mode (Immer et al. 2021, who take some steps of Adam
+towards it; here Newton's method goes all the way). No validation data are needed, and the posterior is at hand in the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_flags, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import Way
+from torchbayes.methods.checks import check_counts, check_schedule, check_share, check_training
+from torchbayes.methods.laplace import curvature_pass as surveys
+from torchbayes.methods.laplace.curvature_pass import (
+    CurvatureName,
+    Recipe,
+    Sharing,
+    StructureName,
+    Survey,
+    check_choices,
+)
+from torchbayes.methods.laplace.mode import off_mode
+from torchbayes.methods.laplace.tuning import tune
+from torchbayes.methods.optimise import descent
+from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.posteriors.laplace import LaplacePosterior
+
+PriorName = Literal["model", "scalar", "layer", "weight"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        trajectory: the weights on their way down.
+        survey: the pass that is going on, or the last one.
+        strength_MD: d, factor on the precision of the model's prior, (1, D).
+        noise_M: factor on the noise scale of a regression, (1,).
+        step: batches seen, by training or passes.
+    """
+
+    trajectory: Trajectory
+    survey: Survey
+    strength_MD: Tensor
+    noise_M: Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log; no later step needs it.
+
+    Attributes:
+        nll_M: mean negative log likelihood of the batch's rows, in nats.
+        lr: learning rate; 0 in a pass.
+        strength: geometric mean of d.
+        noise: factor on the noise scale.
+    """
+
+    nll_M: Tensor
+    lr: float
+    strength: float
+    noise: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"nll": self.nll_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr, "prior_factor": self.strength, "noise_factor": self.noise}
+
+
+@dataclass(frozen=True)
+class Reweighted:
+    """An optimiser on β (gradient of the data) + d ∘ (gradient of the model's prior).
+
+    Attributes:
+        optimizer: the update rule.
+        prior_MD: gradient of the model's prior in the loss.
+        strength_MD: d.
+        beta: β.
+    """
+
+    optimizer: Optimizer
+    prior_MD: Tensor
+    strength_MD: Tensor
+    beta: float
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the update rule."""
+        return self.optimizer.lr
+
+    def slots(self, weights_MD: Tensor) -> dict[str, Tensor]:
+        """Return the starting slots of the update rule."""
+        return self.optimizer.slots(weights_MD)
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: dict[str, Tensor], *, lr: float) -> None:
+        """Take one step in place, by the gradient as it would be under the factors."""
+        changed_MD = self.beta * (gradient_MD - self.prior_MD) + self.strength_MD * self.prior_MD
+        self.optimizer.update(weights_MD, changed_MD, slots, lr=lr)
+
+
+@dataclass(frozen=True)
+class OnlineLaplace:
+    """Training under the evidence; gives a Laplace posterior whose model has the prior and noise that were found.
+
+    Attributes:
+        structure: of the curvature: "diagonal", "kronecker", "ekfac", "dense", "low_rank".
+        curvature: "ggn", "fisher" or "empirical".
+        prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (diagonal alone), or
+            none, "model".
+        noise: whether the noise scale of a regression with a fixed one is free. The model's is the start: take about
+            the standard deviation of the targets, as from a far smaller one the descent may end at a poorer evidence.
+        epochs_of_descent: passes over the data that train; None for 50, or as many as make 2,000 steps.
+        every: epochs of descent between passes that choose prior and noise; None for a twentieth of them, or 5.
+        burn_in: share of the descent before the first of those.
+        batch_size: rows per step where the data do not bring their own batches.
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the descent.
+        samples: targets drawn for each row by "fisher".
+        sharing: as in `Laplace`.
+        joint_bias: as in `Laplace`.
+        chunk: as in `Laplace`.
+        plan: how the descent is run: auto, native, loop, vmap or compiled.
+    """
+
+    structure: StructureName = "kronecker"
+    curvature: CurvatureName = "ggn"
+    prior: PriorName = "layer"
+    noise: bool = False
+    epochs_of_descent: int | None = None
+    every: int | None = None
+    burn_in: float = 0.1
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(0.01))
+    schedule: Schedule = field(default_factory=Cosine)
+    samples: int = field(default=1, kw_only=True)
+    sharing: Sharing = field(default="expand", kw_only=True)
+    joint_bias: bool = field(default=True, kw_only=True)
+    chunk: int = field(default=2**24, kw_only=True)
+    plan: Way | str = field(default="auto", kw_only=True)
+
+    members = 1
+    takes_curvature = True
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(**given(epochs_of_descent=self.epochs_of_descent, every=self.every))
+        check_schedule(self.schedule)
+        check_flags(noise=self.noise)
+        check_share(burn_in=self.burn_in)
+        check_choices({"prior": (self.prior, PriorName)})
+        _ = self.recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        """What a pass adds up."""
+        shared = {"samples": self.samples, "sharing": self.sharing, "joint_bias": self.joint_bias, "chunk": self.chunk}
+        return Recipe(self.structure, self.curvature, exact=self.noise, **shared)  # type: ignore[arg-type]
+
+    def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
+        """Return for every epoch of the run whether it trains; else it is a pass."""
+        epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
+        every = self.every or max(5, epochs // 20)
+        return _order(epochs, round(self.burn_in * epochs), every, self.recipe.sums.passes)
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes over the data, by training or else; None if the data decide."""
+        return None if self.epochs_of_descent is None else self.epochs_at(1)
+
+    def epochs_at(self, steps_per_epoch: int) -> int:
+        """Return the passes over the data, by training or else."""
+        return len(self.order(steps_per_epoch))
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the descent starts.
+            buffers: the network's buffers, (1, ...).
+            seeds: one seed.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the prior is not normal, the model is tempered, or the network has batch norm without running
+                statistics.
+        """
+        model = density.model
+        refuse_by_batch(model.network)
+        if model.temperature != 1:
+            raise ValueError(f"the evidence is that of T = 1; the model has temperature {model.temperature}.")
+        if not all(isinstance(segment.prior, Normal) for segment in model.prior.segments):
+            raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
+        settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
+        trajectory = descent.start(weights_MD, buffers, seeds, **settings)
+        survey = surveys.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
+        return State(trajectory, survey, torch.ones_like(weights_MD), noise_M, 0)
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step, or add one batch to a pass; the last one of a pass chooses prior and noise.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch, (1, B, ...).
+            donate: give the state's tensors up to save copies.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        per_epoch = state.survey.steps_per_epoch
+        order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
+        if order[epoch]:
+            now, nll_M, lr = self._descend(density, state, batch, donate=donate)
+        else:
+            begins = position == 0 and order[epoch - 1]
+            survey = self._begun(state) if begins else state.survey if donate else state.survey.clone()
+            survey, nll_M = surveys.add(self.recipe, density, survey, batch=batch)
+            now, lr = replace(state, survey=survey, step=state.step + 1), 0.0
+            if survey.step == self.recipe.sums.passes * survey.steps_per_epoch:
+                tuned = self._tuned(density, survey)
+                noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
+                now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
+        return now, Info(nll_M, lr, float(now.strength_MD.log().mean().exp()), float(now.noise_M[0]))
+
+    def posterior(self, density: LogDensity, state: State) -> LaplacePosterior:
+        """Return the Gaussian at the weights of the last pass, under the prior and noise chosen there.
+
+        Raises:
+            ValueError: if the run ended within a pass.
+        """
+        found = self._tuned(density, state.survey)
+        return found.with_problems(off_mode(found, state.survey.gradient_MD))
+
+    def _descend(self, density: LogDensity, state: State, batch: Batch, *, donate: bool) -> tuple[State, Tensor, float]:
+        lr, weights_MD = self.optimizer.lr * self.schedule.factor(state.trajectory.done), state.trajectory.weights_MD
+        prior_MD = torch.zeros_like(weights_MD)
+        density.model.prior.add_gradient_(prior_MD, weights_MD, -1 / density.num_data)
+        optimizer = Reweighted(self.optimizer, prior_MD, state.strength_MD, float(state.noise_M[0]) ** -2)
+        trajectory, info = descent.descend(density, state.trajectory, batch, optimizer=optimizer, lr=lr, donate=donate)
+        return replace(state, trajectory=trajectory, step=state.step + 1), info.nll_M, lr
+
+    def _begun(self, state: State) -> Survey:
+        trajectory = state.trajectory
+        options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
+        fresh = surveys.begin(trajectory.weights_MD, trajectory.buffers, **options)
+        return replace(fresh, found=state.survey.found)
+
+    def _tuned(self, density: LogDensity, survey: Survey) -> LaplacePosterior:
+        return tune(surveys.finish(self.recipe, density, survey), prior=self.prior, noise=self.noise)
+
+
+@lru_cache
+def _order(epochs: int, first: int, every: int, passes: int) -> tuple[bool, ...]:
+    found = []
+    for epoch in range(1, epochs + 1):
+        found.append(True)
+        if epoch == epochs or (epoch >= max(first, 1) and (epoch - first) % every == 0):
+            found += [False] * passes
+    return tuple(found)

@@ -1,0 +1,178 @@
+r"""Full-batch Hamiltonian Monte Carlo (Duane et al. 1987, Neal 2011), as in Izmailov et al. (2021).
+
+An iteration draws a momentum v ~ N(0, M), integrates the Hamiltonian H(w, v) = −log p(w, D) + ½ vᵀ M⁻¹ v by L leapfrog
+steps, and accepts the end with probability min(1, exp(H(w, v) − H(w', v'))). Its length τ is by default
+
+    τ = (π/2) σ √T
+
+a quarter of the period of a direction that the prior alone decides, with prior standard deviation σ. The step size ε is
+the largest step that may be taken, and the length is kept whatever it is:
+
+    L = ⌈τ / ε⌉ steps of size τ / L
+
+since near half a period a trajectory ends at −w, and the chain keeps the energy it has. Energies are sums in float64.
+
+ε is given, or found for each chain by dual averaging during burn-in. What that sees is the acceptance at τ / L, which
+does not change while L does not: where few steps fill a trajectory, it settles at the L whose acceptance is nearest to
+the target δ, between 2δ − 1 and 1. A trajectory that ends where there is no density, as behind a wall, teaches nothing:
+it would end there at any step size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_flags, given
+from torchbayes.density.dynamics import Density
+from torchbayes.methods.checks import check_counts, check_positive, check_share
+from torchbayes.methods.faults import travelled
+from torchbayes.methods.mcmc.hamiltonian import (
+    Mass,
+    State,
+    check,
+    filled,
+    kinetic,
+    known_prior,
+    learned,
+    momenta,
+    start,
+)
+from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
+
+
+@dataclass(frozen=True)
+class HMC(Sampler):
+    """Hamiltonian Monte Carlo on all the data.
+
+    Attributes:
+        step_size: ε, the largest step; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
+        trajectory: τ, in units of the weights (of √mass times weights where the mass is not unit); None for
+            (π/2) σ √T with the largest prior standard deviation σ. With a mass from the prior or adapted, σ is 1.
+        jitter: each iteration's τ is multiplied by a number uniform in [1 − jitter, 1 + jitter], drawn anew for each
+            chain: a direction whose period divides τ would otherwise always end where it began.
+        mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
+            one for each tensor.
+        target_acceptance: δ of the adaptation.
+        max_leapfrogs: bound on L. Trajectories that need more are cut short, and their steps have size ε.
+        accept_in_burn_in: accept whatever comes during burn-in, as Izmailov et al. do, unless its energy is not finite.
+        leapfrogs_in_burn_in: bound on L while the step size is adapted, which passes through small ones: about as many
+            as a tree of NUTS has in Stan. A step size that is given knows no such bound.
+    """
+
+    step_size: float | None = None
+    trajectory: float | None = None
+    jitter: float = 0.0
+    mass: Mass = "unit"
+    target_acceptance: float = 0.8
+    max_leapfrogs: int = 100_000
+    accept_in_burn_in: bool = False
+    leapfrogs_in_burn_in: int = 1024
+
+    def __post_init__(self) -> None:
+        Sampler.__post_init__(self)
+        check(self)
+        check_counts(max_leapfrogs=self.max_leapfrogs, leapfrogs_in_burn_in=self.leapfrogs_in_burn_in)
+        check_share(jitter=self.jitter)
+        check_positive(**given(trajectory=self.trajectory))
+        check_flags(accept_in_burn_in=self.accept_in_burn_in)
+
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> State:
+        """Return the state before the first iteration.
+
+        Args:
+            density: the target.
+            weights_MD: where the chains start.
+            buffers: not used; samplers run networks in evaluation mode.
+            seeds: one seed per chain.
+            steps_per_epoch: not used; a step sees all the data.
+
+        Returns:
+            The state, with a first step size found by halving and doubling if none is given.
+
+        Raises:
+            ValueError: if the density cannot be computed or is not finite at the start, or has the wrong shape, or the
+                length of a trajectory is not known.
+        """
+        del buffers, steps_per_epoch
+        return start(self, density, weights_MD, seeds=seeds, length=self._length(density))
+
+    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one iteration of every chain.
+
+        Args:
+            density: the target.
+            state: where the chains are.
+            batch: not used; the density has all the data.
+            donate: not used; every iteration makes new tensors.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        del batch, donate
+        mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
+        momentum_MD, (step_size_M, leapfrogs_M) = momenta(state, mass_MD), self._steps(state)
+        end, faults = travelled(
+            density,
+            state.weights_MD,
+            momentum_MD,
+            gradient_MD=state.gradient_MD,
+            step_size_M=step_size_M,
+            steps_M=leapfrogs_M,
+            inverse_mass_MD=mass_MD,
+        )
+        kinetic_M, kinetic_end_M = kinetic(momentum_MD, mass_MD), kinetic(end.momentum_MD, mass_MD)
+        # potential and kinetic differences are formed apart: both are small beside the energies
+        error_M = (state.log_density_M - end.value.log_density) + (kinetic_end_M - kinetic_M)
+        accepted_M, probability_M = metropolis(-error_M, state.seeds, state.step)
+        if self.accept_in_burn_in and state.step < self.burn_in:
+            accepted_M = torch.isfinite(error_M)
+        new = moved(state, accepted_M, end.weights_MD, value=end.value)
+        info = Info(
+            new.log_density_M,
+            new.log_likelihood_M,
+            kinetic_M - state.log_density_M,
+            probability_M,
+            step_size_M,
+            leapfrogs_M.double(),
+            *diverged(error_M),
+            faults,
+        )
+        # a step too long for a smooth density shows in the momentum, a wall does not
+        wall_M = ~torch.isfinite(end.value.log_density) & (kinetic_end_M - kinetic_M < DIVERGENCE)
+        seen_M = torch.where(wall_M, self.target_acceptance, probability_M)
+        return learned(self, density, new, acceptance_M=seen_M), info
+
+    def _steps(self, state: State) -> tuple[Tensor, Tensor]:
+        """Return size and number of the steps of each chain's trajectory, on the CPU."""
+        largest_M = state.step_size.step_size_M
+        if self.jitter:
+            jitter_M = self.jitter * (2 * uniforms(state.seeds, Purpose.JITTER, state.step) - 1)
+            length_M = state.length * (1 + jitter_M)
+        else:
+            length_M = torch.full_like(largest_M, state.length)
+        adapts = self.step_size is None and state.step < self.burn_in
+        bound = min(self.max_leapfrogs, self.leapfrogs_in_burn_in) if adapts else self.max_leapfrogs
+        return filled(length_M, largest_M, bound)
+
+    def _length(self, density: Density) -> float:
+        """Return τ before it is jittered."""
+        if self.trajectory is not None:
+            return self.trajectory
+        if self.mass != "unit":
+            return math.pi / 2
+        return math.pi / 2 * float(known_prior(density, "the length of a trajectory").max())

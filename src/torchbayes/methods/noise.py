@@ -1,0 +1,26 @@
+"""Random numbers of samplers: functions of (purpose, seed of the chain, step) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchbayes.native.noise import fill_normal_rows
+from torchbayes.native.seeds import Purpose, mix, mixed
+
+
+def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) -> Tensor:
+    """Return standard normals of the shape, dtype and device of `like` (M, D); row m is chain m's own."""
+    noise = torch.empty_like(like, memory_format=torch.contiguous_format)
+    return fill_normal_rows(noise, seeds, mix(purpose, step))
+
+
+def uniforms(seeds: Sequence[int], purpose: Purpose, *integers: int, count: int | None = None) -> Tensor:
+    """Return float64 numbers uniform on [0, 1), on the CPU: one per chain, (M,), or `count` of each, (M, count).
+
+    They are the hash of seed and `integers` itself: to seed a generator for a few numbers takes longer than a small
+    leapfrog step.
+    """
+    return torch.from_numpy((mixed(purpose, seeds, *integers, count=count) >> 10) * 2.0**-53)

@@ -1,0 +1,1 @@
+"""Methods that descend: MAP, SWA and SWAG, with optimisers and what a descent is worth."""

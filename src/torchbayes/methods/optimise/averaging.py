@@ -1,0 +1,112 @@
+"""The averaging phase that SWA and SWAG share: its learning rate, and when a snapshot of the weights is taken."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torchbayes.checks import check_counts, check_positive, check_share, given
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.checks import check_training
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend
+from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.schedules import PiecewiseLinear
+from torchbayes.model.model import Batch
+
+# where they are not set: how many snapshots, and the averaging phase's share of the optimiser's learning rate
+USUAL_SNAPSHOTS, USUAL_SHARE = 50, 0.25
+
+
+class Averaging(Protocol):
+    """Settings of a method that averages snapshots."""
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes over the data."""
+        ...
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Update rule and learning rate before averaging."""
+        ...
+
+    @property
+    def averaging_lr(self) -> float | None:
+        """Constant learning rate of the averaging phase."""
+        ...
+
+    @property
+    def burn_in(self) -> float:
+        """Share of the epochs before averaging starts."""
+        ...
+
+    @property
+    def per_epoch(self) -> int | None:
+        """Snapshots per epoch."""
+        ...
+
+
+def check_averaging(settings: Averaging) -> None:
+    """Check the settings.
+
+    Raises:
+        ValueError: if one is not in its range.
+        TypeError: if the optimiser is no object of that kind.
+    """
+    check_training(settings)
+    check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
+    check_share(burn_in=settings.burn_in)
+    check_positive(**given(averaging_lr=settings.averaging_lr))
+
+
+def averaging_step(
+    settings: Averaging, density: LogDensity, trajectory: Trajectory, *, batch: Batch, donate: bool
+) -> tuple[Trajectory, Info, bool]:
+    """Take one optimiser step on the SWAG paper's schedule, and say whether the weights are then collected.
+
+    Args:
+        settings: of the method.
+        density: the hot function.
+        trajectory: where the members are.
+        batch: one minibatch per member, (M, B, ...).
+        donate: give the trajectory's tensors up.
+
+    Returns:
+        The new trajectory, what was seen, and whether a snapshot is due.
+    """
+    own = settings.averaging_lr
+    share = USUAL_SHARE if own is None else own / settings.optimizer.lr
+    lr = settings.optimizer.lr * PiecewiseLinear(share, settings.burn_in).factor(trajectory.done)
+    now, info = descend(density, trajectory, batch, optimizer=settings.optimizer, lr=lr, donate=donate)
+    return now, info, is_snapshot(now, settings.burn_in, settings.per_epoch)
+
+
+def averaging_start(trajectory: Trajectory, burn_in: float) -> int:
+    """Return the steps before the averaging phase: round(burn_in · epochs) epochs, and at most all but one."""
+    epochs = trajectory.total_steps // trajectory.steps_per_epoch
+    return min(round(burn_in * epochs), epochs - 1) * trajectory.steps_per_epoch
+
+
+def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> int:
+    """Return how many snapshots the whole run will take: at most one a step."""
+    steps = trajectory.total_steps - averaging_start(trajectory, burn_in)
+    wanted = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
+    return min(wanted, steps)
+
+
+def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> bool:
+    """Say whether the weights after the step just taken are collected.
+
+    Snapshots are spread evenly over the averaging phase; the last one falls on its end.
+
+    Args:
+        trajectory: the trajectory after the step.
+        burn_in: share of the epochs before averaging starts.
+        per_epoch: snapshots per epoch; None for the usual number in all.
+
+    Returns:
+        True when a snapshot is due.
+    """
+    start = averaging_start(trajectory, burn_in)
+    planned, steps = planned_snapshots(trajectory, burn_in, per_epoch), trajectory.total_steps - start
+    taken = max(trajectory.step - start, 0)
+    return taken * planned // steps > max(taken - 1, 0) * planned // steps

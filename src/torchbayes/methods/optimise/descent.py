@@ -1,0 +1,178 @@
+"""One step of gradient descent on a stack of members: what MAP, SWA and SWAG share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.optimise.optimizers import Optimizer, Slots
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import tensors_of
+from torchbayes.native.seeds import Purpose, mix
+
+# a run whose length is not set: enough steps to train a small table, where an epoch has few
+USUAL_EPOCHS, USUAL_STEPS = 50, 2000
+# marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
+WORKSPACE = {"workspace": True}
+
+
+class DivergedError(RuntimeError):
+    """The loss or its gradient is not finite; the state before the step is intact."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Where M members are on their way down.
+
+    Attributes:
+        weights_MD: weights.
+        slots: the optimiser's memory.
+        buffers: the network's buffers of each member, (M, ...).
+        gradient_MD: memory for the gradient, used again at every step; what it holds means nothing between steps.
+        seeds: one seed per member.
+        step: steps taken.
+        steps_per_epoch: length of an epoch.
+        total_steps: length of the run.
+    """
+
+    weights_MD: Tensor
+    slots: Slots
+    buffers: Buffers
+    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Itself, as states of other methods have one."""
+        return self
+
+    @property
+    def done(self) -> float:
+        """Share of the run that is over, in [0, 1]."""
+        return self.step / self.total_steps
+
+    def clone(self) -> Trajectory:
+        """Return a copy that shares no tensor with this one."""
+        return replace(
+            self,
+            weights_MD=self.weights_MD.clone(),
+            slots=clone(self.slots),
+            buffers=clone(self.buffers),
+            gradient_MD=torch.empty_like(self.gradient_MD),
+        )
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log; no later step needs it.
+
+    Attributes:
+        loss_M: negative log joint density per observation of each member on its batch, in nats.
+        nll_M: the part of it that is the data: mean negative log likelihood of the batch's rows, in nats.
+        lr: learning rate of the step.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    lr: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.loss_M, "nll": self.nll_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr}
+
+
+class Update(Protocol):
+    """What a step needs of an optimiser."""
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
+        """Take one step in place."""
+        ...
+
+
+def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of named tensors."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def epochs_of(epochs: int | None, steps_per_epoch: int) -> int:
+    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than 2,000 steps."""
+    return max(USUAL_EPOCHS, -(-USUAL_STEPS // steps_per_epoch)) if epochs is None else epochs
+
+
+def start(
+    weights_MD: Tensor,
+    buffers: Buffers,
+    seeds: Sequence[int],
+    *,
+    optimizer: Optimizer,
+    epochs: int | None,
+    steps_per_epoch: int,
+) -> Trajectory:
+    """Return the trajectory before its first step."""
+    return Trajectory(
+        weights_MD.clone(),
+        optimizer.slots(weights_MD),
+        clone(buffers),
+        torch.empty_like(weights_MD),
+        tuple(seeds),
+        0,
+        steps_per_epoch,
+        epochs_of(epochs, steps_per_epoch) * steps_per_epoch,
+    )
+
+
+def _largest(batch: Batch) -> float:
+    values = [t.abs().max() for t in tensors_of(tuple(batch)) if t.is_floating_point() and t.numel()]
+    return max((float(value) for value in values), default=0.0)
+
+
+def descend(
+    density: LogDensity, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
+) -> tuple[Trajectory, Info]:
+    """Take one optimiser step on the loss −(T/N) log p(w, D) of every member.
+
+    Args:
+        density: the hot function, in training mode.
+        trajectory: where the members are.
+        batch: one minibatch per member, (M, B, ...).
+        optimizer: the update rule.
+        lr: learning rate of this step.
+        donate: give up `trajectory`: its tensors are overwritten and must not be used again. Saves three copies.
+
+    Returns:
+        The new trajectory, and what was seen.
+
+    Raises:
+        DivergedError: if a loss or gradient is not finite; the weights are then those before the step.
+    """
+    # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
+    now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
+    seeds = [mix(Purpose.STEP, seed, now.step) for seed in now.seeds]
+    loss_M, gradient_MD, log_likelihood_M = density.loss(
+        now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
+    )
+    # one pass over the gradient: a sum of squares is finite exactly when its terms are, short of overflow
+    finite_M = torch.isfinite(loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
+    if not finite_M.all():
+        member = int((~finite_M).nonzero()[0])
+        raise DivergedError(
+            f"the fit diverged at step {now.step} of {now.total_steps}: the loss of member {member} is "
+            f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. The batch holds values "
+            f"up to {_largest(batch):.3g}: standardise inputs and targets if they are large, or lower the learning "
+            f"rate."
+        )
+    optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
+    return replace(now, step=now.step + 1), Info(loss_M, -log_likelihood_M / density.num_data, lr)

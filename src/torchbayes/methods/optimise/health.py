@@ -1,0 +1,307 @@
+r"""What a fit by descent is worth: whether its result explains the very rows it was trained on.
+
+All numbers are mean log likelihoods of a target, in nats, over about 512 training rows spread over the data, in whole
+batches: rows of a network that sees them together are looked at together.
+
+    c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
+    ℓ    at the weights where the trajectory ended
+    a    at the average of SWA and SWAG, or the mean of that of S draws of SWAG
+    t    of what these draws predict together, (1/n) Σ log (1/S) Σ_s p(y_i | w_s)
+
+A trajectory has learned nothing where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and
+more than half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
+half a nat a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as
+much, or a nat: where noise is learned, single draws that are too sure may be far off though all together are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.interpolation import noise_problems
+from torchbayes.model.likelihoods.weighted import num_values, observed
+from torchbayes.model.model import Model
+from torchbayes.model.network import taking
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.rows.batch import Batch, tensors_of
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import not_finite
+
+_ROWS, _DRAWS = 512, 8
+_WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
+_EXPLODED = 100.0  # prior standard deviations
+_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not looked for
+_LARGE = 1000.0  # root mean square of inputs
+_RISING = 0.01  # nats: a search that gained as much in its last step has not come near the highest value
+_BLOCK = 1 << 22  # weights that are looked at at once
+
+
+@runtime_checkable
+class Descending(Protocol):
+    """The state of a method that descends."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The running weights."""
+        ...
+
+
+def problems_of(posterior: Posterior, state: Any, source: Source) -> list[str]:
+    """Return what is wrong with the result of a fit, as clauses.
+
+    Methods that do not descend are only asked for numbers that are not finite. What is found does not depend on whether
+    the run was interrupted, or which processes shared it.
+
+    Args:
+        posterior: the result.
+        state: the method's last state, of all members.
+        source: the training data.
+    """
+    found = not_finite(posterior.tensors())
+    if found or not isinstance(state, Descending) or not isinstance(posterior, Point | Gaussian):
+        return found
+    batches = source.some(_ROWS)
+    posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
+    end = state.trajectory
+    last, averaged = posterior, end is not state
+    if averaged:
+        about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration}
+        last = Point(posterior.model, end.weights_MD, **about)
+    last_M = log_likelihoods(last, batches)[0].sum(-1) / _values(last.model, batches)
+    constant = constant_log_likelihood(last.model, batches)
+    found += _worthless(last_M, constant) + _exploded(last.model, end.weights_MD) + _unscaled(last.model, batches)
+    if averaged:
+        found += _broken(posterior, batches, last_M=last_M, constant=constant)
+    return found or noise_problems(posterior, source)
+
+
+def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: int = 1) -> Tensor:
+    """Return the log likelihood of every row under draws of every member.
+
+    Args:
+        posterior: with training inputs at hand, if its network needs them.
+        batches: the rows.
+        draws: S of every member; their seeds are 0 to S − 1.
+
+    Returns:
+        Float64 tensor (S, M, B), in nats; −∞ where it is not finite.
+    """
+    seen = []
+    for seed in range(draws):
+        drawn = posterior.functions(posterior.members, seed=seed)
+        seen.append(torch.stack([_log_likelihoods(drawn, m, batches) for m in range(posterior.members)]))
+    return torch.stack(seen)
+
+
+def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tensor:
+    """Return the log likelihood of every row under one function, float64 (B,); −∞ where it is not finite."""
+    likelihood = drawn.model.likelihood
+    buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
+    one = Functions(drawn.model, drawn.weights_SD[m : m + 1], buffers)
+    learned = {n: p[0] for n, p in one.parameters.items()}
+    # a batch is not cut: the network may see its rows together
+    outputs = (one(b.inputs, chunk_size=b.size)[0] for b in batches)
+    each = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
+    return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
+
+
+def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the mean log likelihood of the targets under the best constant outputs and learned likelihood parameters.
+
+    Args:
+        model: the model.
+        batches: the rows.
+
+    Returns:
+        c in nats; −∞ where rows do not tell: there are too few of them or too many outputs, the shape of the outputs is
+        not the same for all, a target is the same in all rows, or the likelihood has no bound.
+    """
+    (shape, *others), rows = {_shape(model, batch) for batch in batches}, sum(batch.size for batch in batches)
+    own = model.likelihood.parameters()
+    free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
+    if others or rows <= free + 1 or free > _CONSTANTS or _still(model, batches):
+        return -math.inf
+    constant = model.network.weights().new_zeros(shape, dtype=torch.float64).requires_grad_()
+    learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
+    return _highest(
+        lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()]
+    )
+
+
+def _shape(model: Model, batch: Batch) -> tuple[int, ...]:
+    """Return the shape of the outputs of a row."""
+    with torch.no_grad(), taking(batch.inputs):
+        return tuple(model.network(model.network.weights(), batch.inputs).shape[1:])
+
+
+def _still(model: Model, batches: Sequence[Batch]) -> bool:
+    """Return whether a real target, or all there is, is the same in all rows.
+
+    A constant then meets it exactly, which is no merit where other rows differ, as of targets that are seldom not zero.
+    A label or flag may be the same beside targets that vary.
+    """
+    rows = [tensors_of(observed(model.likelihood, batch.targets)) for batch in batches]
+    if any(len({t.shape[1:] for t in column}) > 1 for column in zip(*rows, strict=True)):
+        return False
+    leaves = [torch.cat(column) for column in zip(*rows, strict=True)]
+    varies = [(t != t[:1]).any(0) for t in leaves]
+    real = [v for v, t in zip(varies, leaves, strict=True) if t.is_floating_point()]
+    return not all(bool(v.all()) for v in real) or not any(bool(v.any()) for v in varies)
+
+
+def _values(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the number of targets, each as often as it counts; 1 if none does."""
+    return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
+
+
+def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
+    """Return the log likelihood of all rows under the same outputs."""
+    everywhere = ((constant.expand(b.size, *constant.shape), b.targets) for b in batches)
+    return torch.stack([model.likelihood.log_prob(f, targets, learned).sum() for f, targets in everywhere]).sum()
+
+
+def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
+    """Return the highest value, to about 1e-3; −∞ if none is found.
+
+    Steps go by the signs of the gradient, so that targets may be of any size: they grow while a sign stays and shrink
+    when it turns (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
+    highest value, or it is not reached, the last steps gain much.
+    """
+    steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
+    best, second = -math.inf, -math.inf
+    for _ in range(100):
+        try:
+            with torch.enable_grad():
+                found = value()
+                gradients = torch.autograd.grad(found, free)
+        except (ValueError, RuntimeError):  # a likelihood may refuse outputs that no network gives
+            break
+        second, best = sorted((second, best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
+        for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
+            step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
+            tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
+            old.copy_(new.nan_to_num(0.0))
+        if all(bool((step <= 1e-3 * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
+            return best
+    return best if best - second < _RISING else -math.inf
+
+
+def _worthless(last_M: Tensor, constant: float) -> list[str]:
+    bad = (last_M < constant - _WORTHLESS).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the training rows are less likely under {_named(bad)} than under a constant ({float(last_M[bad[0]]):.4g} "
+        f"against {constant:.4g} nats a target), so it was trained too little or has diverged (standardise inputs and "
+        f"targets, train longer, or lower the learning rate)"
+    ]
+
+
+def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float) -> list[str]:
+    """Return what is said of the mean of the snapshots, and of draws around it."""
+    count = _values(posterior.model, batches)
+    gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
+    bearable_M = (gain_M / 2).clamp_min(_BROKEN)
+    mean = posterior
+    if isinstance(posterior, Gaussian):
+        about = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
+        mean = Point(posterior.model, posterior.mean_MD, **about)
+    mean_M = log_likelihoods(mean, batches)[0].sum(-1) / count
+    found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M)
+    if found or mean is posterior:
+        return found
+    seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
+    single_M = seen_SMB.sum(-1).mean(0) / count
+    together_M = (seen_SMB.logsumexp(0) - math.log(_DRAWS)).sum(-1) / count
+    broken_M = (single_M < last_M - bearable_M) & (together_M < last_M - bearable_M.clamp_max(_WORTHLESS))
+    return _lost("draws", single_M, last_M, broken_M)
+
+
+def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor) -> list[str]:
+    """Return what is said where an average, or draws around it, have lost what the trajectory had."""
+    bad = broken_M.nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
+        f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as these "
+        f"still moved too far (lower `averaging_lr`, or train longer before averaging)"
+    ]
+
+
+def _exploded(model: Model, weights_MD: Tensor) -> list[str]:
+    size_M = _distances(model.prior, weights_MD)
+    bad = (size_M >= _EXPLODED).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the weights of {_named(bad)} have exploded: they are {float(size_M[bad[0]]):.3g} prior standard deviations "
+        f"from the prior's mean (lower the learning rate)"
+    ]
+
+
+def _distances(prior: BoundPrior, weights_MD: Tensor) -> Tensor:
+    """Return the root mean square of (w − mean)/std of each member, float64 (M,), in blocks: weights may be many."""
+    total_M = torch.zeros(len(weights_MD), dtype=torch.float64)
+    for segment in prior.segments:
+        loc_D, std_D = (segment.each(value).cpu().split(_BLOCK) for value in (segment.loc, segment.std))
+        for m, weights_D in enumerate(weights_MD[:, segment.where]):
+            for block_D, loc, std in zip(weights_D.split(_BLOCK), loc_D, std_D, strict=True):
+                total_M[m] += ((block_D.double().cpu() - loc) / std).square().sum()
+    return (total_M / weights_MD.shape[-1]).sqrt()
+
+
+def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
+    """Return what is said of large inputs to a network that does not normalise anything."""
+    if any("Norm" in type(module).__name__ for module in model.network.module.modules()):
+        return []
+    size = _size_at_first_layer(model, batches[0])
+    if size < _LARGE:
+        return []
+    return [
+        f"the inputs are of size {size:.3g} where the first layer with random weights takes them, so functions under "
+        f"the prior are as large (standardise the inputs)"
+    ]
+
+
+def _size_at_first_layer(model: Model, batch: Batch) -> float:
+    """Return the root mean square of what the first layer with random weights is given; 0 where it is not known.
+
+    Not of the inputs themselves: the network may scale them first, add them as a mask or look them up in a table. Only
+    layers of torch are looked at; what others do with what they are given is not known.
+    """
+    seen: list[Tensor | None] = []
+
+    def see(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        del layer
+        if not seen:  # a number is made of it later, which breaks no graph of a network that is compiled
+            first = next((x for x in given if isinstance(x, Tensor)), None)
+            seen.append(first if first is None else first.detach().clone())
+
+    modules = dict(model.network.module.named_modules(remove_duplicate=False))
+    owners = {id(m): m for n in model.network.layout.names if (m := modules.get(n.rpartition(".")[0])) is not None}
+    layers = [m for m in owners.values() if type(m).__module__.startswith("torch.nn.") and not any(m.children())]
+    hooks = [layer.register_forward_pre_hook(see) for layer in layers]
+    try:
+        _shape(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    tensor = seen[0] if seen else None
+    real = tensor is not None and tensor.is_floating_point() and tensor.numel()
+    return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
+
+
+def _named(members: Sequence[int]) -> str:
+    more = len(members) - 1
+    return f"member {members[0]}" + (f" (and {more} more)" if more else "")

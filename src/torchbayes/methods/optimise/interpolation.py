@@ -1,0 +1,144 @@
+r"""Whether a learned noise scale is that of rows the network has not seen, or of rows that it interpolates, or wider.
+
+The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that passes through the
+rows takes the noise towards zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
+Gaussian process with K = J S Jᵀ, whose prediction of every row from all others is known in closed form (Rasmussen and
+Williams 2006, section 5.4.2; T is 1 but where the likelihood alone is tempered):
+
+    y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
+
+A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.parts import Part
+from torchbayes.curvature.tangent import Tangent
+from torchbayes.linalg import Diagonal
+from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import Batch
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.point import Point
+
+_RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
+_WIDE = 2.5  # times the residuals, beyond which a scale costs more than log 2.5 − ½ + 1/(2 · 2.5²) = 0.5 nats a value
+_LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Jacobian in factors
+_CHUNK = 2**24
+
+
+def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
+    """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
+
+    Members differ in nothing that matters here, so one is looked at; and only small data are, of at most 2,048 values,
+    under a network with half as many weights or more: fewer cannot make residuals a third of what they should be.
+
+    Args:
+        posterior: a point or a Gaussian.
+        source: the training data.
+    """
+    model, likelihood = posterior.model, posterior.model.likelihood
+    if type(likelihood) is not GaussianLikelihood or likelihood.scale != "learned":
+        return []
+    if source.num_data > min(_LARGEST, 2 * model.layout.size) or (
+        model.network.batch_norms and not posterior.statistics_known
+    ):
+        return []
+    try:
+        rows = source.rows()
+    except (ValueError, RuntimeError):  # batches that cannot be put together, such as texts padded batch by batch
+        return []
+    buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
+    mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian) else posterior.weights_MD
+    residuals_NK = left_out(model, mean_MD[0], rows, buffers=buffers)
+    if residuals_NK is None:
+        return []
+    scale_K = model.split(mean_MD[0])[1]["log_scale"].double().exp()
+    each_K = residuals_NK.square().mean(0) if len(scale_K) > 1 else residuals_NK.square().mean().unsqueeze(0)
+    suggested_K = each_K.sqrt()
+    small, wide = int((suggested_K / scale_K).argmax()), int((scale_K / suggested_K).argmax())
+    if scale_K[small] * _RATIO < suggested_K[small]:
+        reason = (
+            "as the network interpolates its training rows (fix a noise scale near that, or train for fewer epochs)"
+        )
+        worst = small
+    elif scale_K[wide] > _WIDE * suggested_K[wide]:
+        worst, reason = wide, "so it is still on its way down (train for more epochs, or raise the learning rate)"
+    else:
+        return []
+    return [
+        f"the learned noise scale of member 0 is {float(scale_K[worst]):.3g}, but its residuals would be about "
+        f"{float(suggested_K[worst]):.2g} on rows left out, {reason}"
+    ]
+
+
+def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers | None = None) -> Tensor | None:
+    """Return y − μ of every value when it is left out, float64 (N, K), under the network linearised at the weights.
+
+    Args:
+        model: with a learned noise scale and a prior of known standard deviations.
+        weights_D: w*, with the learned log scale.
+        rows: all N rows.
+        buffers: of the network.
+
+    Returns:
+        The residuals; None where the network or the prior does not allow it, or it would take too much memory.
+    """
+    stds_D = model.prior.stds()
+    if not torch.isfinite(stds_D).all():
+        return None
+    prior = Diagonal(stds_D.square().to(weights_D).unsqueeze(0))
+    try:
+        tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=_CHUNK)
+        if tangent.row_numbers * rows.size > _NUMBERS:
+            return None
+        outputs_NK, parts = tangent.linear(rows.inputs)
+    except (ValueError, RuntimeError):  # a network whose Jacobian cannot be had: a check must not end a fit
+        return None
+    if outputs_NK.numel() > _LARGEST:
+        return None
+    kernel = sum(_kernel(part, prior.variance_MD[0]) for part in parts)
+    # a likelihood that is tempered alone has T times the variance; what T divides both by cancels
+    factor = model.temperature if model.tempering == "likelihood" else 1.0
+    noise_NK = factor * model.split(weights_D)[1]["log_scale"].double().exp().square().expand_as(outputs_NK)
+    centred_D = weights_D - model.prior.locs().to(weights_D)
+    moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)
+    targets_NK = (rows.targets.view_as(outputs_NK) - outputs_NK).double() + moved
+    cholesky, failed = torch.linalg.cholesky_ex(kernel + noise_NK.flatten().diag())
+    if int(failed):
+        return None
+    inverse = torch.cholesky_inverse(cholesky)
+    return ((inverse @ targets_NK.flatten()) / inverse.diagonal()).view_as(outputs_NK)
+
+
+def _kernel(part: Part, variance_D: Tensor) -> Tensor:
+    """Return J S Jᵀ of a layer, float64 (N K, N K): where the variance is that of all units, (g gᵀ) ∘ (a S aᵀ)."""
+    variance_GOI = variance_D[part.layer.index]
+    if part.is_plain and part.columns is not None and bool((variance_GOI == variance_GOI[:, :1]).all()):
+        given_GNI = part.plain_given().transpose(0, 1)
+        seen_GNN = (given_GNI * variance_GOI[:, 0].unsqueeze(1)) @ given_GNI.mT
+        gradients = part.plain_gradients()
+        assert gradients is not None
+        units = gradients.flatten(0, 1).transpose(0, 1)  # (G, N K, O)
+        outputs = gradients.shape[1]
+        apart = seen_GNN.repeat_interleave(outputs, 1).repeat_interleave(outputs, 2)
+        return ((units @ units.mT) * apart).sum(0).double()
+    jacobian = part.jacobian().flatten(0, 1).flatten(1)
+    return ((jacobian * variance_GOI.flatten()) @ jacobian.mT).double()
+
+
+def _moved(model: Model, weights_D: Tensor, along_D: Tensor, inputs: Any, buffers: Buffers | None) -> Tensor:
+    """Return J v by central differences, which every network allows: float64 (N, K)."""
+    step = 1e-2
+    with torch.no_grad():
+        ahead, behind = (
+            model.network(model.split(weights_D + sign * step * along_D)[0], inputs, buffers) for sign in (1, -1)
+        )
+    return (ahead.double() - behind.double()) / (2 * step)

@@ -1,0 +1,91 @@
+r"""MAP: the mode of the posterior, w* = argmax log p(y | f_w(x)) + log p(w), by stochastic gradient descent.
+
+With `priors.Flat()` it is maximum likelihood; with M members, each with its own initialisation and data order, it is a
+deep ensemble (Lakshminarayanan et al. 2017), whose mixture is a Bayesian model average over M basins (Wilson and
+Izmailov 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from torchbayes.checks import check_counts, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import Way
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.point import Point
+
+State = Trajectory
+
+
+@dataclass(frozen=True)
+class MAP:
+    """Maximum a posteriori: standard training for one member, a deep ensemble for several.
+
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data do not bring their own batches.
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+    plan: Way | str = "auto"
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(**given(epochs=self.epochs))
+        check_schedule(self.schedule)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+        """
+        del density
+        return start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: give the state's tensors up to save copies.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        lr = self.optimizer.lr * self.schedule.factor(state.done)
+        return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+
+    def posterior(self, density: LogDensity, state: State) -> Point:
+        """Return the point masses at the members' weights."""
+        return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

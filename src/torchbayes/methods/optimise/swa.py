@@ -1,0 +1,122 @@
+r"""SWA: stochastic weight averaging (Izmailov et al. 2018).
+
+From the averaging phase on, at a constant high learning rate, snapshots θ_t are averaged:
+
+    n ← n + 1,   mean ← mean + (θ_t − mean)/n
+
+The posterior is the point mass at the mean, a wide-basin solution; batch-norm statistics are recalibrated there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import Way
+from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
+from torchbayes.methods.optimise.descent import Info, Trajectory, start
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.point import Point
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        trajectory: the running weights.
+        mean_MD: average of the snapshots.
+        snapshots: n, snapshots taken.
+    """
+
+    trajectory: Trajectory
+    mean_MD: Tensor
+    snapshots: int
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+
+@dataclass(frozen=True)
+class SWA:
+    """Stochastic weight averaging.
+
+    Attributes:
+        members: M, independent runs; several make MultiSWA.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data do not bring their own batches.
+        optimizer: update rule and learning rate before averaging.
+        averaging_lr: constant learning rate of the averaging phase.
+        burn_in: share of the epochs before averaging starts.
+        per_epoch: snapshots per epoch; None spreads 50 over the averaging phase, however long its epochs are.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    averaging_lr: float | None = None
+    burn_in: float = 0.5
+    per_epoch: int | None = None
+    plan: Way | str = "auto"
+
+    def __post_init__(self) -> None:
+        check_averaging(self)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+        """
+        del density
+        trajectory = start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+        return State(trajectory, torch.zeros_like(weights_MD), 0)
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step, and a snapshot when one is due.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: give the state's tensors up to save copies.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
+        if not due:
+            return replace(state, trajectory=trajectory), info
+        mean_MD = state.mean_MD.lerp(trajectory.weights_MD, 1 / (state.snapshots + 1))
+        return State(trajectory, mean_MD, state.snapshots + 1), info
+
+    def posterior(self, density: LogDensity, state: State) -> Point:
+        """Return the point masses at the averages.
+
+        Raises:
+            ValueError: if no snapshot has been taken yet.
+        """
+        if not state.snapshots:
+            raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `burn_in`.")
+        return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)

@@ -1,0 +1,221 @@
+r"""SWAG: a Gaussian around the SWA solution from the moments of the SGD trajectory (Maddox et al. 2019).
+
+With snapshots θ_1 … θ_n, their mean θ̄ and running mean θ̄_t:
+
+    v = (1/n) Σ_t (θ_t − θ̄)²          (kept by Welford's rule; equals the second raw moment minus the squared mean)
+    F = rows θ_t − θ̄_t of the last K snapshots
+    Σ = scale · [ diag(v) + Fᵀ F / (K − 1) ],     scale = ½
+
+so that a draw is θ̄ + √(v/2) ∘ z₁ + Fᵀ z₂ / √(2(K − 1)). Without the low-rank part (`rank=0`) scale is 1. With several
+members the posterior is the mixture MultiSWAG (Wilson and Izmailov 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_counts, check_not_negative, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import Way
+from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
+from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
+from torchbayes.methods.optimise.descent import Info, Trajectory, start
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.gaussian import Gaussian
+
+# Smallest variance kept, so that densities exist; far below anything that moves a float32 weight.
+VARIANCE_FLOOR = 1e-30
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running moments of the snapshots.
+
+    Attributes:
+        mean_MD: mean of the snapshots.
+        squares_MD: sum of squared deviations from the mean.
+        deviations_MKD: θ_t − θ̄_t of the last K snapshots; slot t mod K.
+        snapshots: n.
+    """
+
+    mean_MD: Tensor
+    squares_MD: Tensor
+    deviations_MKD: Tensor
+    snapshots: int
+
+    @classmethod
+    def empty(cls, weights_MD: Tensor, rank: int) -> Moments:
+        """Return moments of no snapshot."""
+        members, size = weights_MD.shape
+        zeros = torch.zeros_like
+        return cls(zeros(weights_MD), zeros(weights_MD), weights_MD.new_zeros(members, rank, size), 0)
+
+    def collect(self, weights_MD: Tensor, *, donate: bool = False) -> Moments:
+        """Return the moments with one more snapshot.
+
+        Args:
+            weights_MD: the snapshot.
+            donate: overwrite this object's tensors.
+
+        Returns:
+            The new moments.
+        """
+        old = (
+            self
+            if donate
+            else replace(
+                self,
+                mean_MD=self.mean_MD.clone(),
+                squares_MD=self.squares_MD.clone(),
+                deviations_MKD=self.deviations_MKD.clone(),
+            )
+        )
+        count, rank = old.snapshots + 1, old.deviations_MKD.shape[1]
+        before = weights_MD - old.mean_MD
+        old.mean_MD.add_(before, alpha=1 / count)
+        after = weights_MD - old.mean_MD
+        old.squares_MD.addcmul_(before, after)
+        if rank:
+            old.deviations_MKD[:, (count - 1) % rank] = after
+        return replace(old, snapshots=count)
+
+    def covariance(self, scale: float | None) -> Diagonal | LowRankPlusDiagonal:
+        """Return Σ, with K the number of deviations that were really collected.
+
+        Args:
+            scale: factor on both parts; ½ with a low-rank part and 1 without if None.
+
+        Returns:
+            The structure.
+
+        Raises:
+            ValueError: if fewer than two snapshots were taken.
+        """
+        if self.snapshots < 2:
+            raise ValueError(
+                f"SWAG needs at least 2 snapshots to have a spread; got {self.snapshots}. "
+                f"Train longer, lower `burn_in` or raise `per_epoch`."
+            )
+        rank = min(self.snapshots, self.deviations_MKD.shape[1])
+        factor = scale if scale is not None else 0.5 if rank > 1 else 1.0
+        variance_MD = (factor / self.snapshots * self.squares_MD).clamp_min(VARIANCE_FLOOR)
+        if rank < 2:
+            return Diagonal(variance_MD)
+        return LowRankPlusDiagonal(variance_MD, (factor / (rank - 1)) ** 0.5 * self.deviations_MKD[:, :rank])
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        trajectory: the running weights.
+        moments: what has been collected.
+    """
+
+    trajectory: Trajectory
+    moments: Moments
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+
+@dataclass(frozen=True)
+class SWAG:
+    """Stochastic weight averaging, Gaussian; with several members MultiSWAG.
+
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data do not bring their own batches.
+        optimizer: update rule and learning rate before averaging.
+        averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior.
+        burn_in: share of the epochs before averaging starts.
+        per_epoch: snapshots per epoch; None spreads 50 over the averaging phase, however long its epochs are.
+        rank: K, snapshots kept for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
+        scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    averaging_lr: float | None = None
+    burn_in: float = 0.5
+    per_epoch: int | None = None
+    rank: int = 20
+    scale: float | None = None
+    plan: Way | str = "auto"
+
+    def __post_init__(self) -> None:
+        check_averaging(self)
+        check_counts(least=0, rank=self.rank)
+        if self.rank == 1:
+            raise ValueError(f"`rank` must be 0 (diagonal alone) or at least 2; got {self.rank}.")
+        check_not_negative(**given(scale=self.scale))
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the run is too short for two snapshots.
+        """
+        del density
+        trajectory = start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+        planned = planned_snapshots(trajectory, self.burn_in, self.per_epoch)
+        if planned < 2:
+            raise ValueError(
+                f"SWAG needs at least 2 snapshots to have a spread; this run would take {planned}. Train longer, lower "
+                f"`burn_in` or raise `per_epoch`."
+            )
+        return State(trajectory, Moments.empty(weights_MD, self.rank))
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step, and a snapshot when one is due.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: give the state's tensors up to save copies.
+
+        Returns:
+            The new state, and what was seen.
+        """
+        trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
+        if not due:
+            return replace(state, trajectory=trajectory), info
+        return State(trajectory, state.moments.collect(trajectory.weights_MD, donate=donate)), info
+
+    def posterior(self, density: LogDensity, state: State) -> Gaussian:
+        """Return the mixture of the members' Gaussians.
+
+        Raises:
+            ValueError: if fewer than two snapshots were taken.
+        """
+        buffers = state.trajectory.buffers or None
+        mean_MD = state.moments.mean_MD.clone()
+        return Gaussian(density.model, mean_MD, state.moments.covariance(self.scale), buffers_M=buffers)

@@ -1,0 +1,263 @@
+"""What samplers share: chains, burn-in, thinning, and what a step reports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import given, plain
+from torchbayes.density.dynamics import Density, Value
+from torchbayes.density.plans import Way
+from torchbayes.methods.checks import check_counts, check_plan
+from torchbayes.methods.faults import Faults, begun
+from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.schedules import Cycles
+from torchbayes.model.network import refuse_by_batch
+
+# an energy error above this is a divergence: the integrator has left the trajectory (Betancourt 2017, section 6.2)
+DIVERGENCE = 1000.0
+
+
+@dataclass(frozen=True)
+class Sampler(ABC):
+    """Settings of every sampler.
+
+    Attributes:
+        chains: M, independent chains.
+        steps: length of a chain, burn-in included.
+        burn_in: steps before weights are kept; step sizes and masses are adapted in these alone.
+        thin: keep the weights of every `thin`-th step after burn-in.
+        plan: how the stack of chains is run: auto, native, loop, vmap or compiled.
+        chunk_size: rows that go through a network at once: the bound on memory.
+    """
+
+    chains: int = 4
+    steps: int = 1000
+    burn_in: int = 200
+    thin: int = 1
+    plan: Way | str = field(default="auto", kw_only=True)
+    chunk_size: int = field(default=1024, kw_only=True)
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_counts(chains=self.chains, steps=self.steps, thin=self.thin, chunk_size=self.chunk_size)
+        check_counts(least=0, burn_in=self.burn_in)
+        check_plan(self.plan)
+        if self.burn_in >= self.steps:
+            raise ValueError(
+                f"`burn_in` must lie in 0..{self.steps - 1}, so that something of the {self.steps} steps is kept; "
+                f"got {self.burn_in}."
+            )
+        if (self.steps - self.burn_in) < self.thin:
+            raise ValueError(
+                f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
+            )
+        if self.cycles and not any(self.keeps(step) for step in range(self.steps, self.burn_in, -1)):
+            raise ValueError(
+                f"no cycle of `length` {self.cycles.length} ends after burn-in within {self.steps} steps, so nothing "
+                f"would be kept. Shorten the cycles, or sample longer."
+            )
+
+    @abstractmethod
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> Any:
+        """Return the state before the first step."""
+
+    @abstractmethod
+    def step(self, density: Density, state: Any, batch: Any = None, *, donate: bool = False) -> tuple[Any, Any]:
+        """Return the new state and what was seen."""
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.chains
+
+    @property
+    def rows(self) -> int | None:
+        """Rows per step, the setting `batch_size` of stochastic samplers; None for all the data."""
+        return getattr(self, "batch_size", None)
+
+    @property
+    def cycles(self) -> Cycles | None:
+        """The cycles of a cyclical sampler, at whose ends weights are kept."""
+        schedule = getattr(self, "schedule", None)
+        return schedule if isinstance(schedule, Cycles) else None
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the weights after `step` steps are kept."""
+        if self.cycles:
+            left = -step % self.cycles.length  # steps to the end of the cycle
+            return step > self.burn_in and left % self.thin == 0 and left // self.thin < self.cycles.draws
+        return step > self.burn_in and (step - self.burn_in) % self.thin == 0
+
+    def kept(self, step: int) -> int:
+        """Return how many weights of each chain are kept in the first `step` steps."""
+        return sum(self.keeps(number) for number in range(1, step + 1))
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step on all the data reports, per chain.
+
+    Attributes:
+        log_density_M: tempered log density at the chain's new place, float64, in nats.
+        log_likelihood_M: Σ log p(y|f) there, untempered.
+        energy_M: −log density + kinetic energy at the start of the step, with its new momentum; E-BFMI is of these.
+            None for samplers without momentum.
+        acceptance_M: probability of acceptance, averaged over the step's proposals.
+        step_size_M: step size.
+        gradients_M: gradients taken.
+        divergent_M: 1.0 where the energy error was above 1000 or not finite.
+        outside_M: 1.0 where it was not finite: a proposal had no density, as behind a wall.
+        faults: whose proposals were rejected because the density raised an exception.
+    """
+
+    log_density_M: Tensor
+    log_likelihood_M: Tensor
+    energy_M: Tensor | None
+    acceptance_M: Tensor
+    step_size_M: Tensor
+    gradients_M: Tensor
+    divergent_M: Tensor
+    outside_M: Tensor
+    faults: Faults
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {
+            "log_density": self.log_density_M,
+            "log_likelihood": self.log_likelihood_M,
+            **given(energy=self.energy_M),
+            "acceptance": self.acceptance_M,
+            "step_size": self.step_size_M,
+            "gradients": self.gradients_M,
+            "divergent": self.divergent_M,
+            "outside": self.outside_M,
+            "failed": self.faults.raised_M.double(),
+        }
+
+    def now(self) -> dict[str, Any]:
+        """Return what is true of the last step of an epoch: the first exception, where there was one."""
+        return {"fault": self.faults.first} if self.faults.first else {}
+
+
+def begin(density: Density, weights_MD: Tensor) -> Value:
+    """Return the density at the start of a chain.
+
+    Args:
+        density: the target.
+        weights_MD: where the chains start.
+
+    Returns:
+        The density and its gradient.
+
+    Raises:
+        ValueError: if they cannot be computed, have the wrong shape or are not finite for a chain, or the network has
+            batch norm that is not frozen.
+    """
+    refuse_batch_norm(density)
+    value = begun(density, weights_MD)
+    check_shapes(value, weights_MD)
+    finite_M = torch.isfinite(value.log_density) & torch.isfinite(value.gradient).all(-1)
+    if not finite_M.all():
+        chain = int((~finite_M).nonzero()[0])
+        raise ValueError(
+            f"the log density or its gradient is not finite where chain {chain} starts: "
+            f"{value.log_density[chain].item():g}. Look for extreme values in the data, or start elsewhere."
+        )
+    return value
+
+
+def check_shapes(value: Value, weights_MD: Tensor) -> None:
+    """Check what a density returns; whatever broadcasts would go unseen, and grow.
+
+    Raises:
+        ValueError: if there is not one number and one gradient for each row of weights.
+    """
+    rows, seen = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
+    if seen != (rows, rows) or value.gradient.shape != weights_MD.shape:
+        raise ValueError(
+            f"the density must return one log density for each row of weights, shape {tuple(rows)}, and a gradient of "
+            f"their shape {tuple(weights_MD.shape)}; got {tuple(value.log_density.shape)} and "
+            f"{tuple(value.gradient.shape)}. Sum over the last axis, and over no other."
+        )
+
+
+def refuse_batch_norm(density: Density) -> None:
+    """Check that the weights have a density of their own.
+
+    Raises:
+        ValueError: if the network has batch norm that is not frozen, or one without running statistics.
+    """
+    model: Any = getattr(density, "model", None)
+    if model is None:
+        return
+    refuse_by_batch(model.network)
+    if model.network.batch_norms:
+        raise ValueError(
+            f"`{model.network.batch_norms[0]}` is a batch norm, whose outputs depend on the batch, so the weights have "
+            f"no fixed density to sample. Use filter response norm or group norm, or freeze it by `random=`."
+        )
+
+
+def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
+    """Return which chains accept, and with what probability: min(1, exp(log ratio)), and 0 where it is not finite.
+
+    Args:
+        log_ratio_M: log of the ratio of target times reverse proposal to target times proposal, float64.
+        seeds: seeds of the chains.
+        step: number of the step.
+
+    Returns:
+        Bool (M,) and float64 (M,).
+    """
+    # not even where the density is infinite: a chain would stay there for ever
+    probability_M = log_ratio_M.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0.0).exp()
+    return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
+
+
+def diverged(error_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1.0 where the energy error is above 1000 or not finite, else 0.0; and 1.0 where it is not finite."""
+    outside_M = ~torch.isfinite(error_M)
+    return (outside_M | (error_M > DIVERGENCE)).double(), outside_M.double()
+
+
+def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
+    """Return the state one step on: where a chain accepted at its new weights, elsewhere where it was.
+
+    Args:
+        state: a sampler's state with weights, gradient, log density and log likelihood.
+        accepted_M: which chains move.
+        weights_MD: where to.
+        value: the density there.
+        more: other fields that change.
+
+    Returns:
+        The new state.
+    """
+    there = weights_MD, value.gradient, value.log_density, value.log_likelihood
+    here = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
+    accepted = int(accepted_M.sum())
+    if 0 < accepted < len(accepted_M):
+        new = [choose(accepted_M, one, other) for one, other in zip(there, here, strict=True)]
+    else:  # most often all, and of a single chain always all or none: nothing is copied
+        new = there if accepted else here
+    names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")
+    return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1, **more)
+
+
+def choose(accepted_M: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return rows of `new` where accepted, of `old` elsewhere, for tensors (M,) or (M, D)."""
+    return torch.where(accepted_M if new.ndim == 1 else accepted_M.unsqueeze(-1), new, old)

@@ -1,0 +1,1 @@
+"""Markov chains on minibatches: SGLD, SGHMC, SGNHT, and their cycles."""

@@ -1,0 +1,172 @@
+r"""Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), in two forms, plain or preconditioned.
+
+`form="momentum"`, that of Izmailov et al. (2021), with momentum β and mass A (1, or √V + δ with preconditioner):
+
+    m ← β m + √ε ∇log p(w) + √(2 (1 − β) T) A^{1/2} z,     w ← w + √ε A⁻¹ m
+
+`form="friction"`, that of Chen et al. with α = 1 − β and an estimate b of the gradient noise:
+
+    v ← (1 − α) v + ε ∇log p(w) + √(2 (α − b) ε T) z,      w ← w + v
+
+With v = √ε m and b = 0 they are one chain as long as ε does not change; when it does, m keeps its scale and v does not.
+V ← λ V + (1 − λ) ∇log p(w)² elementwise; the drift that a changing A would need is left out. The gradient is that of
+the full-data log density, estimated from a minibatch. With `Cycles` this is cSGHMC (Zhang et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_flags, check_not_negative
+from torchbayes.density.dynamics import Density
+from torchbayes.methods.checks import check_positive, check_share
+from torchbayes.methods.sampler import Sampler, refuse_batch_norm
+from torchbayes.methods.schedules import Steady, StepSchedule
+from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the chains are.
+
+    Attributes:
+        weights_MD: weights.
+        momentum_MD: m or v.
+        squares_MD: V; nothing, (M, 0), without preconditioner.
+        seeds: one seed per chain.
+        step: steps taken.
+    """
+
+    weights_MD: Tensor
+    momentum_MD: Tensor
+    squares_MD: Tensor
+    seeds: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True)
+class SGHMC(Sampler):
+    """Stochastic gradient Hamiltonian Monte Carlo.
+
+    Attributes:
+        step_size: ε, on the scale of the full-data log density: a learning rate on the mean loss is N ε.
+        batch_size: rows per step; None for all the data.
+        schedule: how ε changes: `Steady`, `Decay`, or `Cycles` (cSGHMC).
+        momentum: β; the friction is 1 − β.
+        form: momentum or friction.
+        noise_estimate: b, for the friction form.
+        preconditioned: whether to use A, for the momentum form.
+        decay: λ.
+        floor: δ, on the scale of the gradient.
+    """
+
+    step_size: float = 1e-6
+    batch_size: int | None = 128
+    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
+    momentum: float = 0.9
+    form: Literal["momentum", "friction"] = "momentum"
+    noise_estimate: float = 0.0
+    preconditioned: bool = False
+    decay: float = 0.99
+    floor: float = 1e-7
+
+    def __post_init__(self) -> None:
+        Sampler.__post_init__(self)
+        check(self)
+        check_share(momentum=self.momentum, decay=self.decay)
+        check_positive(floor=self.floor)
+        check_choice(("momentum", "friction"), form=self.form)
+        check_flags(preconditioned=self.preconditioned)
+        check_not_negative(noise_estimate=self.noise_estimate)
+        if self.noise_estimate >= 1 - self.momentum:
+            raise ValueError(
+                f"`noise_estimate` must lie in [0, {1 - self.momentum:g}), below the friction; "
+                f"got {self.noise_estimate}."
+            )
+        if (self.noise_estimate and self.form == "momentum") or (self.preconditioned and self.form == "friction"):
+            raise ValueError("`noise_estimate` is for form='friction', and `preconditioned` for form='momentum'.")
+
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the target.
+            weights_MD: where the chains start.
+            buffers: not used; samplers run networks in evaluation mode.
+            seeds: one seed per chain.
+            steps_per_epoch: not used; schedules count steps.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has batch norm that is not frozen.
+        """
+        del buffers, steps_per_epoch
+        refuse_batch_norm(density)
+        weights_MD = weights_MD.detach().clone()
+        squares_MD = torch.zeros_like(weights_MD) if self.preconditioned else weights_MD[:, :0].clone()
+        return State(weights_MD, torch.zeros_like(weights_MD), squares_MD, tuple(seeds), 0)
+
+    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one step of every chain.
+
+        Args:
+            density: the target.
+            state: where the chains are.
+            batch: one minibatch per chain, (M, B, ...); None where the density has all the data.
+            donate: give up `state`: its tensors are overwritten and must not be used again.
+
+        Returns:
+            The new state, and what was seen.
+
+        Raises:
+            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+                those before the step.
+            ValueError: if the density has the wrong shape.
+        """
+        step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
+        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        now = state if donate else _copy(state)
+        friction, root = 1 - self.momentum, step_size**0.5
+        kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
+        variance = 2 * (friction - self.noise_estimate) * heat * (1.0 if self.form == "momentum" else step_size)
+        drift_MD, noise_MD = value.gradient.mul_(heat), None
+        if self.schedule.noisy(state.step):
+            noise_MD = scaled_noise(state, state.step, variance**0.5)
+        mass_MD = None
+        if self.preconditioned:
+            # the first step has nothing to average with
+            now.squares_MD.lerp_(drift_MD.square(), 1 - self.decay if state.step else 1.0)
+            mass_MD = now.squares_MD.sqrt().add_(self.floor)
+            noise_MD = None if noise_MD is None else noise_MD.mul_(mass_MD.sqrt())
+        now.momentum_MD.mul_(self.momentum).add_(drift_MD, alpha=kick)
+        if noise_MD is not None:
+            now.momentum_MD.add_(noise_MD)
+        if mass_MD is None:
+            now.weights_MD.add_(now.momentum_MD, alpha=move)
+        else:
+            now.weights_MD.addcdiv_(now.momentum_MD, mass_MD, value=move)
+        return replace(now, step=state.step + 1), info
+
+
+def _copy(state: State) -> State:
+    return replace(
+        state,
+        weights_MD=state.weights_MD.clone(),
+        momentum_MD=state.momentum_MD.clone(),
+        squares_MD=state.squares_MD.clone(),
+    )

@@ -1,0 +1,138 @@
+r"""The stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014).
+
+    m ← m − h ξ m + h ∇log p(w) + √(2 a h T) z,     w ← w + h m,     ξ ← ξ + h (mᵀm/D − T)
+
+The friction ξ of each chain adapts until the kinetic energy is that of temperature T, so that gradient noise of unknown
+size is absorbed. h = √ε and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density,
+estimated from a minibatch.
+
+Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
+would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as
+cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of burn-in
+ξ = a too: the kinetic energy of a chain that falls towards the mass of the density is not thermal, and what ξ gains by
+it goes at hT a step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.dynamics import Density
+from torchbayes.methods.checks import check_positive
+from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.sampler import Sampler, refuse_batch_norm
+from torchbayes.methods.schedules import Steady, StepSchedule
+from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the chains are.
+
+    Attributes:
+        weights_MD: weights.
+        momentum_MD: m.
+        friction_M: ξ, float64.
+        seeds: one seed per chain.
+        step: steps taken.
+    """
+
+    weights_MD: Tensor
+    momentum_MD: Tensor
+    friction_M: Tensor
+    seeds: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True)
+class SGNHT(Sampler):
+    """The stochastic gradient Nosé-Hoover thermostat.
+
+    Attributes:
+        step_size: ε = h², on the scale of the full-data log density.
+        batch_size: rows per step; None for all the data.
+        schedule: how ε changes.
+        diffusion: a.
+    """
+
+    step_size: float = 1e-6
+    batch_size: int | None = 128
+    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
+    diffusion: float = 1.0
+
+    def __post_init__(self) -> None:
+        Sampler.__post_init__(self)
+        check(self)
+        check_positive(diffusion=self.diffusion)
+
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the target.
+            weights_MD: where the chains start.
+            buffers: not used; samplers run networks in evaluation mode.
+            seeds: one seed per chain.
+            steps_per_epoch: not used; schedules count steps.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has batch norm that is not frozen.
+        """
+        del buffers, steps_per_epoch
+        refuse_batch_norm(density)
+        weights_MD = weights_MD.detach().clone()
+        friction_M = torch.full((len(weights_MD),), self.diffusion, dtype=torch.float64, device=weights_MD.device)
+        momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
+        return State(weights_MD, momentum_MD, friction_M, tuple(seeds), 0)
+
+    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one step of every chain.
+
+        Args:
+            density: the target.
+            state: where the chains are.
+            batch: one minibatch per chain, (M, B, ...); None where the density has all the data.
+            donate: give up `state`: its tensors are overwritten and must not be used again.
+
+        Returns:
+            The new state, and what was seen.
+
+        Raises:
+            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+                those before the step.
+            ValueError: if the density has the wrong shape.
+        """
+        step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
+        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        now = (
+            state
+            if donate
+            else replace(state, weights_MD=state.weights_MD.clone(), momentum_MD=state.momentum_MD.clone())
+        )
+        h, noisy = step_size**0.5, self.schedule.noisy(state.step)
+        friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, self.diffusion)
+        now.momentum_MD.mul_((1 - h * friction_M).to(now.momentum_MD).unsqueeze(-1))
+        now.momentum_MD.add_(value.gradient, alpha=h * heat)
+        if noisy:
+            now.momentum_MD.add_(scaled_noise(state, state.step, (2 * self.diffusion * h * heat) ** 0.5))
+        now.weights_MD.add_(now.momentum_MD, alpha=h)
+        if noisy and state.step >= self.burn_in // 2:
+            squares_M = torch.linalg.vector_norm(now.momentum_MD, dim=-1, dtype=torch.float64).square()
+            friction_M = friction_M + h * (squares_M / now.momentum_MD.shape[-1] - heat)
+        return replace(now, friction_M=friction_M, step=state.step + 1), info

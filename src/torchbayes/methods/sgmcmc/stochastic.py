@@ -1,0 +1,129 @@
+"""What samplers on minibatches share: temperature, noise, a running preconditioner, and what a step reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_object, given
+from torchbayes.density.dynamics import Density, Value
+from torchbayes.methods.checks import check_counts, check_positive
+from torchbayes.methods.faults import is_fault, worded
+from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.optimise.descent import DivergedError
+from torchbayes.methods.sampler import check_shapes
+from torchbayes.methods.schedules import StepSchedule
+
+
+class Stochastic(Protocol):
+    """Settings that samplers on minibatches share."""
+
+    @property
+    def step_size(self) -> float:
+        """ε, on the scale of the full-data log density."""
+        ...
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per step; None for all the data."""
+        ...
+
+    @property
+    def schedule(self) -> StepSchedule:
+        """How ε changes from step to step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step on a minibatch reports, per chain.
+
+    Attributes:
+        log_density_M: estimate of the tempered log density before the step, float64, in nats.
+        log_likelihood_M: estimate of Σ log p(y|f), untempered.
+        step_size_M: ε of the step.
+    """
+
+    log_density_M: Tensor
+    log_likelihood_M: Tensor
+    step_size_M: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {
+            "log_density": self.log_density_M,
+            "log_likelihood": self.log_likelihood_M,
+            "step_size": self.step_size_M,
+        }
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {}
+
+
+def check(method: Stochastic) -> None:
+    """Check the settings all have.
+
+    Raises:
+        ValueError: if one is out of range.
+    """
+    check_positive(step_size=method.step_size)
+    check_counts(**given(batch_size=method.batch_size))
+    check_object(("at", "noisy"), "Cycles()", schedule=method.schedule)
+
+
+def temperature(density: Density) -> float:
+    """Return T where likelihood and prior are both divided by it, else 1.
+
+    Multiplying by it gives the drift of the untempered density, so that a step size means the same at every T.
+    """
+    model: Any = getattr(density, "model", None)
+    return model.temperature if model is not None and model.tempering == "joint" else 1.0
+
+
+def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
+    """Return normals of standard deviation `scale`, (M, D); every chain has its own."""
+    return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
+
+
+def looked_at(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
+    """Return the density before a step, once it is known to be finite, and what the step saw.
+
+    Args:
+        density: the target.
+        state: the state before the step.
+        batch: rows of the step.
+        method: the method, for its length.
+        step_size: ε of the step.
+
+    Returns:
+        The density, and the info.
+
+    Raises:
+        DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
+            those before the step.
+        ValueError: if it has the wrong shape.
+    """
+    try:
+        value = density(state.weights_MD, batch)
+    except Exception as error:
+        if not is_fault(error, density):
+            raise
+        raise DivergedError(
+            f"the log density cannot be computed at step {state.step} of {method.steps}: {worded(error)}. A chain on "
+            f"minibatches has no proposals to reject, so it ends there; lower the step size of {step_size:g}, or mend "
+            f"the density."
+        ) from error
+    check_shapes(value, state.weights_MD)
+    finite_M = torch.isfinite(value.log_density + torch.linalg.vector_norm(value.gradient, dim=-1))
+    if not finite_M.all():
+        chain = int((~finite_M).nonzero()[0])
+        raise DivergedError(
+            f"the chain diverged at step {state.step} of {method.steps}: the log density of chain {chain} is "
+            f"{value.log_density[chain].item():g} or its gradient is not finite, at step size {step_size:g}. Lower the "
+            f"step size, or look for extreme values in the data."
+        )
+    return value, Info(value.log_density, value.log_likelihood, torch.full_like(value.log_density, step_size))

@@ -1,0 +1,35 @@
+"""p(w): what is believed about the weights before the data."""
+
+from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.univariate import (
+    FanInNormal,
+    Flat,
+    Laplace,
+    Logistic,
+    Normal,
+    NormalMixture,
+    Prior,
+    PriorLike,
+    PriorRules,
+    SampledPrior,
+    ShapedPrior,
+    StudentT,
+    Univariate,
+)
+
+__all__ = [
+    "FanInNormal",
+    "Flat",
+    "Joint",
+    "Laplace",
+    "Logistic",
+    "Normal",
+    "NormalMixture",
+    "Prior",
+    "PriorLike",
+    "PriorRules",
+    "SampledPrior",
+    "ShapedPrior",
+    "StudentT",
+    "Univariate",
+]

@@ -1,0 +1,284 @@
+"""Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from torchbayes.model.layout import Layout, matches
+from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.univariate import (
+    Flat,
+    Normal,
+    Prior,
+    PriorLike,
+    PriorRules,
+    SampledPrior,
+    ShapedPrior,
+    Univariate,
+    check_prior,
+)
+from torchbayes.native.seeds import Purpose, generator
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of neighbouring parameters that share one univariate prior."""
+
+    prior: Prior | Joint
+    where: slice
+
+    @property
+    def std(self) -> float | Tensor:
+        """Standard deviation of its weights, or of each of them; infinite where it is not known."""
+        return self.prior.stds() if isinstance(self.prior, Joint) else getattr(self.prior, "std", math.inf)
+
+    @property
+    def loc(self) -> float | Tensor:
+        """Mean of its weights, or of each of them; 0 where it is not known."""
+        return self.prior.loc_D.double().cpu() if isinstance(self.prior, Joint) else getattr(self.prior, "loc", 0.0)
+
+    def each(self, value: float | Tensor) -> Tensor:
+        """Return `std` or `loc` of each of its weights, float64."""
+        return torch.as_tensor(value, dtype=torch.float64).expand(self.where.stop - self.where.start)
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
+        part, into = weights[..., self.where], gradient[..., self.where]
+        if isinstance(self.prior, Normal | Flat | Joint):
+            self.prior.add_gradient_(into, part, scale)
+            return
+        into.add_(_derivative(self.prior, part, order=1), alpha=scale)
+
+
+class BoundPrior:
+    """Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
+
+    def __init__(
+        self, layout: Layout, rules: PriorRules | Joint, *, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Resolve `rules` for every name of `layout`.
+
+        Args:
+            layout: the names and shapes of the random weights.
+            rules: one prior for all, or glob -> prior, first match wins; or one over all weights together.
+            shapes: of the whole parameters of which only some elements are random; a prior may depend on them.
+
+        Raises:
+            ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or not
+                over all real numbers, or a joint prior is over another number of weights.
+            TypeError: if a prior has no log density.
+        """
+        self.layout = layout
+        self.segments: list[Segment] = []
+        if isinstance(rules, Joint):
+            if len(rules.loc_D) != layout.size:
+                raise ValueError(f"the joint prior is over {len(rules.loc_D)} weights; the model has {layout.size}.")
+            self.segments.append(Segment(rules, slice(0, layout.size)))
+            return
+        table = rules if isinstance(rules, Mapping) else {"*": rules}
+        if not table:
+            raise ValueError("the `prior` is an empty mapping; got {}. Give a rule for all weights: {'*': Normal()}.")
+        unused = [glob for glob in table if not layout.select(glob)]
+        if unused:
+            raise ValueError(
+                f"the `prior`'s glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
+                f"{', '.join(layout.names)}."
+            )
+        for name, shape in {**layout.shapes, **(shapes or {})}.items():
+            glob = next((g for g in table if matches(name, g)), None)
+            if glob is None:
+                raise ValueError(f"no glob of the prior matches `{name}`. Add it, or a last rule `'*'`.")
+            prior = _univariate(table[glob], shape)
+            _check_support(prior, glob)
+            self._append(prior, layout.slices[name])
+
+    def _append(self, prior: Prior, where: slice) -> None:
+        if self.segments and self.segments[-1].prior == prior:
+            where = slice(self.segments.pop().where.start, where.stop)
+        self.segments.append(Segment(prior, where))
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log p(w) of each row.
+
+        Args:
+            weights: tensor (..., D).
+
+        Returns:
+            Float64 tensor (...), in nats: in float32 a sum over a million weights is off by nats.
+        """
+        parts = [_total(segment.prior, weights[..., segment.where]) for segment in self.segments]
+        return torch.stack(parts).sum(0)
+
+    def stds(self) -> Tensor:
+        """Return the prior standard deviation of every weight, float64 (D,); infinite where it is not known."""
+        return torch.cat([s.each(s.std) for s in self.segments])
+
+    @property
+    def joint(self) -> Joint | None:
+        """The prior over all weights together, if it is one."""
+        prior = self.segments[0].prior
+        return prior if isinstance(prior, Joint) else None
+
+    def locs(self) -> Tensor:
+        """Return the prior mean of every weight, float64 (D,); 0 where it is not known."""
+        return torch.cat([s.each(s.loc) for s in self.segments])
+
+    @property
+    def flat(self) -> Tensor:
+        """Which weights have an improper flat prior, bool (D,)."""
+        sizes = torch.tensor([s.where.stop - s.where.start for s in self.segments])
+        return torch.tensor([isinstance(s.prior, Flat) for s in self.segments]).repeat_interleave(sizes)
+
+    def names(self, chosen_D: Tensor) -> str:
+        """Return in words how many weights of which parameters are chosen by a bool tensor (D,)."""
+        counts = {name: int(chosen_D[where].sum()) for name, where in self.layout.slices.items()}
+        sizes = zip(counts.items(), self.layout.sizes, strict=True)
+        return ", ".join(f"{count} of the {size} weights of `{name}`" for (name, count), size in sizes if count)
+
+    def precision(self, weights: Tensor) -> Tensor:
+        """Return −∂² log p / ∂w² of every weight, of the shape of `weights` (..., D); 0 for flat priors.
+
+        Correlations of a joint prior are left out.
+
+        Raises:
+            ValueError: if a prior that is not declared flat has no positive, finite precision at a weight.
+        """
+        found = torch.zeros_like(weights)
+        for segment in self.segments:
+            into, part = found[..., segment.where], weights[..., segment.where]
+            if isinstance(segment.prior, Normal):
+                into.fill_(1 / segment.prior.scale**2)
+            elif isinstance(segment.prior, Joint):
+                into.copy_(segment.prior.precision())
+            elif not isinstance(segment.prior, Flat):
+                into.copy_(-_derivative(segment.prior, part, order=2))
+                _check_bend(self, segment, into)
+        return found
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """Draw weights from the prior.
+
+        Args:
+            count: number of draws S.
+            seed: seed of the draws.
+
+        Returns:
+            Independent draws, float64 (S, D), on the CPU.
+
+        Raises:
+            ValueError: if a prior is improper, or has a density and no `sample`.
+        """
+        parts = []
+        for number, segment in enumerate(self.segments):
+            if not isinstance(segment.prior, SampledPrior):
+                why = "is improper" if isinstance(segment.prior, Flat) else "has no `sample`"
+                raise ValueError(
+                    f"weights cannot be drawn from {segment.prior!r}, which {why}. Choose a prior such as Normal, or "
+                    f"give yours a method `sample(shape, generator)`."
+                )
+            shape = (count, segment.where.stop - segment.where.start)
+            parts.append(segment.prior.sample(shape, generator(Purpose.PRIOR, seed, number)))
+        return torch.cat(parts, dim=1)
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add `scale` · d log p / dw to `gradient` in place: closed form where the prior has one, else autograd.
+
+        Args:
+            gradient: tensor (..., D), changed.
+            weights: tensor (..., D).
+            scale: factor on the prior's gradient.
+        """
+        for segment in self.segments:
+            segment.add_gradient_(gradient, weights, scale)
+
+    def add_rest_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
+        """Do what is left to do once −½ ((w − loc)/scale)² of the normal segments is done elsewhere.
+
+        Args:
+            gradient: tensor (..., D); receives the gradient of the segments that are not normal.
+            weights: tensor (..., D).
+            scale: factor on the prior's gradient.
+
+        Returns:
+            Float64 tensor (...): log p(w) without those squares.
+        """
+        total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
+        for segment in self.segments:
+            if isinstance(segment.prior, Normal):
+                total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
+            elif not isinstance(segment.prior, Flat):
+                segment.add_gradient_(gradient, weights, scale)
+                total += _total(segment.prior, weights[..., segment.where])
+        return total
+
+
+def _total(prior: Prior, weights: Tensor) -> Tensor:
+    if isinstance(prior, Normal | Flat | Joint):
+        return prior.total(weights)
+    return prior.log_prob(weights).sum(-1, dtype=torch.float64)
+
+
+def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
+    """Return the derivative of log p elementwise; 0 from the order on at which it does not depend on w."""
+    with torch.enable_grad():
+        leaf = weights.detach().requires_grad_()
+        found = prior.log_prob(leaf)
+        for remaining in reversed(range(order)):
+            if not found.requires_grad:
+                return torch.zeros_like(weights)
+            (found,) = torch.autograd.grad(found.sum(), leaf, create_graph=remaining > 0, materialize_grads=True)
+    return found.detach()
+
+
+def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
+    """Check the precision (..., n) of a segment whose prior is of any form.
+
+    Raises:
+        ValueError: if it is not positive and finite everywhere.
+    """
+    wrong = ~((precision > 0) & torch.isfinite(precision))
+    if not wrong.any():
+        return
+    chosen_D = torch.zeros(bound.layout.size, dtype=torch.bool)
+    chosen_D[segment.where] = wrong.flatten(0, -2).any(0).cpu() if wrong.ndim > 1 else wrong.cpu()
+    first, std = float(precision[wrong][0]), getattr(segment.prior, "std", math.inf)
+    way = "is straight" if first == 0 else "curves upwards" if first < 0 else "is not smooth"
+    same = f"Normal({std:.3g}), which has its standard deviation" if math.isfinite(std) else "a Normal"
+    raise ValueError(
+        f"the log density of the prior {_said(segment.prior)} {way} at {bound.names(chosen_D)} (its negative second "
+        f"derivative is {first + 0.0:.3g}), so a Gaussian there has no precision from it and no evidence. Fit with "
+        f"the prior {same}, or sample the posterior with HMC."
+    )
+
+
+def _check_support(prior: Prior, glob: str) -> None:
+    """Check that a prior has a density wherever weights may go.
+
+    Raises:
+        ValueError: if it is a torch Distribution over a part of the real numbers.
+    """
+    if isinstance(prior, Univariate) and not prior.everywhere:
+        raise ValueError(
+            f"the `prior` of {glob!r} must have a density at all real numbers, where weights go; got {_said(prior)}, "
+            f"whose support is {prior.distribution.support}. Use one such as Normal, Laplace or StudentT."
+        )
+
+
+def _said(prior: Prior) -> str:
+    """Return the prior in words; a torch Distribution as its user wrote it."""
+    return repr(getattr(prior, "distribution", prior))
+
+
+def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
+    if isinstance(prior, Distribution):
+        return Univariate(prior)
+    if isinstance(prior, ShapedPrior) and not isinstance(prior, type):
+        return prior.resolve(shape)
+    check_prior(prior=prior)
+    return prior  # type: ignore[return-value]

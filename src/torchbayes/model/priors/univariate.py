@@ -1,0 +1,378 @@
+"""p(w): what is believed about the weights before the data.
+
+A prior is one univariate density for every weight that a glob names. `Model` takes a single prior, a torch
+`Distribution`, or a mapping from globs to priors; the first glob that matches a parameter's name decides.
+Densities are normalised, so that evidences built on them are right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.checks import (
+    check_each,
+    check_kind,
+    check_numbers,
+    check_object,
+    check_positive,
+    check_scale,
+    plain,
+    seen,
+)
+from torchbayes.native.seeds import Purpose, seeded
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """Anything with an elementwise log density of weights."""
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log p of each element of `weights`, same shape."""
+        ...
+
+
+@runtime_checkable
+class SampledPrior(Prior, Protocol):
+    """A prior that weights can be drawn from: every proper one of this module."""
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU."""
+        ...
+
+
+@runtime_checkable
+class ShapedPrior(Protocol):
+    """A prior that depends on a parameter's shape."""
+
+    def resolve(self, shape: tuple[int, ...]) -> Prior:
+        """Return the univariate prior of a parameter of this shape."""
+        ...
+
+
+PriorLike = Prior | ShapedPrior | Distribution
+PriorRules = PriorLike | Mapping[str, PriorLike]
+
+
+def check_prior(**values: Any) -> None:
+    """Check that arguments are priors of every weight, not classes or names of such.
+
+    Raises:
+        TypeError: if one is not.
+    """
+    for name, value in values.items():
+        check_object(("log_prob",), "Normal()", **{name: value})
+        if hasattr(value, "distribution") and hasattr(value, "check"):  # likelihoods have a `log_prob` too
+            raise TypeError(f"`{name}` must be a prior such as Normal(); got {seen(value)}.")
+
+
+def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _uniforms(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Return numbers in (0, 1): middles of 2⁵² cells, of which neither 0 nor 1 is one."""
+    return (torch.randint(2**52, shape, generator=generator).double() + 0.5) / 2**52
+
+
+@dataclass(frozen=True)
+class Normal:
+    """w ~ N(loc, scale²).
+
+    Attributes:
+        scale: standard deviation (not the variance), in units of the weights.
+        loc: mean.
+    """
+
+    scale: float = 1.0
+    loc: float = 0.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation."""
+        return self.scale
+
+    @property
+    def log_constant(self) -> float:
+        """log(scale √2π)."""
+        return math.log(self.scale * math.sqrt(2 * math.pi))
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return −½((w − loc)/scale)² − log(scale √2π), elementwise."""
+        return -0.5 * ((weights - self.loc) / self.scale) ** 2 - self.log_constant
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Return Σ log p over the last axis, float64, in one pass over the weights."""
+        centred = weights - self.loc if self.loc else weights
+        squares = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64) ** 2
+        return squares * (-0.5 / self.scale**2) - weights.shape[-1] * self.log_constant
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add scale · d log p / dw = −scale (w − loc)/scale_prior² to `gradient` in place, in one pass."""
+        gradient.add_(weights - self.loc if self.loc else weights, alpha=-scale / self.scale**2)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU."""
+        return self.loc + self.scale * _normals(shape, generator)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """w ~ Laplace(loc, scale), density exp(−|w − loc|/scale) / (2 scale).
+
+    Attributes:
+        scale: mean absolute deviation; the standard deviation is √2 scale.
+        loc: mean.
+    """
+
+    scale: float = 1.0
+    loc: float = 0.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, √2 scale."""
+        return math.sqrt(2.0) * self.scale
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return −|w − loc|/scale − log(2 scale), elementwise."""
+        return -(weights - self.loc).abs() / self.scale - math.log(2 * self.scale)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: differences of two exponentials."""
+        return self.loc + self.scale * (_uniforms(shape, generator).log() - _uniforms(shape, generator).log())
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """w ~ loc + scale · t(df).
+
+    Attributes:
+        df: degrees of freedom; small values give heavy tails.
+        scale: scale of the t distribution.
+        loc: location.
+    """
+
+    df: float = 5.0
+    scale: float = 1.0
+    loc: float = 0.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(df=self.df)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, scale √(df/(df − 2)); infinite for df ≤ 2."""
+        return self.scale * math.sqrt(self.df / (self.df - 2)) if self.df > 2 else math.inf
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return the Student-t log density, elementwise."""
+        df = self.df
+        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi) - math.log(self.scale)
+        return constant - (df + 1) / 2 * torch.log1p(((weights - self.loc) / self.scale) ** 2 / df)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU."""
+        df, loc, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.df, self.loc, self.scale))
+        return Univariate(distributions.StudentT(df, loc, scale)).sample(shape, generator)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """w ~ Logistic(loc, scale), density e^{−z} / (scale (1 + e^{−z})²) with z = (w − loc)/scale.
+
+    Attributes:
+        scale: scale; the standard deviation is π scale / √3.
+        loc: mean.
+    """
+
+    scale: float = 1.0
+    loc: float = 0.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(scale=self.scale)
+        check_numbers(loc=self.loc)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, π scale / √3."""
+        return math.pi * self.scale / math.sqrt(3.0)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return −|z| − 2 log(1 + e^{−|z|}) − log scale, elementwise; symmetric in z, so no overflow."""
+        size = ((weights - self.loc) / self.scale).abs()
+        return -size - 2 * F.softplus(-size) - math.log(self.scale)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: loc + scale · logit u."""
+        return self.loc + self.scale * _uniforms(shape, generator).logit()
+
+
+@dataclass(frozen=True)
+class NormalMixture:
+    """w ~ Σ_j proportion_j N(0, scale_j²): a scale mixture of normals.
+
+    With two components this is the prior of Bayes by backprop (Blundell et al. 2015).
+
+    Attributes:
+        scales: standard deviations, one per component.
+        proportions: weights of the components, positive; normalised here.
+    """
+
+    scales: tuple[float, ...] = (1.0, 0.1)
+    proportions: tuple[float, ...] = (0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_each(check_scale, scales=self.scales)
+        check_each(check_positive, proportions=self.proportions)
+        if len(self.scales) != len(self.proportions):
+            raise ValueError(
+                f"`scales` and `proportions` must have the same length; got {self.scales} and {self.proportions}."
+            )
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, √(Σ_j proportion_j scale_j²)."""
+        squares = sum(p * s**2 for p, s in zip(self.proportions, self.scales, strict=True))
+        return math.sqrt(squares / sum(self.proportions))
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log Σ_j proportion_j N(w; 0, scale_j²) by log-sum-exp, elementwise."""
+        total = sum(self.proportions)
+        parts = [
+            Normal(scale).log_prob(weights) + math.log(proportion / total)
+            for scale, proportion in zip(self.scales, self.proportions, strict=True)
+        ]
+        return torch.logsumexp(torch.stack(parts), dim=0)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: of a component drawn for each."""
+        bounds = torch.tensor(self.proportions, dtype=torch.float64).cumsum(0)
+        component = torch.searchsorted(bounds[:-1] / bounds[-1], _uniforms(shape, generator))
+        return torch.tensor(self.scales, dtype=torch.float64)[component] * _normals(shape, generator)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """An improper flat prior: log p(w) = 0. MAP with it is maximum likelihood; it has no evidence."""
+
+    @property
+    def std(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return zeros, elementwise."""
+        return torch.zeros_like(weights)
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Return zeros, float64, without the last axis."""
+        return weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Leave `gradient` as it is."""
+
+
+@dataclass(frozen=True)
+class FanInNormal:
+    """w ~ N(0, gain² / fan_in) for tensors with two axes or more, N(0, bias_scale²) for the others (Neal 1996).
+
+    With it the variance of a layer's outputs does not depend on the layer's width.
+
+    Attributes:
+        gain: standard deviation of a unit's input per unit of input scale; √2 suits ReLU.
+        bias_scale: standard deviation of biases and of norm layers' weights.
+    """
+
+    gain: float = math.sqrt(2.0)
+    bias_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(gain=self.gain, bias_scale=self.bias_scale)
+
+    def resolve(self, shape: tuple[int, ...]) -> Prior:
+        """Return the normal prior of a parameter of this shape; fan_in is the product of all axes but the first."""
+        fan_in = math.prod(shape[1:])
+        return Normal(self.gain / math.sqrt(fan_in)) if len(shape) > 1 else Normal(self.bias_scale)
+
+
+@dataclass(frozen=True)
+class Univariate:
+    """Any univariate torch Distribution as the prior of every weight.
+
+    Attributes:
+        distribution: a Distribution with empty event and batch shape.
+    """
+
+    distribution: Distribution
+
+    def __post_init__(self) -> None:
+        check_kind(Distribution, "a torch Distribution", distribution=self.distribution)
+        own = self.distribution
+        if own.event_shape or own.batch_shape.numel() != 1:
+            raise ValueError(
+                f"`distribution`: a prior must be univariate; got batch shape {tuple(own.batch_shape)} and event shape "
+                f"{tuple(own.event_shape)}. Give one Distribution per glob."
+            )
+
+    @property
+    def std(self) -> float:
+        """The distribution's standard deviation; infinite where it has none or does not know it."""
+        try:
+            return float(self.distribution.stddev)
+        except NotImplementedError:
+            return math.inf
+
+    @property
+    def loc(self) -> float:
+        """The distribution's mean; 0 where it has none or does not know it."""
+        try:
+            mean = float(self.distribution.mean)
+        except NotImplementedError:
+            return 0.0
+        return mean if math.isfinite(mean) else 0.0
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether its support is all real numbers, as far as it says what that is."""
+        try:
+            support = self.distribution.support
+        except NotImplementedError:
+            return True
+        whole: Any = getattr(support, "base_constraint", support)  # that of every component of a mixture
+        return all(bool(whole.check(torch.tensor(value)).all()) for value in (-1e6, -0.5, 0.5, 1e6))
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return the distribution's log density, elementwise."""
+        return self.distribution.log_prob(weights)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws of the distribution, float64 on the CPU.
+
+        A Distribution takes no generator: it draws from the global one, under a seed that comes from `generator`.
+        """
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with seeded(Purpose.DISTRIBUTION, seed, device="cuda" if torch.cuda.is_initialized() else "cpu"):
+            return self.distribution.sample(torch.Size(shape)).reshape(shape).double().cpu()

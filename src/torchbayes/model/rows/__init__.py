@@ -1,0 +1,1 @@
+"""Rows of data: one batch, and sources that yield many."""

@@ -1,0 +1,158 @@
+"""Labels of sequences of tokens: with which of its outputs a network compares each, found out by asking it.
+
+Causal language models of Hugging Face are given `labels=input_ids` and compare the output at place t with the label at
+place t + 1 within their own loss; models that classify tokens, and some decoders, compare it with the label at place t.
+No name tells them apart, so the network's loss is asked: does it depend on the first label?
+
+Labels that are one place ahead of the tokens already, as in (tokens[:, :-1], tokens[:, 1:]), are told by their values,
+batch by batch, and stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from torchbayes.checks import SettingError
+from torchbayes.model.likelihoods import Likelihood
+from torchbayes.model.likelihoods.weighted import map_values, unweighted
+from torchbayes.model.rows.batch import Batch, arguments, copied, rows_of
+
+IGNORED = -100  # the label that Hugging Face leaves out
+
+
+class Labels:
+    """Puts labels of tokens at the places of the outputs that they are compared with."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Keep the network; it is asked once, at the first batch of labelled tokens."""
+        self._module = module
+        self._asked, self._later = False, None
+
+    def placed(self, batch: Batch, likelihood: Likelihood) -> Batch:
+        """Return the batch, its labels moved one place forward where the network compares them so.
+
+        Args:
+            batch: rows; if the labels are not integers (B, T) for tokens (B, T), nothing is done. Nor is it if they are
+                one place ahead of the tokens already.
+            likelihood: whose `ignore_index`, the label that it leaves out, is put at the last place, which has none.
+                Of a weighted likelihood the labels are those of its pairs (labels, weights).
+
+        Returns:
+            The batch.
+
+        Raises:
+            ValueError: if labels must be moved and the likelihood cannot leave the last place out, or if the labels
+                are the tokens themselves and the network does not say how it compares them.
+        """
+        ignored = getattr(unweighted(likelihood), "ignore_index", None)
+
+        def one(labels: Any) -> Any:
+            return self._placed(labels, batch.inputs, ignored)
+
+        return batch._replace(targets=map_values(one, likelihood, batch.targets))
+
+    def check(self, batch: Batch, likelihood: Likelihood) -> None:
+        """Check a batch that may have been made by hand, and whose labels are to be at their places.
+
+        Args:
+            batch: rows.
+            likelihood: as of `placed`.
+
+        Raises:
+            SettingError: if the labels are the tokens themselves, and the network compares them one place later.
+        """
+        ignored = getattr(unweighted(likelihood), "ignore_index", None)
+
+        def one(labels: Any) -> Any:
+            tokens = _tokens(batch.inputs, labels)
+            if tokens is None:
+                return labels
+            same, ahead = _seen(labels, tokens, ignored)
+            if same and not ahead and self._compares_later(batch.inputs, labels):
+                raise SettingError(
+                    "the labels of this batch are the input tokens themselves, which the network's outputs are not "
+                    "compared with but with the tokens behind them. Make it by model.unpack((inputs, labels)), which "
+                    "moves the labels."
+                )
+            return labels
+
+        map_values(one, likelihood, batch.targets)
+
+    def _compares_later(self, inputs: Any, labels: Tensor) -> bool | None:
+        """Return whether the network compares outputs with labels one place later; it is asked once."""
+        if not self._asked:
+            self._asked, self._later = True, _compares_later(self._module, inputs, labels)
+        return self._later
+
+    def _placed(self, labels: Any, inputs: Any, ignored: int | None) -> Any:
+        tokens = _tokens(inputs, labels)
+        if tokens is None:
+            return labels
+        later, (same, ahead) = self._compares_later(inputs, labels), _seen(labels, tokens, ignored)
+        if later is None and same and not ahead:
+            raise ValueError(
+                "the labels are the input tokens themselves, so the network would learn to copy them. Give Model "
+                "`batch=`, a function that returns (inputs, targets), such as tokens[:, :-1] and tokens[:, 1:]."
+            )
+        # labels that agree with both, as those of equal tokens do, are the next tokens wherever they stand
+        if not later or (ahead is not False and same is False):
+            return labels
+        if ignored is None:
+            raise ValueError(
+                "the network is a causal language model: its outputs are compared with the labels one place later, and "
+                f"the last one with none. Use likelihoods.Categorical(ignore_index={IGNORED})."
+            )
+        return F.pad(labels[:, 1:], (0, 1), value=ignored)
+
+
+def _seen(labels: Tensor, tokens: Tensor, ignored: int | None) -> tuple[bool | None, bool | None]:
+    """Return whether labels are the tokens at their places, and those one place ahead; None if none counts."""
+    counts = (labels >= 0) if ignored is None else (labels >= 0) & (labels != ignored)
+    # the token behind the last label of a row may be padding, so a label is compared where the next one counts too
+    ahead = _agree(labels[:, :-1], tokens[:, 1:], counts[:, :-1] & counts[:, 1:])
+    return _agree(labels, tokens, counts), ahead
+
+
+def _agree(labels: Tensor, tokens: Tensor, counts: Tensor) -> bool | None:
+    """Return whether labels are tokens wherever they count; None if none does."""
+    return bool(((labels == tokens) | ~counts).all()) if counts.any() else None
+
+
+def _tokens(inputs: Any, targets: Any) -> Tensor | None:
+    """Return the tokens of labelled sequences: integers of the shape of the targets, (B, T) with T > 1."""
+    if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.shape[1] < 2 or targets.is_floating_point():
+        return None
+    named = [inputs["input_ids"]] if isinstance(inputs, Mapping) and "input_ids" in inputs else []
+    found = (t for t in (*named, *pytree.tree_leaves(inputs)) if isinstance(t, Tensor) and t.shape == targets.shape)
+    return next((t for t in found if not t.is_floating_point()), None)
+
+
+def _compares_later(module: nn.Module, inputs: Any, targets: Tensor) -> bool | None:
+    """Return whether a network's own loss compares outputs with the labels one place later; None if it does not say.
+
+    Such a loss depends on the last label and not on the first.
+    """
+    args, kwargs = arguments(copied(rows_of(inputs, slice(2))))
+    labels = targets[:2].clamp_min(0)
+    losses = []
+    for place in (None, 0, -1):
+        changed = labels.clone()
+        if place is not None:
+            changed[:, place] = (labels[:, place] == 0).to(labels)
+        try:
+            with torch.no_grad():
+                made: Any = module(*args, **kwargs, labels=changed)
+        except Exception:  # whatever a network raises that takes no labels
+            return None
+        loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not torch.isfinite(loss):
+            return None
+        losses.append(float(loss))
+    itself, first, last = losses
+    return None if itself == last else itself == first

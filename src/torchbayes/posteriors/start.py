@@ -1,0 +1,76 @@
+"""Where a fit begins: weights and buffers of members, from a module, a posterior or a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.model.layout import Layout
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers, Network
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
+
+
+def start_of(
+    model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]
+) -> tuple[Tensor, Buffers]:
+    """Return starting weights (M, D) and buffers (M, ...) of the members.
+
+    Raises:
+        ValueError: if `start` does not fit the model or the number of members.
+    """
+    members = len(seeds)
+    if start is None:
+        return model.starting_weights(seeds)
+    if isinstance(start, nn.Module):
+        return _from_module(model, start, members)
+    weights = start.weights_MD if isinstance(start, Point) else start
+    if isinstance(weights, Posterior):
+        raise ValueError(f"`start` must be a point posterior, a module or weights; got a {type(weights).__name__}.")
+    fits = weights.ndim in {1, 2} and weights.shape[-1] == model.layout.size
+    if not fits or (weights.ndim == 2 and len(weights) not in {1, members}):
+        raise ValueError(
+            f"`start` must hold {model.layout.size} weights for 1 or {members} members; got shape "
+            f"{tuple(weights.shape)}."
+        )
+    check_finite_start(start=weights)
+    weights_MD = weights.detach().to(model.network.device, model.network.dtype).expand(members, -1).clone()
+    if isinstance(start, Point) and start.buffers_M:
+        return weights_MD, {n: b.expand(members, *b.shape[1:]).clone() for n, b in start.buffers_M.items()}
+    return weights_MD, model.network.stacked_buffers(members)
+
+
+def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor, Buffers]:
+    """Return the weights and buffers a trained module holds, once per member.
+
+    Raises:
+        ValueError: if its parameters do not match the model's network.
+    """
+    held = dict(module.named_parameters())
+    own = model.network
+    shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
+    said = Layout.of(own.picked.whole(own.layout.split(own.weights()))).differences(shapes)
+    if said:
+        raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
+    network = Network(module, own.random if own.picked.places else own.layout.names)
+    weights_D = model.given_weights()
+    check_finite_start(start=network.weights())
+    weights_D[: network.layout.size] = network.layout.join(network.picked.take(held)).detach()
+    return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)
+
+
+def check_finite_start(**starts: Tensor) -> None:
+    """Check where chains or members begin.
+
+    Raises:
+        ValueError: if a weight is NaN or infinite.
+    """
+    for name, weights in starts.items():
+        bad = int((~torch.isfinite(weights)).sum())
+        if bad:
+            raise ValueError(
+                f"`{name}` is not finite: {bad} of {weights.numel()} weights are NaN or infinite. Start elsewhere."
+            )

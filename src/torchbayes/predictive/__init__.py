@@ -1,0 +1,7 @@
+"""What a posterior says at inputs: the model average by draws, and closed forms of linearised networks."""
+
+from torchbayes.predictive.average import Predictive, predict, stream
+from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
+from torchbayes.predictive.linearised import Linearised
+
+__all__ = ["FunctionalLaplace", "Linearised", "Predictive", "functional_laplace", "predict", "stream"]

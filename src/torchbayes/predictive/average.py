@@ -1,0 +1,399 @@
+"""The Bayesian model average: p(y|x, D) ≈ (1/S) Σ_s p(y | f_s(x)), with functions f_s drawn from a posterior.
+
+`predict` draws the functions and averages; `stream` does so batch by batch over a loader of any size with the same
+functions throughout. Probabilities are averaged, never outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+from torch.utils.data import DataLoader
+
+from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
+from torchbayes.metrics._checks import check_probs
+from torchbayes.metrics.uncertainty import entropies, rows_at_once
+from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
+from torchbayes.model.likelihoods.protocol import average_log_prob, scored
+from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.rows.batch import check_alike
+from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """An equal mixture of S predictive distributions at B inputs.
+
+    Attributes:
+        outputs_SBK: outputs of the drawn functions, before the likelihood.
+        likelihood: what turns outputs into a distribution of targets.
+        parameters: learned likelihood parameters of each draw, broadcasting against the outputs.
+        function_variance: variance of each draw's outputs in closed form, (S, B, K), where a draw is a Gaussian over
+            functions and the likelihood a normal one; None where draws are functions.
+    """
+
+    outputs_SBK: Tensor
+    likelihood: Likelihood
+    parameters: Parameters = field(default_factory=dict)
+    function_variance: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_parts(self)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor) -> Predictive:
+        """Make the predictive of published class probabilities.
+
+        Args:
+            probs: tensor (B, K), or (S, B, K) with one set per draw; rows sum to 1.
+
+        Returns:
+            The predictive.
+
+        Raises:
+            ValueError: if the shape is wrong or rows do not sum to 1 within 1e-3.
+        """
+        check_probs("probs", probs)
+        if probs.ndim not in {2, 3}:
+            raise ValueError(f"`probs` must have shape (B, K) or (S, B, K); got {tuple(probs.shape)}.")
+        return cls((probs if probs.ndim == 3 else probs.unsqueeze(0)).log(), Categorical())
+
+    @property
+    def draws(self) -> int:
+        """S."""
+        return len(self.outputs_SBK)
+
+    @property
+    def distribution(self) -> Distribution:
+        """The S distributions p(y | f_s), batch shape (S, B, ...)."""
+        own = self._noise
+        if self.function_variance is None:
+            return own
+        return distributions.Normal(own.mean, (own.variance + self.function_variance).sqrt(), validate_args=False)
+
+    @property
+    def _noise(self) -> Distribution:
+        """What the likelihood makes of the outputs."""
+        return self.likelihood.distribution(self.outputs_SBK, self.parameters)
+
+    @property
+    def probs(self) -> Tensor:
+        """Averaged class probabilities: (B, K) for classes; for Bernoulli the probability of 1, shape of the targets.
+
+        Raises:
+            TypeError: if the likelihood is not one of classes.
+        """
+        return torch.as_tensor(self._classes.probs).mean(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the targets under the average, (B, K')."""
+        return self.distribution.mean.mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the mean over draws, Var_s E[y | f_s]: what more data would remove; (B, K')."""
+        between = self.distribution.mean.var(0, correction=0)
+        return between if self.function_variance is None else between + self.function_variance.mean(0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Mean over draws of the variance, E_s Var[y | f_s]: the noise in the data; (B, K')."""
+        return self._noise.variance.mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the targets under the average: epistemic + aleatoric; (B, K')."""
+        return self.epistemic + self.aleatoric
+
+    def log_prob(self, targets: Any) -> Tensor:
+        """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
+
+        Weights of rows and classes do not enter, and places to ignore count nothing. A soft label is Σ_k q_k log p(k).
+
+        Args:
+            targets: (B, ...) or a tree of such, each at the place of its output: labels of a causal language model as
+                `model.unpack` moves them, one place earlier than in `labels=input_ids`.
+
+        Returns:
+            Tensor (B,), in nats.
+        """
+        judged = scored(self.likelihood, self.outputs_SBK[0], targets)
+        likelihood = judged.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
+        return average_log_prob(likelihood, self.outputs_SBK, judged.targets, parameters=self.parameters)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total entropy of the averaged class probabilities, (B, ...), in nats."""
+        return self._entropies[0]
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """Mean over draws of the entropy: the part that more data would not remove; (B, ...), in nats."""
+        return self._entropies[1]
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy of the mean minus mean entropy: what the draws disagree about; (B, ...), at least 0, in nats.
+
+        As the mean divergence from the mean, which keeps its digits where the draws nearly agree.
+        """
+        return self._entropies[2]
+
+    @cached_property
+    def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Total and expected entropy and mutual information, in one pass over the rows, a few of them at a time."""
+        classes, found = self._classes, []
+        by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
+        given = torch.as_tensor(classes.logits if by_logits else classes.probs)
+        for part in given.split(rows_at_once(given), dim=1):
+            found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
+        total, expected, mutual = (torch.cat(parts).to(self.outputs_SBK) for parts in zip(*found, strict=True))
+        return total, expected, mutual
+
+    def quantile(self, levels: Tensor | float) -> Tensor:
+        """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
+
+        Args:
+            levels: tensor (Q,) or one number, in (0, 1).
+
+        Returns:
+            Tensor (Q, B, K'), or (B, K') for one number; exact to rounding.
+
+        Raises:
+            ValueError: if there is no level, or one is not in (0, 1).
+            TypeError: if levels are not numbers.
+            NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
+        """
+        asked = as_numbers("levels", levels).to(self.outputs_SBK)
+        single, levels_Q = asked.ndim == 0, asked.reshape(-1)
+        if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
+            raise ValueError(f"`levels` must lie in (0, 1); got {asked.tolist()}.")
+        distribution = self.distribution
+        # the average's quantile lies between the smallest and the largest of the draws' quantiles
+        shape = (-1, *[1] * distribution.mean.ndim)
+        bounds = distribution.icdf(levels_Q.view(shape))
+        low, high = bounds.amin(1), bounds.amax(1)
+        goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high)[0] / 2 if single else (low + high) / 2
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """Return targets drawn from the average: draw s mod S, then its distribution.
+
+        Args:
+            count: number of samples per input.
+            seed: seed of the noise.
+
+        Returns:
+            Tensor (count, B, ...).
+
+        Raises:
+            ValueError: if `count` is not positive, or so many samples cannot be held.
+        """
+        check_counts(count=count)
+        rounds = -(-count // self.draws)
+        needed = rounds * self.draws * self.distribution.batch_shape[1:].numel() * self.outputs_SBK.itemsize
+        check_memory(needed, "samples", self.outputs_SBK.device, count=count)
+        with seeded(Purpose.TARGETS, as_seed(seed), device=self.outputs_SBK.device):
+            samples = self.distribution.sample((rounds,))
+        return samples.flatten(0, 1)[:count]
+
+    @property
+    def _classes(self) -> distributions.Categorical | distributions.Bernoulli:
+        """The S distributions of classes.
+
+        Raises:
+            TypeError: if they are not of classes.
+        """
+        distribution = self.distribution
+        if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
+            raise TypeError(
+                f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
+                f"{type(distribution).__name__}. Use mean, variance or quantile."
+            )
+        return distribution
+
+
+def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
+    """Return probabilities over all classes; of logits where there are, as 1 − p and log p lose their digits.
+
+    Bernoulli gets an axis of two.
+    """
+    if binary:
+        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+        return both.sigmoid() if by_logits else both
+    return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
+
+
+def _check_parts(predictive: Predictive) -> None:
+    """Check what a predictive is made of.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    outputs_SBK, spread = predictive.outputs_SBK, predictive.function_variance
+    check_tensor(outputs_SBK=outputs_SBK, **given(function_variance=spread))
+    check_object(("distribution", "log_prob"), "Categorical()", likelihood=predictive.likelihood)
+    check_object(("items",), "{}", parameters=predictive.parameters)
+    shape = tuple(outputs_SBK.shape)
+    if len(shape) < 2 or not outputs_SBK.numel():
+        raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
+    if spread is not None and spread.shape != outputs_SBK.shape:
+        raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
+
+
+class Source(Protocol):
+    """What gives predictives: functions drawn from a posterior, or a closed form."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        ...
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The average of drawn functions.
+
+    Attributes:
+        functions: the functions.
+    """
+
+    functions: Functions
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.functions.model
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, (B, ...)."""
+        return _predictive(self.functions, self.functions(inputs, chunk_size=chunk_size))
+
+
+def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
+    """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
+    extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
+    parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
+    return Predictive(outputs_SBK, functions.model.likelihood, parameters)
+
+
+def predict(
+    posterior: Posterior | Functions | Source,
+    inputs: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Predictive:
+    """Average the predictions of functions drawn from a posterior.
+
+    Args:
+        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are left aside). A loader's
+            outputs are kept, S · N · K numbers; use `stream` when that is too much.
+        draws: S, a multiple of the members; the posterior's default if None. Not for functions.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The predictive, with outputs (S, B, K).
+
+    Raises:
+        ValueError: if `draws` does not fit, inputs are empty or not finite, or outputs differ in shape between batches.
+    """
+    source = as_source(posterior, draws, seed)
+    check_counts(chunk_size=chunk_size)
+    if not isinstance(inputs, DataLoader):
+        check_finite(placed := source.model.place(inputs))
+        return source.predictive(placed, chunk_size=chunk_size)
+    parts: list[Predictive] = []
+    for each, _ in stream(source, inputs, chunk_size=chunk_size):
+        parts.append(each)
+        check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")
+    if not parts:
+        raise ValueError("the loader yields no rows; there is nothing to predict.")
+    joined = torch.cat([p.outputs_SBK for p in parts], dim=1)
+    spreads = [p.function_variance for p in parts if p.function_variance is not None]
+    return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
+
+
+def stream(
+    posterior: Posterior | Functions | Source,
+    batches: Iterable[Any],
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Iterator[tuple[Predictive, Any]]:
+    """Yield (predictive, targets) batch by batch, with the same functions throughout and in bounded memory.
+
+    Args:
+        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
+        batches: a DataLoader or any iterable of batches that the model's hook can read.
+        draws: S, a multiple of the members; the posterior's default if None. Not for functions.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        An iterator over the predictive of each batch and the batch's targets.
+
+    Raises:
+        TypeError: if the batches cannot be iterated.
+    """
+    source = as_source(posterior, draws, seed)
+    check_counts(chunk_size=chunk_size)
+    check_object(("__iter__",), "a DataLoader or a list of batches", batches=batches)
+    return _stream(source, batches, chunk_size)
+
+
+def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator[tuple[Predictive, Tensor]]:
+    for item in batches:
+        batch = item if isinstance(item, Batch) else source.model.unpack(item)
+        check_finite(batch.inputs)
+        yield source.predictive(batch.inputs, chunk_size=chunk_size), batch.targets
+
+
+def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
+    """Return functions drawn from a posterior, or the given ones.
+
+    Raises:
+        ValueError: if `draws` is given with functions and differs from their number.
+    """
+    if isinstance(posterior, Functions):
+        if draws not in {None, posterior.draws}:
+            raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
+        return posterior
+    return posterior.functions(draws, seed=seed)
+
+
+def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
+    """Return what gives predictives: functions drawn from a posterior, the given ones, or the closed form itself.
+
+    Raises:
+        ValueError: if `draws` is given where nothing is drawn, or a number is out of range.
+        TypeError: if it is none of these.
+    """
+    seed = as_seed(seed)
+    if isinstance(posterior, Posterior | Functions):
+        return Sampled(as_functions(posterior, draws, seed))
+    check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)
+    if draws is not None:
+        raise ValueError(f"a closed form draws nothing; got draws={draws}. Leave it out.")
+    return posterior

@@ -1,0 +1,309 @@
+r"""Predictives in closed form: a Gaussian posterior N(w*, Σ) pushed through the network linearised at w*.
+
+    f(x) ~ N( f_{w*}(x), J(x) Σ J(x)ᵀ ),    J the Jacobian of the outputs in the weights
+
+is the predictive that a Laplace posterior with Gauss-Newton curvature belongs to (Khan et al. 2019; Immer et al. 2021):
+it is the exact posterior of a generalised linear model, and does not suffer where draws of weights leave the region in
+which the network is nearly linear. What becomes of f is said by the link:
+
+    gaussian   regression: y ~ N(f*, J Σ Jᵀ + noise²), exact
+    probit     softmax(f*_k / √(1 + π V_kk / 8)); for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992)
+    pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): every pair of classes by its own
+               probit, with correlations (Lu et al. 2020)
+    bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean
+    samples    f drawn from the Gaussian: any likelihood
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain, seen
+from torchbayes.curvature.discovery import SPREAD_ROWS, Findings
+from torchbayes.curvature.features import Leaf
+from torchbayes.curvature.tangent import Tangent
+from torchbayes.linalg import Structure, restore
+from torchbayes.linalg.dense import eigh
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
+from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.likelihoods.protocol import own
+from torchbayes.model.likelihoods.weighted import unweighted
+from torchbayes.model.model import Model, check_finite
+from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.functions import Functions as Drawn
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import warn_of
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.links import laplace_bridge, pairwise_probit, probit
+
+Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
+_KINDS: dict[str, tuple[type[Any], ...]] = {
+    "gaussian": (GaussianLikelihood,),
+    "probit": (Categorical, Bernoulli),
+    "pairwise": (Categorical,),
+    "bridge": (Categorical,),
+}
+_MANY = 100  # outputs, beyond which K² covariances of every row are left to who asks for them
+_CLOSED = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}
+
+
+class Functions(NamedTuple):
+    """Gaussian outputs of each member at B inputs.
+
+    Attributes:
+        mean_MBK: f_{w*}(x).
+        covariance_MBKK: J Σ Jᵀ; its diagonal alone, (M, B, K), where that was asked for.
+    """
+
+    mean_MBK: Tensor
+    covariance_MBKK: Tensor
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """The linearised predictive of a Laplace or other Gaussian posterior.
+
+    It goes where a posterior goes in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
+    Links in closed form have no draws, so mutual information is that between members, 0 for a single one; that within a
+    member needs "samples".
+
+    Attributes:
+        posterior: Laplace, or a Gaussian over any structure.
+        link: "auto" is "gaussian" for regression, "pairwise" for up to 100 classes, "probit" for more and for
+            Bernoulli, "samples" for other likelihoods. "probit" takes K variances in the place of K² covariances, but a
+            variance that all outputs have in common, to which softmax is blind, makes it unsure all the same.
+        samples: functions drawn for each member by "samples".
+        seed: of these.
+        chunk: numbers that a piece of the rows may take: the bound on memory.
+    """
+
+    posterior: LaplacePosterior | Gaussian
+    link: Link = "auto"
+    samples: int = 100
+    seed: int = 0
+    chunk: int = field(default=2**24, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.posterior, LaplacePosterior | Gaussian):
+            raise TypeError(
+                f"a linearised predictive needs a Gaussian `posterior`; got {seen(self.posterior)}. "
+                f"Use predict(posterior, inputs)."
+            )
+        plain(self)
+        check_counts(samples=self.samples, chunk=self.chunk)
+        as_seed(self.seed)
+        link_of(self.link, self.model.likelihood)
+        warn_of(self.posterior.problems)
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.posterior.model
+
+    @cached_property
+    def _gaussian(self) -> Gaussian:
+        return self.posterior.gaussian if isinstance(self.posterior, LaplacePosterior) else self.posterior
+
+    def functions(self, inputs: Any, *, diagonal: bool = False) -> Functions:
+        """Return mean and covariance of the outputs at each input.
+
+        Differentiable in the inputs where they require a gradient.
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such.
+            diagonal: return variances alone: for many outputs, K² is much more than K.
+
+        Returns:
+            The Gaussians.
+
+        Raises:
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
+        """
+        placed = checked(self.model, inputs)
+        each = [tangent.functions(placed, own, diagonal=diagonal) for tangent, own in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
+
+    def joint(self, inputs: Any) -> Functions:
+        """Return mean (M, B, K) and the covariance of all outputs at all inputs together, (M, B, K, B, K).
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such; memory grows with (B K)².
+
+        Returns:
+            The Gaussians.
+
+        Raises:
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
+        """
+        placed = checked(self.model, inputs)
+        each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([matrix for _, matrix in each]))
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, a mixture over the members.
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such.
+            chunk_size: rows that go through the network at once, at most.
+
+        Returns:
+            The predictive; its draws are the members, times `samples` where the link is that.
+
+        Raises:
+            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
+                rows.
+        """
+        means_MD, placed = self._gaussian.mean_MD, checked(self.model, inputs)
+        link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
+        own = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
+        return linked(link, self.model, means_MD, functions=self.functions, inputs=placed, **own)
+
+    def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
+        """Return the network linearised at every member, and the member's covariance.
+
+        How the network is built is known from the fit, whose data show it, or looked for: again where there are more
+        rows than before.
+        """
+        text: str = getattr(self.posterior, "found", "")
+        rows = 0 if text else min(batch_size(inputs), SPREAD_ROWS)
+        if all(rows > known for known in self._known):
+            gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
+            own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
+            structures = [_member(gaussian.covariance, m) for m in range(gaussian.members)]
+            options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
+            found = Findings.parse(text) if text else None
+            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, findings=found)
+            self._known[rows] = [
+                (replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]), tangent.leaves(structure))
+                for m, structure in enumerate(structures)
+            ]
+        return self._known[max(self._known)]
+
+    @cached_property
+    def _known(self) -> dict[int, list[tuple[Tangent, list[Leaf]]]]:
+        return {}
+
+
+def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:
+    """Return what a posterior predicts with by default: Laplace linearised, any other by drawn functions.
+
+    Args:
+        posterior: any.
+        draws: number of functions, a multiple of the members; they are drawn from a Laplace posterior too then.
+        seed: of the draws.
+
+    Returns:
+        What `predict` and `evaluate` take.
+    """
+    if isinstance(posterior, LaplacePosterior) and draws is None:
+        return Linearised(posterior)
+    return posterior.functions(draws, seed=seed)
+
+
+def checked(model: Model, inputs: Any) -> Any:
+    """Return inputs on the model's device.
+
+    Raises:
+        ValueError: if there are no rows, or they are not finite.
+    """
+    placed = model.place(inputs)
+    check_finite(placed)
+    if batch_size(placed) == 0:
+        raise ValueError("`inputs` has no rows; there is nothing to predict.")
+    return placed
+
+
+def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
+    """Return the link in use: the asked one, or the one that "auto" means.
+
+    Args:
+        link: as of `Linearised`.
+        likelihood: p(y | f).
+        outputs: K.
+
+    Raises:
+        ValueError: if it is unknown, or does not go with the likelihood.
+    """
+    check_choice(get_args(Link), link=link)
+    if link == "auto":
+        usual = ("gaussian", "pairwise", "probit") if outputs <= _MANY else ("gaussian", "probit")
+        return next((n for n in usual if _goes_with(n, likelihood)), "samples")
+    if link in _KINDS and not _goes_with(link, likelihood):
+        names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
+        raise ValueError(f"link {link!r} needs a {names} likelihood; got {seen}. Use link='samples'.")
+    return link
+
+
+def _goes_with(link: str, likelihood: Likelihood) -> bool:
+    """Return whether a closed form is that of a likelihood: of its distribution, or of its density for "gaussian"."""
+    plain = unweighted(likelihood)
+    if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
+        return False
+    return link != "gaussian" or own(plain, "curvature_root")
+
+
+def linked(
+    link: str,
+    model: Model,
+    weights_MD: Tensor,
+    *,
+    functions: Callable[..., Functions],
+    inputs: Any,
+    rows: int,
+    samples: int = 100,
+    seed: int = 0,
+) -> Predictive:
+    """Return what a link makes of Gaussian outputs.
+
+    Args:
+        link: as `link_of` gives it.
+        model: the model.
+        weights_MD: of the members, for their learned likelihood parameters.
+        functions: inputs, diagonal -> Gaussian outputs; variances are enough for "gaussian" and "probit".
+        inputs: as `checked` gives them.
+        rows: rows that go through the network at once, at most.
+        samples: functions drawn for each member by "samples".
+        seed: of these.
+
+    Returns:
+        The predictive, a mixture over the members.
+    """
+    pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
+    found = (functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces)
+    if link in _CLOSED:  # piece by piece, as K² covariances of every row may be more than memory holds
+        return Predictive(torch.cat([_CLOSED[link](*each) for each in found], dim=1), model.likelihood)
+    mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
+    parameters = {n: p.unsqueeze(1) for n, p in model.split(weights_MD)[1].items()}
+    if link == "gaussian":
+        return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
+    check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)
+    drawn = _drawn(mean_MBK, spread, samples, seed=seed)
+    repeated = {n: p.repeat(samples, *[1] * (p.ndim - 1)) for n, p in parameters.items()}
+    return Predictive(drawn, model.likelihood, repeated)
+
+
+def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:
+    """Return values of functions, (samples · M, B, K), draw s from member s mod M, each input on its own."""
+    values, vectors = eigh(covariance_MBKK)
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
+    noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
+    # not root @ noise, which would copy the root for every draw
+    return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise)).flatten(0, 1)
+
+
+def _member(structure: Structure, m: int) -> Structure:
+    """Return the structure of one member."""
+    own = {n: t if n.endswith("order_D") else t[m : m + 1] for n, t in structure.tensors().items()}
+    return restore(structure.kind, own)

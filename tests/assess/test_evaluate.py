@@ -1,0 +1,408 @@
+"""evaluate against metrics/ and arithmetic by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.laws.cases import POSTERIORS, model_of, normal, rows_of
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import torchbayes as tb
+from torchbayes import metrics
+from torchbayes.assess.evaluate import Scores
+from torchbayes.linalg import Diagonal
+
+INPUTS, TARGETS = rows_of()
+
+
+def labels_of(probs_BK: Tensor, seed: int = 5) -> Tensor:
+    """Labels drawn from the probabilities themselves."""
+    return torch.multinomial(probs_BK, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
+
+
+class Rows(Dataset):
+    """Rows of the classification data."""
+
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return INPUTS[index], TARGETS[index]
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "tuple": lambda: (INPUTS, TARGETS),
+    "numpy": lambda: (INPUTS.numpy(), TARGETS.numpy()),
+    "mapping": lambda: {"inputs": INPUTS, "labels": TARGETS},
+    "tensor_dataset": lambda: TensorDataset(INPUTS, TARGETS),
+    "dataset": Rows,
+    "loader": lambda: DataLoader(Rows(), batch_size=5),
+    "list": lambda: [(INPUTS[:7], TARGETS[:7]), (INPUTS[7:], TARGETS[7:])],
+    "generator": lambda: iter([{"x": INPUTS[:7], "targets": TARGETS[:7]}, (INPUTS[7:], TARGETS[7:])]),
+    "float32": lambda: (INPUTS.float(), TARGETS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_every_form_of_data_gives_the_same(form: Callable[[], Any]) -> None:
+    posterior = POSTERIORS["gaussian_low_rank"](model_of(), 2)
+    expected = tb.evaluate(tb.predict(posterior, INPUTS, draws=6, seed=2), TARGETS)
+    found = tb.evaluate(posterior, form(), draws=6, seed=2)
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
+    assert torch.equal(found.targets, TARGETS)
+    assert found.probs is not None
+    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-5, atol=1e-6)
+    functions = posterior.functions(6, seed=2)
+    assert tb.evaluate(functions, form(), chunk_size=7).metrics == pytest.approx(expected.metrics, rel=1e-5)
+
+
+def test_a_hook_reads_the_data_once() -> None:
+    """A mapping that only the model's hook understands."""
+    model = tb.Model(nn.Linear(4, 3).double(), tb.likelihoods.Categorical(), batch=lambda row: (row["a"], row["b"]))
+    posterior, data = POSTERIORS["point"](model, 2), {"a": INPUTS, "b": TARGETS}
+    expected = tb.evaluate(tb.predict(posterior, INPUTS), TARGETS).metrics
+    assert tb.evaluate(posterior, data).metrics == pytest.approx(expected, rel=1e-12)
+    assert tb.evaluate(posterior, [data]).metrics == pytest.approx(expected, rel=1e-12)
+
+
+def test_metrics_of_a_classification_are_those_of_metrics() -> None:
+    predictive = tb.Predictive(2 * normal(6, 200, 4), tb.likelihoods.Categorical())
+    targets = labels_of(predictive.probs)
+    found = tb.evaluate(predictive, targets)
+    probs = predictive.probs
+    expected = {
+        "nll": float(-probs.gather(1, targets.unsqueeze(1)).log().mean()),
+        "accuracy": float((probs.argmax(1) == targets).double().mean()),
+        "brier": float(((probs - nn.functional.one_hot(targets, 4)) ** 2).sum(1).mean()),
+        "ece": float(metrics.ece(probs, targets, 15)),
+        "ece_mass": float(metrics.ece_mass(probs, targets, 20)),
+        "entropy": float(-(probs * probs.log()).sum(1).mean()),
+        "mutual_information": float(metrics.mutual_information(predictive.outputs_SBK.softmax(-1)).mean()),
+    }
+    assert found.metrics == pytest.approx(expected, rel=1e-10)
+    assert found.scores is not None
+    torch.testing.assert_close(found.scores.confidence, probs.amax(1))
+    torch.testing.assert_close(found.scores.entropy, predictive.entropy)
+    torch.testing.assert_close(found.log_prob, predictive.log_prob(targets))
+    assert found.mean is None
+
+
+def test_metrics_by_hand_on_three_rows() -> None:
+    probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    found = tb.evaluate(tb.Predictive.from_probs(probs), torch.tensor([0, 0, 2])).metrics
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["nll"] == pytest.approx(-(math.log(0.7) + math.log(0.1) + math.log(0.4)) / 3)
+    assert found["brier"] == pytest.approx((0.14 + 1.46 + 0.54) / 3)
+    assert found["ece"] == pytest.approx((abs(1 - 0.7) + 0.8 + abs(1 - 0.4)) / 3)
+    assert found["mutual_information"] == pytest.approx(0.0, abs=1e-15)
+
+
+def test_binary_equals_two_classes() -> None:
+    outputs = 2 * normal(5, 100, 1)
+    binary = tb.Predictive(outputs, tb.likelihoods.Bernoulli())
+    two = tb.Predictive(torch.cat([torch.zeros_like(outputs), outputs], dim=-1), tb.likelihoods.Categorical())
+    targets = labels_of(two.probs)
+    expected = tb.evaluate(two, targets).metrics
+    assert tb.evaluate(binary, targets).metrics == pytest.approx(expected, rel=1e-10)
+    assert tb.evaluate(binary, targets.unsqueeze(1)).metrics == pytest.approx(expected, rel=1e-10)
+
+
+def test_multi_label_scores_every_label() -> None:
+    predictive = tb.Predictive(normal(5, 50, 3), tb.likelihoods.Bernoulli())
+    targets = (normal(50, 3, seed=4) > 0).long()
+    found = tb.evaluate(predictive, targets)
+    assert found.metrics["accuracy"] == pytest.approx(float(((predictive.probs > 0.5) == targets).double().mean()))
+    assert found.metrics["nll"] == pytest.approx(float(-predictive.log_prob(targets).mean()))
+    brier = 2 * ((predictive.probs - targets) ** 2).mean()
+    assert found.metrics["brier"] == pytest.approx(float(brier))
+
+
+LIKELIHOODS = pytest.mark.parametrize(
+    ("likelihood", "width"),
+    [
+        (tb.likelihoods.Gaussian(0.4), 1),
+        (tb.likelihoods.Gaussian((0.4, 0.9)), 2),
+        (tb.likelihoods.HeteroscedasticGaussian(), 1),
+        (tb.likelihoods.HeteroscedasticGaussian(), 2),
+    ],
+)
+
+
+def regression(likelihood: Any, width: int, rows: int = 300) -> tuple[tb.Predictive, Tensor]:
+    columns = 2 * width if isinstance(likelihood, tb.likelihoods.HeteroscedasticGaussian) else width
+    predictive = tb.Predictive(normal(6, rows, columns), likelihood)
+    return predictive, predictive.sample(6, seed=3)[-1]
+
+
+@LIKELIHOODS
+def test_metrics_of_a_regression_by_hand(likelihood: Any, width: int) -> None:
+    predictive, targets = regression(likelihood, width)
+    each = predictive.distribution
+    mean = each.mean.mean(0)
+    variance = (each.mean**2 + each.variance).mean(0) - mean**2
+    gaussian = torch.distributions.Normal(mean, variance.sqrt()).log_prob(targets).sum(-1)
+    mixture = each.log_prob(targets).sum(-1).exp().mean(0).log()
+    low, high = predictive.quantile(0.025), predictive.quantile(0.975)
+    expected = {
+        "nll": -float(mixture.mean()),
+        "nll_gaussian": -float(gaussian.mean()),
+        "rmse": float(((mean - targets) ** 2).mean().sqrt()),
+        "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
+    }
+    found = tb.evaluate(predictive, targets)
+    assert found.metrics == pytest.approx(expected, rel=1e-9)
+    # the targets were drawn from the predictive itself
+    assert abs(found.metrics["coverage"] - 0.95) < 4 * math.sqrt(0.05 * 0.95 / (300 * width))
+    assert found.scale is not None
+    torch.testing.assert_close(found.scale, variance.sqrt())
+    assert found.probs is None
+
+
+@LIKELIHOODS
+@pytest.mark.parametrize("target_scale", [0.01, 9.2])
+def test_target_scale_gives_original_units(likelihood: Any, width: int, target_scale: float) -> None:
+    """Targets y = a u + b: evaluated with the densities of y, by hand."""
+    predictive, targets = regression(likelihood, width)
+    found = tb.evaluate(predictive, targets, target_scale=target_scale).metrics
+    each, shift = predictive.distribution, 3.7
+    assert isinstance(each, torch.distributions.Normal)
+    original = torch.distributions.Normal(target_scale * each.mean + shift, target_scale * each.stddev)
+    y = target_scale * targets + shift
+    mean = original.mean.mean(0)
+    scale = (original.variance.mean(0) + original.mean.var(0, correction=0)).sqrt()
+    assert found["nll"] == pytest.approx(-float(original.log_prob(y).sum(-1).logsumexp(0).sub(math.log(6)).mean()))
+    gaussian = torch.distributions.Normal(mean, scale).log_prob(y).sum(-1)
+    assert found["nll_gaussian"] == pytest.approx(-float(gaussian.mean()))
+    assert found["rmse"] == pytest.approx(float(((mean - y) ** 2).mean().sqrt()))
+    assert found["coverage"] == pytest.approx(tb.evaluate(predictive, targets).metrics["coverage"])
+
+
+def test_flat_targets_equal_columns() -> None:
+    predictive, targets = regression(tb.likelihoods.Gaussian(0.4), 1)
+    expected = tb.evaluate(predictive, targets, target_scale=2.0).metrics
+    assert tb.evaluate(predictive, targets.squeeze(1), target_scale=2.0).metrics == pytest.approx(expected)
+
+
+def test_student_t_interval_comes_from_samples() -> None:
+    """One draw, so that the central interval is known: ±2.776 scales for four degrees of freedom."""
+    predictive = tb.Predictive(torch.zeros(1, 400, 1, dtype=torch.float64), tb.likelihoods.StudentT(df=4.0, scale=1.0))
+    targets = torch.linspace(-4, 4, 400, dtype=torch.float64)
+    found = tb.evaluate(predictive, targets)
+    inside = float((targets.abs() <= 2.776).double().mean())
+    # the 2.5 % point of 2,000 samples has a deviation of √(0.025 · 0.975 / 2000) / density(−2.776) = 0.12
+    assert found.metrics["coverage"] == pytest.approx(inside, abs=2 * 0.12 / 8)
+    assert found.metrics["rmse"] == pytest.approx(float((targets**2).mean().sqrt()))
+
+
+def test_counts_are_scored_by_nll_alone() -> None:
+    predictive = tb.Predictive(normal(4, 30, 1), tb.likelihoods.Poisson())
+    targets = torch.arange(30) % 5
+    found = tb.evaluate(predictive, targets)
+    assert set(found.metrics) == {"nll"}
+    assert found.metrics["nll"] == pytest.approx(float(-predictive.log_prob(targets).mean()))
+
+
+@pytest.mark.parametrize(
+    ("targets", "error", "message"),
+    [
+        (torch.full((24,), 3), ValueError, "must lie in 0..2"),
+        (torch.zeros(24), TypeError, "must be int64"),
+        (torch.zeros(5, dtype=torch.int64), ValueError, "equally many rows; got 24, 5"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(targets: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tb.evaluate(POSTERIORS["point"](model_of(), 2), (INPUTS, targets))
+
+
+@pytest.mark.parametrize("data", [(INPUTS[:0], TARGETS[:0]), [], TensorDataset(INPUTS[:0], TARGETS[:0])])
+def test_no_rows_are_refused(data: Any) -> None:
+    with pytest.raises(ValueError, match="the data are empty: there are no rows to evaluate"):
+        tb.evaluate(POSTERIORS["point"](model_of(), 2), data)
+
+
+def test_evaluate_does_not_average_outputs_over_members() -> None:
+    """The average of an ensemble is no worse than its mean member: Jensen's inequality on the log."""
+    model = model_of()
+    posterior = POSTERIORS["point"](model, 4)
+    assert isinstance(posterior, tb.Point)
+    average = tb.evaluate(posterior, (INPUTS, TARGETS)).metrics["nll"]
+    each = [
+        tb.evaluate(tb.Point(model, w.unsqueeze(0)), (INPUTS, TARGETS)).metrics["nll"] for w in posterior.weights_MD
+    ]
+    assert average < np.mean(each)
+    assert average > min(each) - math.log(4)
+
+
+# --- batches whose rows differ in length
+
+
+class Tagger(nn.Module):
+    """Logits of every token by itself, so that padding changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+
+def sentences(lengths: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Batches of four rows, of these lengths, where the last row is padded by one more."""
+    found = []
+    for length in lengths:
+        tokens = torch.arange(4 * length).view(4, length) % 9
+        labels = (tokens * 7 + length) % 3
+        labels[-1, -1] = -100
+        found.append((tokens, labels))
+    return found
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batches_of_other_lengths_are_scored_as_if_all_were_padded(weighted: bool) -> None:
+    likelihood = tb.likelihoods.Categorical(ignore_index=-100)
+    model = tb.Model(Tagger().double(), tb.likelihoods.Weighted(likelihood) if weighted else likelihood)
+    posterior, batches = tb.Point(model, normal(2, 27)), sentences((3, 6, 5))
+    whole = [torch.cat([nn.functional.pad(t, (0, 6 - t.shape[1]), value=v) for t in parts]) for parts, v in zip(
+        zip(*batches, strict=True), (0, -100), strict=True)]  # fmt: skip
+    shares = torch.arange(12) % 3 + 1.0
+    if weighted:
+        batches = [(x, (y, shares[4 * i : 4 * i + 4])) for i, (x, y) in enumerate(batches)]
+    found = tb.evaluate(posterior, batches)
+    expected = tb.evaluate(posterior, (whole[0], (whole[1], shares) if weighted else whole[1]))
+    assert found.metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=1e-12), name
+    torch.testing.assert_close(found.targets, whole[1])
+
+
+def test_other_lengths_are_refused_at_the_second_batch_where_nothing_can_pad() -> None:
+    asked = []
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for tokens, labels in sentences((3, 6, 5)):
+            asked.append(tokens)
+            yield tokens, labels.clamp_min(0)
+
+    posterior = tb.Point(tb.Model(Tagger().double(), tb.likelihoods.Categorical()), normal(2, 27))
+    with pytest.raises(
+        ValueError, match=r"`?targets`? of all batches must have one shape a row; got \(6,\) after \(3,\)"
+    ):
+        tb.evaluate(posterior, batches())
+    assert len(asked) == 2
+    loader = DataLoader(sentences((3, 6, 5)), batch_size=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"outputs of all batches .* got \(6, 3\) after \(3, 3\)\. Pad .*`stream`"):
+        tb.predict(posterior, loader)
+
+
+# --- uncertainty, detection, fidelity
+
+
+def test_uncertainty_is_that_of_the_predictive() -> None:
+    posterior = POSTERIORS["gaussian_diagonal"](model_of(), 2)
+    found, predictive = (
+        tb.uncertainty(posterior, INPUTS, draws=8, seed=3),
+        tb.predict(posterior, INPUTS, draws=8, seed=3),
+    )
+    torch.testing.assert_close(found.entropy, predictive.entropy)
+    torch.testing.assert_close(found.mutual_information, predictive.mutual_information)
+    torch.testing.assert_close(found.confidence, predictive.probs.amax(-1))
+
+
+def scores(entropy: list[float], information: list[float], confidence: list[float]) -> Scores:
+    return Scores(*(torch.tensor(v, dtype=torch.float64) for v in (entropy, information, confidence)))
+
+
+def test_detection_by_hand() -> None:
+    """One inlier of four is more uncertain than one outlier of two: 7 of 8 pairs are in order."""
+    inside = scores([0.1, 0.2, 0.3, 0.6], [0.0, 0.0, 0.0, 0.0], [0.9, 0.8, 0.7, 0.4])
+    outside = scores([0.5, 0.9], [0.0, 0.0], [0.5, 0.1])
+    found = tb.detection(inside, outside)
+    assert set(found) == {f"{m}_{s}" for m in ("auroc", "aupr", "fpr95") for s in ("entropy", "confidence")}
+    for name in ("entropy", "confidence"):
+        assert found[f"auroc_{name}"] == pytest.approx(7 / 8)
+        # the outliers rank first and third: precision 1 at recall ½, ⅔ at recall 1
+        assert found[f"aupr_{name}"] == pytest.approx((1 + 2 / 3) / 2)
+        assert found[f"fpr95_{name}"] == pytest.approx(1 / 2)
+
+
+def test_the_false_positives_at_95_per_cent_are_outliers_taken_for_inliers() -> None:
+    """As in Liang et al. (2018): inliers are positive. With outliers positive it would be 1 of 20, not 3 of 4."""
+    inside = scores([*(0.01 * n for n in range(19)), 0.9], [0.0] * 20, [0.5] * 20)
+    outside = scores([0.05, 0.1, 0.15, 0.5], [0.0] * 4, [0.5] * 4)
+    threshold = 0.18  # 19 of 20 inliers are at most as uncertain
+    assert (
+        tb.detection(inside, outside)["fpr95_entropy"] == float((outside.entropy <= threshold).double().mean()) == 0.75
+    )
+
+
+def test_detection_of_equal_data_tells_nothing() -> None:
+    posterior = POSTERIORS["gaussian_diagonal"](model_of(), 2)
+    found = tb.uncertainty(posterior, INPUTS, draws=4)
+    assert tb.detection(found, found)["auroc_mutual_information"] == pytest.approx(0.5)
+    assert tb.detection(found, found)["auroc_entropy"] == pytest.approx(0.5)
+
+
+def test_fidelity_by_hand() -> None:
+    p = torch.tensor([[0.6, 0.4], [0.1, 0.9]], dtype=torch.float64)
+    q = torch.tensor([[0.4, 0.6], [0.3, 0.7]], dtype=torch.float64)
+    assert tb.fidelity(p, q) == pytest.approx({"agreement": 0.5, "total_variation": 0.2})
+    assert tb.fidelity(p, p) == pytest.approx({"agreement": 1.0, "total_variation": 0.0})
+
+
+# --- temperature scaling
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+def test_temperature_scaling_recovers_a_known_temperature(temperature: float) -> None:
+    """Labels drawn from softmax(log p̄ / T): the fit finds T, and the scaled predictive is calibrated."""
+    predictive = tb.Predictive(2 * normal(4, 20_000, 5), tb.likelihoods.Categorical())
+    truth = (predictive.probs.log() / temperature).softmax(-1)
+    targets = labels_of(truth)
+    scaling = tb.TemperatureScaling.fit(predictive, targets)
+    assert scaling.temperature == pytest.approx(temperature, rel=0.05)
+    scaled = scaling(predictive)
+    assert scaled.draws == 1
+    expected = (predictive.probs.log() / scaling.temperature).softmax(-1)
+    torch.testing.assert_close(scaled.probs, expected)
+    before, after = (tb.evaluate(p, targets).metrics for p in (predictive, scaled))
+    assert after["nll"] <= before["nll"] + 1e-9
+    assert after["accuracy"] == pytest.approx(before["accuracy"])
+    assert after["ece"] < 0.015
+
+
+def test_temperature_scaling_survives_zeros() -> None:
+    probs = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], dtype=torch.float64)
+    scaled = tb.TemperatureScaling(2.0)(tb.Predictive.from_probs(probs))
+    torch.testing.assert_close(scaled.probs[1], torch.tensor([0.75, 0.25], dtype=torch.float64))
+    torch.testing.assert_close(scaled.probs[::2], probs[::2])
+    fitted = tb.TemperatureScaling.fit(tb.Predictive.from_probs(probs), torch.tensor([0, 1, 1]))
+    assert math.isfinite(fitted.temperature)
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    """A loader of many batches is never held at once: only per-row results stay."""
+    model = tb.Model(nn.Linear(4, 2).double(), tb.likelihoods.Categorical())
+    posterior = tb.Gaussian(model, normal(1, 10), Diagonal(torch.ones(1, 10, dtype=torch.float64)))
+    alive: list[int] = []
+
+    def many() -> Any:
+        import weakref
+
+        seen: list[weakref.ref[Tensor]] = []
+        for number in range(40):
+            inputs = normal(512, 4, seed=number)
+            seen.append(weakref.ref(inputs))
+            yield inputs, inputs.argmax(1) // 2
+            alive.append(sum(ref() is not None for ref in seen))
+
+    found = tb.evaluate(posterior, many(), draws=3)
+    assert len(found.targets) == 40 * 512
+    assert max(alive) <= 2

@@ -1,0 +1,354 @@
+"""The command line: what it runs, what it says about mistakes, and how quickly it starts."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+
+import torchbayes as tb
+from torchbayes import data, experiments, networks
+from torchbayes.catalogue.config import load_run, read_config
+from torchbayes.catalogue.usual import usual_plan
+from torchbayes.cli import main
+from torchbayes.cli.errors import one_line
+from torchbayes.cli.options import peek
+from torchbayes.comparison.settings import FITS as FITTED
+
+TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
+FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]
+MOONS = ["compare", "--data", "two_moons", *TINY, *FITS, "--multiswag.rank", "2", "--draws", "4"]
+MOONS += ["--methods", "single", "ensemble", "swag", "multiswag"]
+SHARED = Path(os.environ.get("TORCHBAYES_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Default directories of commands are relative."""
+    monkeypatch.chdir(tmp_path)
+
+
+def numbers(directory):
+    return json.loads((Path(directory) / "results.json").read_text())
+
+
+def normalised(probs):
+    """Probabilities in float64: scikit-learn warns of the rounding of float32."""
+    probs = probs.astype(np.float64)
+    return probs / probs.sum(1, keepdims=True)
+
+
+def test_compare_prints_one_table_and_writes_a_report(capsys, tmp_path):
+    assert main([*MOONS, "--directory", "a"]) == 0
+    said = capsys.readouterr()
+    found = numbers("a")["methods"]
+    for label, name in (("single network", "single"), ("MultiSWAG", "multiswag")):
+        row = next(line for line in said.out.splitlines() if line.strip().startswith(label))
+        assert f"{found[name]['clean']['nll']:.3f}" in row
+        assert f"{100 * found[name]['clean']['accuracy']:.1f} %" in row
+    assert (tmp_path / "a" / "report.html").exists()
+    assert "fitting: deep ensemble, 2 × 4 epochs" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "network", "plan"),
+    [
+        ("--data toy_sine --network linear", "linear", "loop"),  # the usual one has tanh and a kernel of its own
+        ("--data digits --network resnet20_frn", "resnet20_frn", "loop"),
+        ("--data cifar10 --network mlp", "mlp", None),  # the usual one has no kernel
+    ],
+)
+def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(options, network, plan):
+    usual = peek(options.split()).usual
+    assert (usual.problem.network, usual.problem.network_settings) == (network, {})
+    plan = usual_plan(usual.problem) if plan is None else plan
+    fits = [getattr(usual, name) for name in FITTED if name != "laplace"]
+    assert [fit.plan for fit in fits] == [plan] * len(fits)
+
+
+def test_another_network_than_the_usual_one_is_fitted():
+    assert main(["fit", "--data", "toy_sine", "--network", "linear", "--method", "MAP", "--directory", "a"]) == 0
+    assert load_run(Path("a"))[0].model.layout.size == 3  # slope, intercept and noise
+
+
+def test_a_written_configuration_runs_again_identically():
+    options = ["--ensemble.optimizer.lr", "0.02", "--multiswag.averaging_lr", "0.05", "--seed", "3"]
+    assert main([*MOONS, *options, "--directory", "a"]) == 0
+    assert read_config(Path("a/config.yaml"))["ensemble"]["optimizer"]["init_args"]["lr"] == 0.02
+    assert main(["compare", "--config", "a/config.yaml", "--directory", "b"]) == 0
+    assert numbers("b") == numbers("a")
+    assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
+    # options after the file have the last word
+    assert main(["compare", "--config", "a/config.yaml", "--methods", "single", "--directory", "c"]) == 0
+    assert numbers("c")["methods"].keys() == {"single"}
+
+
+def test_resume_takes_the_settings_of_the_directory(capsys):
+    assert main([*MOONS, "--methods", "single", "swag", "--directory", "a", "--seed", "5"]) == 0
+    before = numbers("a")
+    assert main(["compare", "--directory", "a"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["compare", "--directory", "a", "--resume"]) == 0
+    assert numbers("a") == before
+    assert main(["compare", "--directory", "a", "--resume", "--draws", "8"]) == 0
+    assert numbers("a")["methods"]["swag"]["draws"] == 8
+
+
+def test_a_choice_of_classes_is_by_name():
+    options = ["--ensemble.optimizer", "AdamW", "--ensemble.optimizer.lr", "0.01", "--ensemble.schedule", "Constant"]
+    assert main([*MOONS, *options, "--methods", "single", "--directory", "a"]) == 0
+    found = read_config(Path("a/config.yaml"))["ensemble"]
+    assert found["optimizer"]["class_path"] == "torchbayes.AdamW"
+    assert found["optimizer"]["init_args"]["lr"] == 0.01
+    assert found["schedule"] == {"class_path": "torchbayes.Constant", "init_args": {}}
+
+
+@pytest.mark.parametrize("method", ["MAP", "SWA", "SWAG"])
+def test_fit_then_evaluate_gives_what_the_library_gives(capsys, method):
+    options = ["--data", "two_moons", *TINY, "--method", method, "--method.members", "2", "--method.epochs", "6"]
+    assert main(["fit", *options, "--directory", "run"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--draws", "6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    setup, posterior = load_run(Path("run"))
+    inputs, targets = setup.data.test
+    probs = normalised(tb.predict(posterior, inputs, draws=6).probs.numpy())
+    assert found["nll"] == pytest.approx(log_loss(targets, probs), rel=1e-5)
+    assert found["accuracy"] == accuracy_score(targets, probs.argmax(1))
+    assert posterior.members == 2
+
+
+def test_an_interrupted_fit_says_how_to_go_on(capsys, monkeypatch):
+    options = ["fit", "--data", "two_moons", *TINY, "--method.epochs", "4", "--directory", "run"]
+    assert main(["fit", *options[1:-1], "whole"]) == 0
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torchbayes.driver.progress.Lines.__call__", lambda _, event: interrupt(event))
+        assert main(options) == 130
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == "Stopped. Continue with: torchbayes fit --directory run --resume"
+    assert main(said.partition("torchbayes ")[2].split()) == 0
+    whole, run = (load_run(Path(name))[1] for name in ("whole", "run"))
+    assert torch.equal(whole.sample(3), run.sample(3))
+
+
+def test_ctrl_c_outside_a_fit_has_its_exit_code(capsys, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(main.__globals__["COMMANDS"], "list", interrupt)
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err.strip() == "Stopped."
+
+
+def test_evaluate_tells_foreign_images_from_the_test_set(capsys):
+    options = ["--network", "mlp", *TINY, "--method", "MAP", "--method.epochs", "2", "--directory", "run"]
+    assert main(["fit", *options]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--data", "letters", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    setup, posterior = load_run(Path("run"))
+    letters = data.out_of_distribution(setup.data, "letters")["letters"]
+    inside, outside = (tb.uncertainty(posterior, x) for x in (setup.data.test.inputs, letters))
+    # AUROC is the chance that a foreign image has the higher entropy
+    above = (outside.entropy[:, None] > inside.entropy[None]).double().mean()
+    assert found["auroc_entropy"] == pytest.approx(float(above), abs=1e-3)
+
+
+def test_published_predictions_are_evaluated(capsys):
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(3), size=50).astype(np.float32)
+    exact = normalised(probs)
+    labels = rng.integers(0, 3, 50).astype(np.uint8)
+    np.savez("p.npz", probs=probs, labels=labels)
+    assert main(["evaluate", "--predictions", "p.npz", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nll"] == pytest.approx(log_loss(labels, exact, labels=range(3)), rel=1e-5)
+    assert found["accuracy"] == accuracy_score(labels, probs.argmax(1))
+    assert main(["evaluate", "--predictions", "p.npz"]) == 0
+    assert re.search(rf"nll +{found['nll']:.4f}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("name", "accuracy", "nll"), [("cifar10", 0.9144, 0.2773), ("imdb", 0.8756, 0.2950)])
+def test_published_hmc_predictions_have_the_stated_numbers(capsys, name, accuracy, nll):
+    path = SHARED / "hmc_reference" / f"{name}_probs.npz"
+    if not path.is_file():
+        pytest.skip("published HMC predictions not found: set TORCHBAYES_DATA to a folder with hmc_reference/")
+    assert main(["evaluate", "--predictions", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["accuracy"] == pytest.approx(accuracy, abs=5.1e-5)
+    assert found["nll"] == pytest.approx(nll, abs=5.1e-5)
+
+
+def test_list_names_everything(capsys):
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    for names in (data.names(), networks.names(), experiments.names(), data.CORRUPTIONS, ("MAP", "SWA", "SWAG")):
+        for name in names:
+            assert re.search(rf"^  {name} +\w", said, re.MULTILINE), name
+    assert main(["list", "networks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(networks.names())
+
+
+def test_reproduce_hands_its_options_on(capsys, monkeypatch):
+    asked = {}
+
+    def reproduce(name, **options):
+        asked.update(name=name, **options)
+        return Path("page.html")
+
+    monkeypatch.setattr(experiments, "reproduce", reproduce)
+    assert main(["reproduce", "uci_table", "--seeds", "2", "--directory", "d"]) == 0
+    assert asked == {"name": "uci_table", "scale": "small", "seeds": 2, "directory": "d"}
+    assert "page.html" in capsys.readouterr().out
+    assert main(["reproduce", "--list"]) == 0
+    assert all(name in capsys.readouterr().out for name in ["uci_table"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("compre", "Did you mean compare"),
+        ("compare --data digts", "Did you mean digits"),
+        ("compare --data imdb", "holds texts"),
+        ("compare --dta digits", "there is no option --dta. Did you mean --data"),
+        ("compare --ensemble.optimizer Sgd", "`--ensemble.optimizer` cannot be 'Sgd'. Did you mean SGD"),
+        ("compare --ensemble.optimizer.rate 1", "`--ensemble.optimizer` is SGD, which has no setting 'rate'."),
+        ("compare --ensemble.members two", "`--ensemble.members` must be a whole number; got 'two'."),
+        ("compare --ensemble.members 0", "`members` must be a whole number of at least 1; got 0."),
+        ("compare --methods sngle", "Did you mean single"),
+        ("compare --draws 31", "Try 30 or 35"),
+        ("compare --config nothing.yaml", "there is no file nothing.yaml"),
+        ("compare --config .", "`.` is a folder where a file should be. Name a file in it"),
+        ("compare --data toy_sine --corruptions fog --directory a", "which the rows of toy_sine are not; got fog."),
+        ("evaluate --predictions .", "`.` is a folder where a file should be"),
+        ("compare --likelihood gaussian", "must be categorical"),
+        ("compare --network lenet", "Use `small_cnn`"),
+        ("fit --data toy_sine --network lenet --directory a", "Use `mlp` for vectors"),
+        ("fit", "`--directory` must be given"),
+        ("fit --directory a --method SWAGG", "Did you mean SWAG"),
+        (
+            "fit --directory a --method SWAG --method.rank 1",
+            "torchbayes: `rank` must be 0 (diagonal alone) or at least 2",
+        ),
+        (
+            "fit --directory a --method SWAG --method.members two",
+            "`--method.members` must be a whole number; got 'two'.",
+        ),
+        ("evaluate", "say what to evaluate"),
+        ("evaluate nothing", "there is no file nothing/config.yaml"),
+        ("evaluate --predictions nothing.npz", "there is no file nothing.npz"),
+        ("reproduce", "say which experiment: "),
+        ("reproduce uci_tabel", "Did you mean uci_table"),
+        ("list dat", "Did you mean data"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, said):
+    assert main(argv.split()) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("torchbayes: ")
+    assert said in lines[0]
+    assert not list(Path().iterdir())  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"text", "is not an npz file"), (None, "must hold probs, labels; it has no probs, labels")]
+)
+def test_a_file_that_holds_no_predictions_is_said(capsys, content, said):
+    if content is None:
+        np.savez("p.npz", other=np.zeros(3))
+    else:
+        Path("p.npz").write_bytes(content)
+    assert main(["evaluate", "--predictions", "p.npz"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_labels_beyond_the_columns_of_predictions_are_said_without_a_network(capsys):
+    np.savez("p.npz", probs=np.full((9, 3), 1 / 3), labels=np.arange(9) % 5)
+    assert main(["evaluate", "--predictions", "p.npz"]) == 2
+    said = capsys.readouterr().err
+    assert "`labels` of p.npz must lie in 0..2, as `probs` has 3 columns; got 3. Relabel those rows" in said
+    assert "network" not in said
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_a_file_in_the_place_of_the_directory_is_said(capsys, command):
+    Path("a").write_text("mine")
+    assert main([command, "--data", "two_moons", "--directory", "a"]) == 2
+    assert "`a` is a file where a folder should be. Choose another directory." in capsys.readouterr().err
+    assert Path("a").read_text() == "mine"
+
+
+def test_divergence_is_said_in_one_line_with_where_the_state_is(capsys):
+    argv = [*MOONS, "--ensemble.optimizer", "SGD", "--ensemble.optimizer.lr", "1e20", "--directory", "a"]
+    assert main(argv) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "not finite" in line
+    assert "a/fits/ensemble" in line
+
+
+def test_the_traceback_is_shown_when_asked_for(capsys, monkeypatch):
+    monkeypatch.setenv("TORCHBAYES_DEBUG", "1")
+    assert main(["compare", "--draws", "31"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.strip().splitlines()[-1].startswith("torchbayes: `draws`")
+
+
+def test_usage_and_version(capsys):
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert main(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("usage: torchbayes COMMAND") == 2
+    assert said.strip().endswith(tb.__version__)
+    assert main(["compare", "--data", "uci_yacht", "--help"]) == 0
+    assert "default: uci_yacht" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_error_of_many_lines_becomes_one():
+    assert one_line(ValueError("a\n  b")) == "a b"
+    error = tb.DivergedError("loss is nan")
+    error.add_note("kept in run")
+    assert one_line(error) == "loss is nan kept in run"
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys; from torchbayes.cli import main; main(['list', '--help'])\n"
+        "print([m for m in ('matplotlib', 'sklearn', 'scipy', 'PIL', 'jinja2', 'pooch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_the_package_is_a_command():
+    done = subprocess.run([sys.executable, "-m", "torchbayes", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"torchbayes {tb.__version__}\n"
+
+
+@pytest.mark.parametrize(("width", "headers"), [(140, 1), (60, 2)])
+def test_a_narrow_terminal_gets_the_table_in_parts(capsys, monkeypatch, width, headers):
+    from torchbayes.cli.terminal import print_table
+    from torchbayes.report import Table
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the output for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    numbers = [f"column {i}" for i in range(8)]
+    parts = [Table(["method", *half], [["a", *range(4)]]) for half in (numbers[:4], numbers[4:])]
+    print_table(Table(["method", *numbers], [["a", *range(8)]]), narrow=parts)
+    said = capsys.readouterr().out
+    assert said.count("method") == headers
+    assert all(number in said for number in numbers)

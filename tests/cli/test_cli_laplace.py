@@ -1,0 +1,127 @@
+"""Laplace from the command line: at another fit, linearised where nothing else is said, in a comparison."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchbayes as tb
+from torchbayes.catalogue.config import load_run, read_config
+from torchbayes.cli import main
+from torchbayes.linalg.curvature import DiagonalCurvature
+
+MOONS = ["--data", "two_moons", "--network_settings.hidden", "[8]", "--train_size", "60", "--prior_scale", "0.7"]
+MAP = [*MOONS, "--method", "MAP", "--method.epochs", "150", "--method.batch_size", "60"]
+LAPLACE = ["fit", "--method", "Laplace", "--start", "map", "--directory", "laplace"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Default directories of commands are relative."""
+    monkeypatch.chdir(tmp_path)
+
+
+def modes(directory):
+    posterior = load_run(Path(directory))[1]
+    assert isinstance(posterior, tb.Point)
+    return posterior.weights_MD
+
+
+def metrics(capsys, *options):
+    capsys.readouterr()
+    assert main(["evaluate", *options, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_laplace_starts_at_another_fit_and_takes_its_problem_over(capsys):
+    assert main(["fit", *MAP, "--directory", "map"]) == 0
+    assert main([*LAPLACE, "--method.structure", "diagonal"]) == 0
+    first, then = (read_config(Path(name) / "config.yaml") for name in ("map", "laplace"))
+    assert then["start"] == "map"
+    assert first["start"] is None
+    for name in ("data", "network_settings", "train_size", "prior_scale"):
+        assert then[name] == first[name]
+    setup, posterior = load_run(Path("laplace"))
+    point = modes("map")
+    assert isinstance(posterior, tb.LaplacePosterior)
+    assert isinstance(posterior.curvature, DiagonalCurvature)
+    assert posterior.mean_MD.equal(point)
+    data = tuple(setup.data.test)
+    expected = tb.evaluate(tb.Linearised(posterior), data).metrics
+    assert metrics(capsys, "laplace") == pytest.approx(expected)
+    expected = tb.evaluate(posterior, data, draws=20, seed=1).metrics
+    assert metrics(capsys, "laplace", "--draws", "20", "--seed", "1") == pytest.approx(expected)
+
+
+def test_it_is_resumed_and_other_problems_can_be_said(capsys):
+    assert main(["fit", *MAP, "--directory", "map"]) == 0
+    assert main([*LAPLACE, "--prior_scale", "0.6", "--method.check_mode", "false"]) == 0
+    assert read_config(Path("laplace/config.yaml"))["prior_scale"] == 0.6
+    before = Path("laplace/posterior.safetensors").read_bytes()
+    assert main(["fit", "--directory", "laplace", "--resume"]) == 0
+    assert Path("laplace/posterior.safetensors").read_bytes() == before
+    assert main(["fit", *MAP, "--seed", "1", "--directory", "other"]) == 0
+    capsys.readouterr()
+    assert main(["fit", "--directory", "laplace", "--resume", "--start", "other"]) == 2
+    assert "a run of another start (map; now other)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["OnlineLaplace", "HMC"])
+def test_other_methods_start_where_they_are_told(name):
+    assert main(["fit", *MAP, "--directory", "map"]) == 0
+    short = {
+        "OnlineLaplace": ["--method.epochs_of_descent", "1", "--method.optimizer.lr", "1e-12"],
+        "HMC": ["--method.chains", "1", "--method.steps", "4", "--method.burn_in", "0", "--method.step_size", "1e-12"],
+    }
+    assert main(["fit", "--start", "map", "--method", name, *short[name], "--directory", "a"]) == 0
+    _, found = load_run(Path("a"))
+    weights = found.mean_MD if isinstance(found, tb.LaplacePosterior) else found.functions(1, seed=0).weights_SD
+    assert weights.flatten().tolist() == pytest.approx(modes("map").flatten().tolist(), abs=1e-6)
+
+
+def test_a_start_that_is_none_is_said(capsys):
+    problems = {
+        "nothing": [],
+        "no run": ["--start", "nowhere"],
+    }
+    said = {"nothing": "Add --start RUN", "no run": "there is no file nowhere/config.yaml"}
+    for name, options in problems.items():
+        assert main(["fit", *MOONS, "--method", "Laplace", *options, "--directory", "a"]) == 2
+        assert said[name] in capsys.readouterr().err
+    assert main(["fit", *MAP, "--directory", "map"]) == 0
+    assert main(LAPLACE) == 0
+    capsys.readouterr()
+    assert main(["fit", "--method", "Laplace", "--start", "laplace", "--directory", "a"]) == 2
+    assert "of the kind LaplacePosterior" in capsys.readouterr().err
+    assert not Path("a").exists()
+
+
+def test_what_is_no_mode_is_one_line():
+    map_ = [*MAP[: MAP.index("150")], "1", "--method.optimizer.lr", "1e-6"]
+    assert main(["fit", *map_, "--directory", "map"]) == 0
+    done = subprocess.run([sys.executable, "-m", "torchbayes", *LAPLACE], check=True, capture_output=True, text=True)
+    (line,) = [line for line in done.stderr.splitlines() if "warning" in line.lower()]
+    assert line.startswith(
+        "torchbayes: warning: this posterior should not be trusted: member 0 is not at a mode of this model"
+    )
+
+
+def test_laplace_is_compared_at_the_single_network(capsys):
+    short = ["--ensemble.members", "2", "--ensemble.epochs", "150", "--ensemble.batch_size", "60", "--draws", "4"]
+    options = ["compare", *MOONS, *short, "--methods", "laplace", "ensemble"]
+    assert main([*options, "--directory", "a"]) == 0
+    said = capsys.readouterr()
+    assert "fitting: Laplace, around the single network" in said.err
+    found = json.loads(Path("a/results.json").read_text())["methods"]
+    assert list(found) == ["laplace", "ensemble"]
+    row = next(line for line in said.out.splitlines() if line.strip().startswith("Laplace"))
+    assert f"{found['laplace']['clean']['nll']:.3f}" in row
+    setup, posterior = load_run(Path("a/fits/laplace"))
+    assert isinstance(posterior, tb.LaplacePosterior)
+    assert posterior.mean_MD[0].equal(modes("a/fits/ensemble")[0])
+    expected = tb.evaluate(tb.Linearised(posterior), tuple(setup.data.test)).metrics
+    assert found["laplace"]["clean"] == pytest.approx(expected)
+    assert main(["compare", "--directory", "a", "--resume"]) == 0
+    assert json.loads(Path("a/results.json").read_text())["methods"] == found

@@ -1,0 +1,248 @@
+"""The comparison: its numbers against other libraries, its files, and what resuming leaves alone."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+
+import torchbayes as tb
+from torchbayes.catalogue.config import Problem, write_config
+from torchbayes.comparison.compare import Comparison, _make_room, compare, configuration
+from torchbayes.comparison.report import caption, lead, table
+from torchbayes.comparison.scores import member, score
+from torchbayes.data import corrupt_data, out_of_distribution
+from torchbayes.posteriors import Functions, locks
+
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
+OPTIMISED = ("single", "ensemble", "swag", "multiswag")  # so few epochs end at no mode for Laplace
+DIGITS = Comparison(
+    Problem("digits", "mlp", {"hidden": [16]}, train_size=200),
+    tb.MAP(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), plan="vmap"),
+    tb.SWAG(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), per_epoch=2, rank=3, plan="vmap"),
+    corruptions=("gaussian_noise", "contrast"),
+    methods=OPTIMISED,
+    rows=60,
+    draws=4,
+)
+SINE = Comparison(
+    Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian"),
+    tb.MAP(2, epochs=5, plan="vmap"),
+    tb.SWAG(2, epochs=6, rank=2, plan="vmap"),
+    methods=OPTIMISED,
+    draws=4,
+)
+
+
+def no_bar(items, what):
+    assert what
+    return items
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    home = tmp_path_factory.mktemp("digits")
+    return home, compare(DIGITS, home, callbacks=())
+
+
+def test_clean_numbers_agree_with_scikit_learn(digits):
+    _, found = digits
+    inputs, targets = found.setup.data.test
+    for outcome in found.outcomes.values():
+        outputs = outcome.functions(inputs).double()
+        probs = outputs.softmax(-1).mean(0).numpy()
+        assert outcome.clean.metrics["accuracy"] == pytest.approx(accuracy_score(targets, probs.argmax(1)))
+        assert outcome.clean.metrics["nll"] == pytest.approx(log_loss(targets, probs, labels=range(10)), rel=1e-5)
+
+
+def test_corrupted_numbers_are_means_over_corruptions(digits):
+    _, found = digits
+    outcome = found.outcomes["multiswag"]
+    expected = []
+    for name in DIGITS.corruptions:
+        inputs, targets = corrupt_data(found.setup.data, name, 5, seed=0, limit=60)
+        probs = outcome.functions(inputs).double().softmax(-1).mean(0)
+        expected.append(log_loss(targets, probs.numpy(), labels=range(10)))
+    assert outcome.at(5, "nll") == pytest.approx(np.mean(expected), rel=1e-5)
+    first = outcome.clean.log_prob[:60]
+    assert outcome.severity("nll")[0] == [pytest.approx(-float(first.double().mean()))] * 2
+
+
+def test_foreign_images_are_told_apart_as_scikit_learn_says(digits):
+    _, found = digits
+    outcome = found.outcomes["ensemble"]
+    expected = []
+    for images in out_of_distribution(found.setup.data, limit=60, seed=0).values():
+        inside, outside = (
+            torch.special.entr(outcome.functions(x).double().softmax(-1).mean(0)).sum(-1)
+            for x in (found.setup.data.test.inputs, images)
+        )
+        labels = [0] * len(inside) + [1] * len(outside)
+        expected.append(roc_auc_score(labels, torch.cat([inside, outside]).numpy()))
+    assert outcome.auroc() == pytest.approx(np.mean(expected), abs=1e-4)
+
+
+def test_single_and_swag_are_the_first_members(digits):
+    _, found = digits
+    single, ensemble = found.outcomes["single"], found.outcomes["ensemble"]
+    assert single.clean.metrics["nll"] == pytest.approx(ensemble.members[0]["nll"], rel=1e-6)
+    assert torch.equal(single.functions.weights_SD[0], ensemble.functions.weights_SD[0])
+    alone = compare(replace(DIGITS, methods=("swag",)), digits[0] / "alone", callbacks=())
+    # a member of a stack and a run of its own differ by the rounding of stacked products
+    assert alone.outcomes["swag"].clean.metrics["nll"] == pytest.approx(
+        found.outcomes["swag"].clean.metrics["nll"], rel=1e-3
+    )
+
+
+def test_a_member_is_a_row_of_every_tensor():
+    setup = SINE.problem.setup()
+    for method in (SINE.ensemble, SINE.multiswag):
+        posterior = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
+        one = member(posterior, 1)
+        assert one.members == 1
+        for name, tensor in posterior.tensors().items():
+            assert torch.equal(one.tensors()[name], tensor[1:2])
+
+
+def test_everything_is_left_in_the_directory(digits):
+    home, found = digits
+    pictures = {path.stem for path in home.glob("*.png")}
+    assert pictures == {
+        *(f"severity_{metric}" for metric in ("nll", "accuracy", "ece")),
+        *("reliability", "reliability_corrupted", "entropy", "uncertain_images"),
+    }
+    page = found.report.read_text()
+    assert page.count("data:image/png;base64,") == len(pictures)
+    assert "http://" not in page
+    assert "https://" not in page
+    numbers = json.loads((home / "results.json").read_text())["methods"]
+    for name, outcome in found.outcomes.items():
+        assert numbers[name]["clean"] == outcome.clean.metrics
+        assert numbers[name]["severity"]["5"]["nll"] == outcome.at(5, "nll")
+
+
+def test_the_table_has_what_was_measured(digits):
+    _, found = digits
+    made = table(found.outcomes)
+    assert made.columns[:5] == ["method", "accuracy", "NLL", "Brier", "ECE"]
+    assert made.rows[1][2] == found.outcomes["ensemble"].clean.metrics["nll"]
+    assert made.rows[3][-1] == found.outcomes["multiswag"].auroc()
+    members = [m["nll"] for m in found.outcomes["ensemble"].members]
+    assert f"mean {np.mean(members):.3f}" in caption(found.setup, found.outcomes)
+    assert "cross-validation" not in lead(found.setup, DIGITS, found.outcomes)  # these are not the chosen settings
+
+
+def test_resuming_takes_finished_fits_and_gives_the_same_numbers(digits):
+    home, _ = digits
+    before = (home / "results.json").read_bytes()
+    with pytest.raises(ValueError, match="Add --resume"):
+        compare(DIGITS, home, callbacks=())
+    epochs = []
+    compare(DIGITS, home, resume=True, callbacks=(epochs.append,), track=no_bar)
+    assert epochs == []
+    assert (home / "results.json").read_bytes() == before
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
+    def stop(event):
+        if event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(SINE, tmp_path / "a", callbacks=(stop,))
+    compare(SINE, tmp_path / "a", resume=True, callbacks=())
+    compare(SINE, tmp_path / "b", callbacks=())
+    numbers = [json.loads((tmp_path / name / "results.json").read_text()) for name in "ab"]
+    assert numbers[0] == numbers[1]
+
+
+def test_overwriting_replaces_the_fits(tmp_path):
+    compare(replace(SINE, seed=1), tmp_path, callbacks=())
+    found = compare(SINE, tmp_path, overwrite=True, callbacks=())
+    config = (tmp_path / "fits" / "ensemble" / "config.yaml").read_text()
+    assert "seed: 0" in config
+    assert json.loads((tmp_path / "results.json").read_text())["methods"]["single"]["clean"] == (
+        found.outcomes["single"].clean.metrics
+    )
+
+
+def test_no_lock_file_is_open_while_earlier_fits_are_removed(tmp_path, monkeypatch):
+    """NFS keeps the folder of a file that is open."""
+    home, open_, remove = tmp_path / "run", [], shutil.rmtree
+    write_config(home, {})
+    for folder in (home / "fits" / "a", home / ".fits.removed" / "b"):
+        folder.mkdir(parents=True)
+
+    def looked_at(folder):
+        open_.extend(lock.directory for lock in locks._HELD if lock._handle is not None)
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", looked_at)
+    _make_room(home, SINE, overwrite=True)
+    assert open_ == []
+    assert [path.name for path in home.iterdir()] == ["config.yaml"]
+
+
+def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
+    found = compare(SINE, tmp_path, callbacks=())
+    data = found.setup.data
+    assert data.target_standardise is not None
+    outcome = found.outcomes["ensemble"]
+    raw = data.target_standardise.inverse(data.test.targets).double()
+    predictive = tb.predict(outcome.functions, data.test.inputs)
+    mean = data.target_standardise.inverse(predictive.mean).double()
+    assert outcome.clean.metrics["rmse"] == pytest.approx(float((mean - raw).square().mean().sqrt()), rel=1e-5)
+    scale = found.setup.target_scale
+    inner = predictive.log_prob(data.test.targets).double().mean() - np.log(scale)
+    assert outcome.clean.metrics["nll"] == pytest.approx(-float(inner), rel=1e-5)
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"band"}
+    assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval"]
+
+
+def test_a_plane_is_drawn(tmp_path):
+    problem = Problem("two_moons", "mlp", {"hidden": [8]})
+    found = compare(replace(SINE, problem=problem, methods=("single", "multiswag")), tmp_path, callbacks=())
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"surface", "reliability"}
+    assert found.outcomes["single"].numbers()["draws"] == 1
+    assert found.outcomes["multiswag"].numbers()["draws"] == 4
+
+
+def test_functions_are_drawn_once_with_the_seed():
+    setup = SINE.problem.setup()
+    posterior = tb.fit(setup.model, tuple(setup.data.train), SINE.multiswag, callbacks=())
+    outcomes = score(setup, {"multiswag": posterior}, replace(SINE, seed=5), track=no_bar)
+    functions = outcomes["multiswag"].functions
+    assert isinstance(functions, Functions)
+    assert torch.equal(functions.weights_SD, posterior.sample(4, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"methods": ("sngle",)}, "Did you mean single"),
+        ({"methods": ()}, "at least one method"),
+        ({"corruptions": ("fogg",)}, "Did you mean fog"),
+        ({"rows": 0}, "at least one method and one row"),
+        ({"draws": 5}, "multiple of MultiSWAG's 2 members; got 5. Try 4 or 6"),
+        ({"draws": 1}, "got 1. Try 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_fitting(change, said):
+    with pytest.raises(ValueError, match=said):
+        replace(SINE, **change)
+
+
+def test_the_configuration_holds_every_setting():
+    found = configuration(DIGITS)
+    assert found["network_settings"] == {"hidden": [16]}
+    assert found["corruptions"] == ["gaussian_noise", "contrast"]
+    assert found["multiswag"]["optimizer"] == {
+        "class_path": "torchbayes.SGD",
+        "init_args": {"lr": 0.1, "momentum": 0.9, "nesterov": False},
+    }
+    assert "problem" not in found

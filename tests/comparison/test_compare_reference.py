@@ -1,0 +1,348 @@
+"""Comparisons with a reference: fidelity recomputed, the ceiling, references from directories, regressions."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm, wasserstein_distance
+from torch import nn
+
+import torchbayes as tb
+from torchbayes.catalogue.config import Problem, fit_run
+from torchbayes.comparison import fidelity as compare_fidelity
+from torchbayes.comparison.compare import Comparison, compare, configuration
+from torchbayes.comparison.fidelity import Fidelity, between_chains, distances, mean
+from torchbayes.comparison.reference import load_reference, quality, spread, warning
+from torchbayes.comparison.report import caption, fidelity_table, lead, table
+from torchbayes.data import Pair, corrupt_data
+from torchbayes.native.seeds import Purpose, mix
+from torchbayes.posteriors import Functions
+
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
+HMC = tb.HMC(3, 14, 4, thin=2, step_size=0.01, trajectory=0.05, plan="vmap")
+DIGITS = Comparison(
+    Problem("digits", "mlp", {"hidden": [12]}, train_size=150),
+    tb.MAP(2, epochs=3, batch_size=50, optimizer=tb.SGD(0.1), plan="vmap"),
+    tb.SWAG(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), per_epoch=2, rank=2, plan="vmap"),
+    hmc=HMC,
+    sghmc=tb.SGHMC(2, 20, 10, thin=5, batch_size=50, plan="vmap"),
+    methods=("ensemble", "sghmc", "hmc"),
+    corruptions=("gaussian_noise", "contrast"),
+    rows=50,
+    draws=4,
+)
+SINE = Comparison(
+    Problem("toy_sine", "mlp", {"hidden": [6]}, "gaussian"),
+    tb.MAP(2, epochs=5, plan="vmap"),
+    tb.SWAG(2, epochs=6, rank=2, plan="vmap"),
+    hmc=replace(HMC, step_size=0.002, trajectory=0.01),
+    methods=("single", "ensemble", "hmc"),
+    draws=4,
+)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    home = tmp_path_factory.mktemp("digits")
+    return home, compare(DIGITS, home, callbacks=())
+
+
+@pytest.fixture(scope="module")
+def sine(tmp_path_factory):
+    home = tmp_path_factory.mktemp("sine")
+    return home, compare(SINE, home, callbacks=())
+
+
+def average(functions, inputs, chain=None):
+    """Averaged class probabilities by hand, float64; those of one chain if wanted."""
+    probs = functions(inputs).double().softmax(-1).numpy()
+    return (probs if chain is None else probs[chain::3]).mean(0)
+
+
+def close(p, q):
+    return {"agreement": np.mean(p.argmax(1) == q.argmax(1)), "total_variation": np.abs(p - q).sum(1).mean() / 2}
+
+
+# --- numbers
+
+
+def test_fidelity_is_that_of_averages_on_the_same_rows(digits):
+    _, found = digits
+    inputs = found.setup.data.test.inputs
+    reference = average(found.outcomes["hmc"].functions, inputs)
+    for name in ("ensemble", "sghmc"):
+        outcome = found.outcomes[name]
+        expected = close(average(outcome.functions, inputs), reference)
+        assert outcome.fidelity.clean == pytest.approx(expected, abs=1e-6)
+        assert 0 < expected["total_variation"] < 1
+        assert outcome.fidelity.by_chain == []
+
+
+def test_fidelity_under_corruption_is_a_mean_over_corruptions(digits):
+    _, found = digits
+    for severity in (1, 5):
+        expected = []
+        for name in DIGITS.corruptions:
+            inputs = corrupt_data(found.setup.data, name, severity, seed=0, limit=50).inputs
+            one, two = (average(found.outcomes[m].functions, inputs) for m in ("ensemble", "hmc"))
+            expected.append(close(one, two))
+        fidelity = found.outcomes["ensemble"].fidelity
+        for metric in ("agreement", "total_variation"):
+            assert fidelity.at(severity, metric) == pytest.approx(np.mean([e[metric] for e in expected]), abs=1e-6)
+
+
+def test_the_ceiling_is_each_chain_against_the_other_chains(digits):
+    _, found = digits
+    functions, fidelity = found.outcomes["hmc"].functions, found.outcomes["hmc"].fidelity
+    assert functions.draws == 15
+
+    def expected(inputs):
+        chains = np.stack([average(functions, inputs, chain) for chain in range(3)])
+        return [close(chains[m], np.delete(chains, m, axis=0).mean(0)) for m in range(3)]
+
+    by_chain = expected(found.setup.data.test.inputs)
+    for one, other in zip(fidelity.by_chain, by_chain, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+    assert fidelity.clean == pytest.approx({k: np.mean([c[k] for c in by_chain]) for k in by_chain[0]}, abs=1e-6)
+    parts = [corrupt_data(found.setup.data, n, 5, seed=0, limit=50).inputs for n in DIGITS.corruptions]
+    shifted = [c["total_variation"] for inputs in parts for c in expected(inputs)]
+    assert fidelity.at(5, "total_variation") == pytest.approx(np.mean(shifted), abs=1e-6)
+
+
+def test_the_ceiling_of_known_chains():
+    certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
+    found = between_chains(certain)
+    # the first two see (½, ½) in the others, whose top class is the first; the last sees (1, 0)
+    assert found == [
+        {"agreement": 1.0, "total_variation": 0.5},
+        {"agreement": 1.0, "total_variation": 0.5},
+        {"agreement": 0.0, "total_variation": 1.0},
+    ]
+    assert mean(found) == pytest.approx({"agreement": 2 / 3, "total_variation": 2 / 3})
+    same = between_chains(torch.full((4, 5, 2), 0.5, dtype=torch.float64))
+    assert same == [{"agreement": 1.0, "total_variation": 0.0}] * 4
+    assert between_chains(certain[:1]) == []
+    assert mean([]) == {}
+
+
+def constants(means, scale):
+    """Functions that are constant, with known noise: draw s predicts N(means[s], scale²)."""
+    model = tb.Model(nn.Linear(1, 1), tb.likelihoods.Gaussian(scale), tb.priors.Normal(1.0))
+    weights = torch.tensor([[0.0, m] for m in means])
+    assert list(model.layout.names) == ["weight", "bias"]
+    return Functions(model, weights)
+
+
+def test_distances_of_known_normals():
+    functions = {"near": constants([0.0], 1.0), "far": constants([3.0], 1.0), "hmc": constants([0.0, 1.0] * 2, 1.0)}
+    found = distances(functions, "hmc", torch.zeros(2, 1), chains=2, scale=10.0, seed=3)
+    far = 10 * 2.5  # every quantile of the mixture lies below that of N(3, 1), so the means tell the distance
+    assert found["far"][0]["wasserstein1"] == pytest.approx(far, rel=0.02)
+    x = np.linspace(-8, 9, 20001)
+    mixture = (norm.cdf(x) + norm.cdf(x - 1)) / 2
+    near = 10 * np.trapezoid(np.abs(norm.cdf(x) - mixture), x)
+    assert found["near"][0]["wasserstein1"] == pytest.approx(near, abs=10 * 4 / np.sqrt(compare_fidelity.SAMPLES))
+    # chain 0 has the draws at 0, chain 1 those at 1
+    assert [c["wasserstein1"] for c in found["hmc"]] == pytest.approx([10.0, 10.0], rel=0.1)
+    assert distances({"hmc": functions["hmc"]}, "hmc", torch.zeros(2, 1), chains=1, scale=1.0, seed=0) == {"hmc": []}
+
+
+def test_distances_do_not_depend_on_how_rows_are_split(sine, monkeypatch):
+    _, found = sine
+    functions, inputs = {name: o.functions for name, o in found.outcomes.items()}, found.setup.data.test.inputs
+    monkeypatch.setattr(compare_fidelity, "SAMPLES", 4000)
+    whole = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
+    monkeypatch.setattr(compare_fidelity, "_ROWS", 64)
+    parts = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
+    for name, of_method in whole.items():
+        for one, other in zip(of_method, parts[name], strict=True):
+            assert one["wasserstein1"] == pytest.approx(other["wasserstein1"], rel=0.05)
+
+
+def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
+    home, found = sine
+    inputs, scale = found.setup.data.test.inputs, found.setup.target_scale
+
+    def samples(functions, who):
+        drawn = tb.predict(functions, inputs).sample(2000, seed=mix(Purpose.DISTANCE, 0, who))
+        return drawn[..., 0].double().numpy() * scale
+
+    first, second = (samples(found.outcomes[name].functions, who) for who, name in enumerate(("ensemble", "hmc")))
+    expected = np.mean([wasserstein_distance(first[:, b], second[:, b]) for b in range(len(inputs))])
+    assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
+    assert len(found.outcomes["hmc"].fidelity.by_chain) == 3
+    assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval", "W1 ↓"]
+    assert {path.stem for path in home.glob("*.png")} == {"band", "fidelity", "reference_rhat"}
+    assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(found.setup, found.outcomes)
+
+
+# --- what is left to read
+
+
+def test_results_report_and_table_hold_the_reference(digits):
+    home, found = digits
+    numbers = json.loads((home / "results.json").read_text())
+    for name, outcome in found.outcomes.items():
+        held = numbers["methods"][name]["fidelity"]
+        assert held["agreement"] == outcome.fidelity.clean["agreement"]
+        assert held["severity"]["5"]["total_variation"] == outcome.fidelity.at(5, "total_variation")
+    assert len(numbers["methods"]["hmc"]["fidelity"]["by_chain"]) == 3
+    assert numbers["reference"]["draws"] == 5
+    assert numbers["reference"]["by_chain"]["acceptance"] == pytest.approx(found.diagnosis.record.acceptance_M.tolist())
+    page = found.report.read_text()
+    for name in ("fidelity", "fidelity_severity_agreement", "fidelity_severity_total_variation", "reference_rhat"):
+        assert (home / f"{name}.png").exists()
+    assert "HMC: one chain to the others" in page
+    assert "The reference itself" in page
+    made = table(found.outcomes)
+    column = made.columns.index("TV ↓")
+    assert [row[column] for row in made.rows] == [o.fidelity.clean["total_variation"] for o in found.outcomes.values()]
+    closer = fidelity_table(found.outcomes)
+    assert closer is not None
+    assert closer.rows[0][closer.columns.index("TV at 5")] == found.outcomes["ensemble"].fidelity.at(
+        5, "total_variation"
+    )
+    said = caption(found.setup, found.outcomes, found.diagnosis)
+    assert "each of its 3 chains against the others" in said
+    assert "15 draws kept" in lead(found.setup, DIGITS, found.outcomes)
+
+
+def test_without_a_reference_nothing_is_said_of_one(tmp_path):
+    found = compare(
+        replace(SINE, methods=("single", "sgld"), sgld=tb.SGLD(2, 8, 4, plan="vmap")), tmp_path, callbacks=()
+    )
+    assert found.diagnosis is None
+    assert found.outcomes["sgld"].numbers()["draws"] == 8
+    assert found.outcomes["sgld"].fidelity == Fidelity()
+    assert "W1 ↓" not in table(found.outcomes).columns
+    assert "reference" not in json.loads((tmp_path / "results.json").read_text())
+
+
+def drifting(shift):
+    """Draws of two chains of constant functions, the second `shift` away from the first."""
+    model = constants([0.0], 1.0).model
+    noise = torch.randn(2, 200, 2, generator=torch.Generator().manual_seed(0))
+    noise[1, :, 1] += shift
+    return tb.Draws(model, noise)
+
+
+def test_a_reference_that_has_not_converged_is_warned_of():
+    inputs = torch.zeros(7, 1)
+    assert warning(tb.diagnose(drifting(0.0), inputs)) == ""
+    said = warning(tb.diagnose(drifting(5.0), inputs))
+    assert "has not converged in function space" in said
+    assert "for only 0 % of its means" in said
+
+
+def test_rows_are_spread_over_the_whole():
+    rows = Pair(torch.arange(10).unsqueeze(1), torch.arange(10))
+    assert spread(rows, 5).targets.tolist() == [0, 2, 4, 6, 8]
+    assert spread(rows, 3).targets.tolist() == [0, 3, 6]
+    assert spread(rows, 99).targets.tolist() == list(range(10))
+
+
+# --- where the reference comes from
+
+
+def test_a_reference_from_a_directory_gives_the_same_numbers(digits, tmp_path):
+    home, found = digits
+    given = replace(DIGITS, methods=("ensemble", "sghmc"), reference=str(home / "fits" / "hmc"))
+    again = compare(given, tmp_path, callbacks=())
+    assert list(again.outcomes) == ["ensemble", "sghmc", "reference"]
+    for name in ("ensemble", "sghmc"):
+        assert again.outcomes[name].fidelity == found.outcomes[name].fidelity
+    assert again.outcomes["reference"].fidelity == found.outcomes["hmc"].fidelity
+    assert again.diagnosis is not None
+    assert again.diagnosis.record is not None
+    assert configuration(given)["reference"] == str(home / "fits" / "hmc")
+    assert not (tmp_path / "fits" / "hmc").exists()
+
+
+@pytest.mark.slow
+def test_hmc_is_compared_with_a_given_reference_like_any_method(digits, tmp_path):
+    home, found = digits
+    given = replace(DIGITS, methods=("hmc",), reference=str(home / "fits" / "hmc"))
+    again = compare(given, tmp_path, callbacks=())
+    assert again.outcomes["hmc"].fidelity.clean == {"agreement": 1.0, "total_variation": 0.0}
+    assert again.outcomes["hmc"].fidelity.by_chain == []
+    assert again.outcomes["reference"].fidelity.clean == found.outcomes["hmc"].fidelity.clean
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_any_posterior_can_be_the_reference(tmp_path, members):
+    problem = replace(SINE.problem, train_size=20)
+    fit_run(problem.setup(), replace(SINE.ensemble, members=members), tmp_path / "map", callbacks=())
+    given = replace(SINE, problem=problem, methods=("single",), reference=str(tmp_path / "map"))
+    found = compare(given, tmp_path / "out", callbacks=())
+    assert found.diagnosis is None
+    # the same seed: the single network is the first member of the reference
+    assert found.outcomes["single"].fidelity.clean["wasserstein1"] < (0.02 if members == 1 else 1)
+    assert len(found.outcomes["reference"].fidelity.by_chain) == (0 if members == 1 else 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prior_scale": 0.5}, "`prior_scale` is 1.0 there and 0.5 here"),
+        ({"train_size": 100}, "`train_size` is 150 there and 100 here"),
+        ({"network_settings": {"hidden": [13]}}, "`network_settings`"),
+        ({"network": "small_cnn", "network_settings": {}}, "`network` is mlp there and small_cnn here"),
+        ({"split": 1, "temperature": 0.5}, "`split` is 0 there and 1 here; `temperature` is 1.0 there and 0.5 here"),
+    ],
+)
+def test_another_posterior_is_refused_before_fitting(digits, tmp_path, change, said):
+    home, _ = digits
+    wrong = replace(DIGITS, problem=replace(DIGITS.problem, **change), reference=str(home / "fits" / "hmc"))
+    with pytest.raises(ValueError, match="is of another posterior") as error:
+        compare(wrong, tmp_path / "out", callbacks=())
+    assert said in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_threads_and_device_do_not_make_another_posterior(digits):
+    home, _ = digits
+    problem = replace(DIGITS.problem, threads=1, device="cpu")
+    posterior = load_reference(replace(DIGITS, problem=problem, reference=str(home / "fits" / "hmc")))
+    assert posterior.members == 3
+
+
+def test_a_directory_of_no_finished_fit_is_said(digits, tmp_path):
+    home, _ = digits
+    with pytest.raises(ValueError, match="is not the directory of one fit"):
+        compare(replace(DIGITS, reference=str(home)), tmp_path / "a", callbacks=())
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        compare(replace(DIGITS, reference=str(tmp_path / "b")), tmp_path / "a", callbacks=())
+
+
+@pytest.mark.slow
+def test_a_reference_is_not_overwritten(tmp_path):
+    compare(SINE, tmp_path, callbacks=())
+    own = replace(SINE, methods=("single",), reference=str(tmp_path / "fits" / "hmc"))
+    with pytest.raises(ValueError, match="which is the reference"):
+        compare(own, tmp_path, overwrite=True, callbacks=())
+    assert (tmp_path / "fits" / "hmc" / "draws.bin").exists()
+    again = compare(own, tmp_path, resume=True, callbacks=())
+    assert list(again.outcomes) == ["single", "reference"]
+
+
+def test_chains_too_short_to_judge_are_not_judged(tmp_path):
+    setup = SINE.problem.setup()
+    posterior = fit_run(setup, replace(SINE.hmc, steps=10, burn_in=4), tmp_path / "run", callbacks=())
+    assert quality(setup, posterior, tmp_path / "run") is None
+
+
+def test_an_interrupted_reference_goes_on_where_it_was(sine, tmp_path):
+    home, _ = sine
+
+    def stop(event):
+        if event.epochs == 14 and event.epoch == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(SINE, tmp_path, callbacks=(stop,))
+    compare(SINE, tmp_path, resume=True, callbacks=())
+    assert json.loads((tmp_path / "results.json").read_text()) == json.loads((home / "results.json").read_text())

@@ -1,0 +1,69 @@
+"""Progress where there is no terminal: lines by the clock, the first after 10 s, then after ever longer waits."""
+
+import pytest
+import torch
+from tests.laws.cases import model_of, rows_of
+
+import torchbayes as tb
+from torchbayes.driver import progress
+from torchbayes.driver.progress import Event, Lines, watched
+from torchbayes.model.rows.batch import Batch
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass when they are told to."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def event(epoch):
+    return Event(epoch, 100, epoch, None, None, {"nll": [0.25], "lr": 0.1})
+
+
+def test_lines_come_after_ever_longer_waits(clock):
+    said = []
+    lines, began, at = Lines("MAP", 0, 100, write=said.append), clock[0], []
+    for epoch in range(1, 101):
+        clock[0] += 1.0
+        before = len(said)
+        lines(event(epoch))
+        at += [clock[0] - began] * (len(said) - before)
+    assert at == [10, 25, 48, 82]  # waits of 10, 15, 22.5 and 33.75 s, at whole seconds
+    assert said[1] == "  MAP, 0:00:25: 25 of 100 epochs: train NLL 0.25  lr 0.1"
+
+
+def test_no_wait_is_longer_than_ten_minutes(clock):
+    said = []
+    lines = Lines("HMC", 0, 100, write=said.append)
+    for _ in range(24 * 60):
+        clock[0] += 60
+        lines.look()
+    assert len(said) >= 24 * 60 / 11
+    assert said[-1].startswith("  HMC, ")
+    assert said[-1].endswith("0 of 100 epochs")
+
+
+def test_an_epoch_that_takes_long_is_told_of_before_it_ends(clock):
+    said = []
+    lines = Lines("SWAG × 5", 3, 60, write=said.append)
+    for _ in watched([Batch(None, None)] * 30, [lines, print]):
+        clock[0] += 1.0
+    assert said == ["  SWAG × 5, 0:00:10: 3 of 60 epochs", "  SWAG × 5, 0:00:25: 3 of 60 epochs"]
+
+
+def test_a_fit_without_a_terminal_speaks_by_the_clock_and_a_silent_one_does_not(capsys, monkeypatch):
+    ticks = iter(range(0, 10**6, 3))
+    monkeypatch.setattr(progress, "time", type("Clock", (), {"monotonic": staticmethod(lambda: float(next(ticks)))}))
+    tb.fit(model_of(), rows_of(), tb.MAP(epochs=8, batch_size=6))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert all(line.startswith("  MAP, 0:0") and " of 8 epochs" in line for line in lines)
+    tb.fit(model_of(), rows_of(), tb.MAP(epochs=8, batch_size=6), callbacks=())
+    assert capsys.readouterr().err == ""
+
+
+def test_fits_are_the_same_with_and_without_lines():
+    heard, silent = (tb.fit(model_of(), rows_of(), tb.MAP(epochs=2), callbacks=c) for c in (None, ()))
+    assert torch.equal(heard.tensors()["weights_MD"], silent.tensors()["weights_MD"])

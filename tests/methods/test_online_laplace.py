@@ -1,0 +1,152 @@
+"""Online evidence: training ends at the prior and noise that maximise the evidence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import minimize
+from tests.laws.cases import NETWORKS, assert_same_tensors, everything, losses, made, rows_of
+from tests.laws.test_method_laws import break_after, keep_every
+from tests.oracles import LinearGaussian, assert_close, normal
+from torch import nn
+
+import torchbayes as tb
+from torchbayes.driver.checkpoint import flatten
+from torchbayes.model.rows.sources import as_source
+
+X = normal(40, 3)
+Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)
+SMALL: dict[str, Any] = {"epochs_of_descent": 5, "every": 2, "batch_size": 7, "plan": "loop"}
+structures = pytest.mark.parametrize("structure", ["kronecker", "dense", "diagonal", "ekfac", "low_rank"])
+
+
+@pytest.mark.parametrize("start", [0.1, 5.0])
+def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) -> None:
+    method = tb.OnlineLaplace(
+        prior="scalar", noise=True, epochs_of_descent=300, every=5, batch_size=40, optimizer=tb.SGD(0.2),
+        schedule=tb.Constant(), plan="loop",
+    )  # fmt: skip
+    model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.priors.Normal(start))
+    found = tb.fit(model, (X, Y), method, callbacks=())
+    assert isinstance(found, tb.LaplacePosterior)
+
+    def negative(point: Any) -> float:
+        return -LinearGaussian(X, Y, math.exp(point[0]), math.exp(point[1])).log_evidence()
+
+    best = minimize(negative, [0.0, 0.0], method="Nelder-Mead", options={"fatol": 1e-12, "xatol": 1e-9})
+    scale, noise = (math.exp(value) for value in best.x)
+    assert_close(found.model.prior.stds()[0], scale, rtol=1e-4)
+    assert isinstance(found.model.likelihood, tb.likelihoods.Gaussian)
+    assert found.model.likelihood.scale == pytest.approx(noise, rel=1e-4)
+    assert float(found.log_evidence()) == pytest.approx(-best.fun, abs=1e-6)
+    mean, covariance = LinearGaussian(X, Y, scale, noise).posterior()
+    assert_close(found.mean_MD[0], mean, rtol=1e-3, atol=1e-4)
+    assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-3, atol=1e-6)
+
+
+def test_a_small_table_at_the_usual_settings_and_a_descent_that_is_too_short(tmp_path: Path) -> None:
+    """Weights of size 2 are out of reach of few small steps; with enough of them the evidence is the exact one."""
+    inputs = normal(80, 2)
+    targets = 2 * inputs[:, :1] + 0.3 * normal(80, 1, seed=1)
+
+    def fit(**settings: Any) -> Any:
+        model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
+        return tb.fit(model, (inputs, targets), tb.OnlineLaplace("dense", prior="scalar", **settings), callbacks=())
+
+    found = fit()
+    best = max(
+        LinearGaussian(inputs, targets[:, 0], float(scale), 0.3).log_evidence() for scale in torch.linspace(0.5, 3, 100)
+    )
+    assert float(found.log_evidence()) == pytest.approx(best, abs=0.02)
+    assert not found.problems
+    with pytest.warns(tb.ProblemWarning, match="member 0 is not at a mode of this model"):
+        short = fit(epochs_of_descent=20, optimizer=tb.Adam(0.001))
+    assert float(short.log_evidence()) < best - 100
+    loaded = tb.load(short.save(tmp_path / "q.safetensors"), short.model)
+    assert isinstance(loaded, tb.LaplacePosterior)
+    assert loaded.problems == short.problems
+    with pytest.warns(tb.ProblemWarning, match="not at a mode"):
+        tb.predict(tb.Linearised(loaded), inputs)
+    mode, covariance = LinearGaussian(inputs, targets[:, 0], float(short.model.prior.stds()[0]), 0.3).posterior()
+    away = short.mean_MD[0] - mode
+    assert f"would raise it by {float(0.5 * away @ torch.linalg.solve(covariance, away)):.3g} nats" in short.problems[0]
+
+
+def test_the_order_of_descent_and_passes() -> None:
+    method = tb.OnlineLaplace(epochs_of_descent=6, every=2, burn_in=0.34)
+    train, look = True, False
+    assert method.order(1) == method.order(7) == (train, train, look, train, train, look, train, train, look)
+    assert method.epochs == 9
+    twice = tb.OnlineLaplace(structure="ekfac", epochs_of_descent=3, every=5, burn_in=0.9)
+    assert twice.order(1) == (train, train, train, look, look)
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "descent", "passes"), [(1, 2000, 19), (8, 250, 20), (1000, 50, 10)])
+def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, descent: int, passes: int) -> None:
+    method = tb.OnlineLaplace()
+    order = method.order(steps_per_epoch)
+    assert sum(order) == descent
+    assert method.epochs is None
+    assert method.epochs_at(steps_per_epoch) == len(order) == descent + passes
+
+
+@pytest.mark.filterwarnings("ignore:.*not at a mode")  # after so few steps
+@structures
+@pytest.mark.parametrize("network", ["mlp", "conv_batch_norm", "tied"])
+def test_interrupted_and_resumed_equals_uninterrupted(
+    structure: Any, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert network in NETWORKS
+    prior = "scalar" if structure in {"dense", "low_rank", "kronecker"} else "layer"
+
+    def fit(directory: Path, **options: Any) -> Any:
+        model = tb.Model(made(network), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+        method = tb.OnlineLaplace(structure=structure, prior=prior, **SMALL)
+        return tb.fit(model, rows_of(network), method, seed=7, directory=directory, callbacks=(), **options)
+
+    expected = fit(tmp_path / "whole")
+    keep_every(monkeypatch, 10.0)
+    for steps in (5, 11, 14):
+        with monkeypatch.context() as inside:
+            break_after(inside, tb.OnlineLaplace, steps)
+            with pytest.raises(KeyboardInterrupt):
+                fit(tmp_path / str(steps))
+        assert_same_tensors(everything(fit(tmp_path / str(steps), resume=True)), everything(expected))
+        assert losses(tmp_path / str(steps)) == losses(tmp_path / "whole")
+    loaded = tb.load(tmp_path / "whole" / "posterior.safetensors", tb.Model(
+        made(network), tb.likelihoods.Categorical(), tb.priors.Normal(1.0)))  # fmt: skip
+    assert isinstance(loaded, tb.LaplacePosterior)
+    assert_close(loaded.log_evidence(), expected.log_evidence())
+
+
+@structures
+def test_step_is_pure_and_donating_changes_nothing(structure: Any) -> None:
+    model = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+    method = tb.OnlineLaplace(structure=structure, prior="scalar", **SMALL)
+    source = as_source(model, rows_of(), method.batch_size)
+    density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
+    options: Any = {"seeds": [3], "steps_per_epoch": source.steps_per_epoch}
+    state, donated = (method.init(density, *model.starting_weights([3]), **options) for _ in range(2))
+    for epoch in range(method.epochs_at(source.steps_per_epoch)):
+        for batch in source.epoch([3], epoch):
+            before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
+            first, _ = method.step(density, state, batch)
+            donated, _ = method.step(density, donated, batch, donate=True)
+            assert_same_tensors(flatten(state)[0], before)
+            assert_same_tensors(flatten(first)[0], flatten(donated)[0])
+            state = first
+
+
+def test_what_it_refuses() -> None:
+    tempered = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), temperature=0.5)
+    with pytest.raises(ValueError, match="T = 1"):
+        tb.fit(tempered, (X, Y), tb.OnlineLaplace(), callbacks=())
+    flat = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.priors.Flat())
+    with pytest.raises(ValueError, match="normal prior"):
+        tb.fit(flat, (X, Y), tb.OnlineLaplace(), callbacks=())
+    with pytest.raises(ValueError, match="`prior` must be one of"):
+        tb.OnlineLaplace(prior="unit")  # type: ignore[arg-type]

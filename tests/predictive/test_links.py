@@ -1,0 +1,145 @@
+"""Closed forms of averaged probabilities against quadrature, their limits and each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.oracles import assert_close, normal
+from tests.predictive.test_linearised import averaged_sigmoid
+from torch import Tensor
+
+from torchbayes.predictive.links import laplace_bridge, pairwise_probit, probit
+
+Link = Callable[[Tensor, Tensor], Tensor]
+both = pytest.mark.parametrize("link", [pairwise_probit, laplace_bridge])
+
+
+def covariance(classes: int, rows: int = 4, seed: int = 1) -> Tensor:
+    half = normal(rows, classes, classes, seed=seed)
+    return half @ half.mT
+
+
+@pytest.mark.parametrize("variance", [1e-3, 0.1, 1.0, 5.0, 30.0, 1e3])
+def test_probit_is_near_the_integral(variance: float):
+    mean = torch.linspace(-12, 12, 97, dtype=torch.float64)
+    spread = torch.full_like(mean, variance)
+    error = (probit(mean, spread).sigmoid() - averaged_sigmoid(mean, spread)).abs()
+    # Φ(√(π/8) f) has the slope of σ(f) at 0 and is at most 0.0177 away; averages of both are no farther apart
+    assert error.max() < 0.0177
+    assert probit(mean, spread)[48] == 0  # ½ whatever the variance
+
+
+def test_probit_without_variance_is_the_sigmoid():
+    mean = normal(5)
+    assert torch.equal(probit(mean, torch.zeros(5, dtype=torch.float64)), mean)
+
+
+def test_pairwise_of_two_classes_is_the_binary_probit():
+    mean, spread = normal(4, 2), covariance(2)
+    apart = spread[:, 0, 0] + spread[:, 1, 1] - 2 * spread[:, 0, 1]
+    expected = probit(mean[:, 0] - mean[:, 1], apart).sigmoid()
+    assert_close(pairwise_probit(mean, spread).exp(), torch.stack([expected, 1 - expected], dim=-1))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_pairwise_without_variance_is_the_softmax(classes: int):
+    mean = 3 * normal(4, classes)
+    zero = torch.zeros(4, classes, classes, dtype=torch.float64)
+    assert_close(pairwise_probit(mean, zero), mean.log_softmax(-1))
+
+
+def test_pairwise_is_its_formula():
+    mean, spread = normal(4, 5), covariance(5)
+    expected = torch.empty(4, 5, dtype=torch.float64)
+    for b in range(4):
+        for k in range(5):
+            total = 0.0
+            for j in range(5):
+                apart = float(spread[b, k, k] + spread[b, j, j] - 2 * spread[b, j, k])
+                total += math.exp(-float(mean[b, k] - mean[b, j]) / math.sqrt(1 + math.pi / 8 * apart))
+            expected[b, k] = 1 / total
+    assert_close(pairwise_probit(mean, spread).exp(), expected / expected.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_what_all_outputs_share_changes_nothing(classes: int):
+    mean, spread = normal(4, classes), covariance(classes)
+    assert_close(pairwise_probit(mean + 3.0, spread + 5.0), pairwise_probit(mean, spread), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_bridge_takes_no_notice_of_independent_noise_that_all_outputs_share(classes: int):
+    on_plane, spread = dirichlet(normal(4, classes).exp())
+    assert_close(
+        laplace_bridge(on_plane + 3.0, spread + 5.0), laplace_bridge(on_plane, spread + 1.0), rtol=1e-8, atol=1e-9
+    )
+
+
+@both
+def test_probabilities_are_normalised_and_follow_the_order_of_the_classes(link: Link):
+    mean, spread = normal(4, 6), covariance(6)
+    found = link(mean, spread)
+    assert_close(found.exp().sum(-1), torch.ones(4))
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    assert_close(link(mean[:, order], spread[:, order][:, :, order]), found[:, order])
+
+
+def dirichlet(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance of the Gaussian that the bridge gives for Dirichlet(α) (MacKay 1998)."""
+    classes, inverse = alpha.shape[-1], 1 / alpha
+    mean = alpha.log() - alpha.log().mean(-1, keepdim=True)
+    total = inverse.sum(-1)[..., None, None] / classes**2
+    spread = torch.diag_embed(inverse) - (inverse.unsqueeze(-1) + inverse.unsqueeze(-2)) / classes + total
+    return mean, spread
+
+
+@pytest.mark.parametrize("along", [0.0, 1e-14, 1e-6, 1.0, 1e3], ids=lambda v: f"variance {v:g} of the sum")
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_bridge_comes_back_to_the_dirichlet_it_left(classes: int, along: float):
+    alpha = normal(5, classes, seed=classes).exp()
+    mean, spread = dirichlet(alpha)
+    expected = alpha / alpha.sum(-1, keepdim=True)
+    assert_close(laplace_bridge(mean, spread + along).exp(), expected, rtol=1e-7)
+
+
+def test_bridge_is_its_formula_on_the_plane():
+    mean, spread = normal(4, 5), covariance(5)
+    ones = torch.ones(5, dtype=torch.float64)
+    for b in range(4):
+        gain = spread[b] @ ones / (ones @ spread[b] @ ones)
+        own, variance = mean[b] - gain * mean[b].sum(), (spread[b] - torch.outer(gain, spread[b] @ ones)).diagonal()
+        alpha = (1 - 2 / 5 + own.exp() / 25 * (-own).exp().sum()) / variance
+        assert_close(laplace_bridge(mean, spread)[b].exp(), alpha / alpha.sum(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_bridge_of_equal_outputs_is_uniform(scale: float):
+    found = laplace_bridge(torch.zeros(2, 4).double(), scale * torch.eye(4).double().expand(2, 4, 4))
+    assert_close(found.exp(), torch.full((2, 4), 0.25))
+
+
+@both
+@pytest.mark.parametrize("size", [1e2, 1e3])
+def test_large_outputs_in_single_precision_stay_finite(link: Link, size: float):
+    mean = torch.tensor([[size, 0.0, -size], [0.0, 0.0, 0.0]])
+    for spread in (torch.zeros(2, 3, 3), 1e-6 * torch.eye(3).expand(2, 3, 3), 1e4 * torch.eye(3).expand(2, 3, 3)):
+        found = link(mean, spread)
+        assert torch.isfinite(found).all()
+        assert found[0, 0] >= found[0, 1] >= found[0, 2]
+
+
+@both
+def test_links_are_near_the_average_of_the_softmax(link: Link):
+    """A Monte Carlo average of 200,000 draws; both forms are meant for moderate means and variances."""
+    alpha = torch.tensor([[8.0, 4.0, 6.0], [16.0, 3.0, 5.0]], dtype=torch.float64)
+    mean, spread = dirichlet(alpha)
+    spread = spread + 0.1
+    exact = _draws(mean, spread).softmax(-1).mean(0)
+    assert (link(mean, spread).exp() - exact).abs().max() < 0.03
+
+
+def _draws(mean: Tensor, spread: Tensor) -> Tensor:
+    return mean + (torch.linalg.cholesky(spread) @ normal(200_000, *mean.shape).unsqueeze(-1)).squeeze(-1)
