@@ -191,7 +191,7 @@ def _fit(
 
 def _length(settings: Method | Sampler) -> str:
     if isinstance(settings, Sampler):
-        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.rows else 'iterations'}"
+        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.batch_size else 'iterations'}"
     if isinstance(settings, Laplace):
         return "around the single network"
-    return f"{settings.members} × {settings.epochs} epochs"
+    return f"{settings.members} × {vars(settings)['epochs']} epochs"

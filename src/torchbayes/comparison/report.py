@@ -221,7 +221,7 @@ def _budget(comparison: Comparison) -> str:
     for name in (name for name in FITS if name in chosen):
         settings = getattr(comparison, name)
         if isinstance(settings, Sampler):
-            rows = f"batches of {settings.rows}" if settings.rows else "all the data"
+            rows = f"batches of {settings.batch_size}" if settings.batch_size else "all the data"
             said.append(
                 f"{label_of(name)}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
                 f"{settings.chains * settings.kept(settings.steps):,} draws kept, all averaged."

@@ -120,7 +120,7 @@ def passes_of(method: MAP | Sampler, rows: int) -> float:
     """
     if isinstance(method, MAP):
         return float(method.members * epochs_of(method.epochs, -(-rows // method.batch_size)))
-    return method.members * method.steps * min(1.0, (method.rows or rows) / rows)
+    return method.members * method.steps * min(1.0, (method.batch_size or rows) / rows)
 
 
 def scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, dict[str, dict[str, float]]]:

@@ -14,6 +14,12 @@ from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
 
+def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
+    """Return how many sets of weights a start holds: the rows of a matrix, the members of a point posterior, or one."""
+    weights = start.weights_MD if isinstance(start, Point) else start
+    return len(weights) if isinstance(weights, Tensor) and weights.ndim == 2 else 1
+
+
 def start_of(
     model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]
 ) -> tuple[Tensor, Buffers]:
