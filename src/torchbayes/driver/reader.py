@@ -26,7 +26,7 @@ class Reader:
         """Return the rows, every tensor (M, B, ...); None where the density holds them, or there are none.
 
         Raises:
-            ValueError: as the source raises it for a bad batch.
+            ValueError: as the source raises it for a bad batch, or if an epoch has fewer batches than the first one.
         """
         if visit.kind == "all":
             return None
@@ -36,7 +36,12 @@ class Reader:
         if visit.number != self._next or not place:
             self._batches = self._source.epoch(self._seeds, epoch, place)
         self._next = visit.number + 1
-        batch = next(self._batches)
+        batch = next(self._batches, None)
+        if batch is None:
+            raise ValueError(
+                f"the data gave fewer batches than the {self._source.steps_per_epoch} they gave at first: {place} in "
+                f"epoch {epoch + 1}. Give data that are the same at every pass."
+            )
         if place == self._source.steps_per_epoch - 1:
             next(self._batches, None)  # lets the source end its epoch, as workers of a loader do
         return batch
