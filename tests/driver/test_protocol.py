@@ -81,7 +81,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     expected = fitted(make, directory=tmp_path / "whole")
     assert_same_tensors(everything(expected), everything(fitted(make)))
     keep_every(monkeypatch, tick)
-    step, taken = make.step, itertools.count()
+    step, taken = type(make()).step, itertools.count()
 
     def interrupted(*args: Any, **options: Any) -> Any:
         if next(taken) == 13:
@@ -89,7 +89,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         return step(*args, **options)
 
     with monkeypatch.context() as inside:
-        inside.setattr(make, "step", interrupted)
+        inside.setattr(type(make()), "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fitted(make, directory=tmp_path / "cut")
     resumed = fitted(make, directory=tmp_path / "cut", resume=True)

@@ -299,7 +299,7 @@ def fit_run(
             that starts at modes has no start, or if the start is no point posterior.
     """
     seed = as_seed(seed)
-    if start is None and getattr(method, "at_modes", False):
+    if start is None and method.needs.start == "modes":
         raise ValueError(
             f"{type(method).__name__} starts at a mode and does not look for it. Add --start RUN, the directory of a "
             f"finished fit by MAP."

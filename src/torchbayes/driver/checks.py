@@ -26,6 +26,7 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import tensors_of
+from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -45,7 +46,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         model: as of `fit`, like the others.
         method: how to infer.
         start: where to begin.
-        options: directory, resume, steps, callbacks and ranks.
+        options: directory, resume, steps, callbacks, ranks and space.
 
     Raises:
         TypeError: if one is of another kind than is meant, or weights are of lower precision than float32.
@@ -65,6 +66,10 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         for callback in callbacks:
             check_function("a list or tuple of functions", callbacks=callback)
     check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
+    space = options.get("space")
+    check_kind(Subspace, "a Subspace of the model", **given(space=space))
+    if space is not None and space.whole is not model:
+        raise ValueError("`space` is a subspace of another model's weights. Make it of the model that is fitted.")
 
 
 def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -> None:

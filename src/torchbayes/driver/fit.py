@@ -27,10 +27,12 @@ from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import number_of_starts, start_of
+from torchbayes.posteriors.subspace import InSubspace
 
 
 def fit(
@@ -45,6 +47,7 @@ def fit(
     steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
     ranks: Ranks | None = None,
+    space: Subspace | None = None,
 ) -> Posterior:
     """Infer the posterior over a model's weights.
 
@@ -71,6 +74,8 @@ def fit(
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.
+        space: a subspace of the weights to infer in; the posterior is one over weights all the same. Members start at
+            its origin, or at what is nearest in it to `start`.
 
     Returns:
         The posterior, on every rank. With batch norm it can recalibrate its draws on the training data. The draws of a
@@ -85,7 +90,7 @@ def fit(
         TypeError: if an argument is of another kind than is meant, such as a class in the place of an object.
     """
     options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
-    check_fit(model, method, start, **options)
+    check_fit(model, method, start, **options, space=space)
     method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
     share = Share(method.members, ranks or Ranks())
     check_shares(model, method, share.ranks)
@@ -96,11 +101,14 @@ def fit(
     source.check()
     if method.needs.fixed_rows:
         warn_if_changing(source.inputs)
-    begin = start_of(model, start, member_seeds(seed, method.members))
+    begin = start_of(model, start, member_seeds(seed, method.members), space=space)
+    model = model if space is None else space.model
     with Run(directory, _about(model, source, method, seed), resume=resume, share=share) as run:
         density = _density(model, source, method, ranks=share.ranks)
         state = _carried_out(density, source, method, run=run, begin=begin, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
+        posterior = posterior if space is None else InSubspace.of(posterior, space)
+        run.save(*run.shelf.packed(posterior))
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
@@ -143,7 +151,7 @@ def _result(
     run: Run,
     known: Sequence[str],
 ) -> tuple[Posterior, str]:
-    """Return the posterior that a state stands for, with what is known to be wrong with it, and write it.
+    """Return the posterior that a state stands for, with what is known to be wrong with it.
 
     Returns:
         The posterior, and what ended the check of it, if something did.
@@ -153,9 +161,7 @@ def _result(
     problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
     # what is said of modes is said of what stands on them; all else goes its own way from its start
     inherited = known if method.needs.start == "modes" else ()
-    posterior = posterior.with_problems((*inherited, *problems))
-    run.save(*run.shelf.packed(posterior))
-    return posterior, raised
+    return posterior.with_problems((*inherited, *problems)), raised
 
 
 def _about(model: Model, source: Source, method: Method, seed: int) -> dict[str, Any]:

@@ -123,12 +123,13 @@ class DiskShelf:
     def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the header of the posterior's file, which refers to the draws beside it."""
         tensors, header = packed(posterior)
-        own = {name: tensor for name, tensor in tensors.items() if tensor is not self._read}
-        if len(own) == len(tensors):
+        if self._read is None or tensors.get(_DRAWS) is not self._read:  # they are not those of the posterior as it is
             return tensors, header
+        own = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
         settings: Mapping[str, Any] = {**header["settings"], "draws": self.count, "beside": True}
         return own, {**header, "settings": settings}
 
 
+_DRAWS = "weights_MSD"  # the tensor of a posterior that may stay in the file of the draws
 _NONE = "the run ended within its burn-in, before weights were kept. Resume it with more steps."
 Shelf = MemoryShelf | DiskShelf

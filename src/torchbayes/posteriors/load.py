@@ -18,8 +18,9 @@ from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import BUFFERS, Calibration, Posterior
 from torchbayes.posteriors.store import DrawFile
+from torchbayes.posteriors.subspace import InSubspace
 
-KINDS: dict[str, Any] = {c.kind: c for c in (Point, Gaussian, Draws, LaplacePosterior)}
+KINDS: dict[str, Any] = {c.kind: c for c in (Point, Gaussian, Draws, LaplacePosterior, InSubspace)}
 
 
 def load(path: str | Path, model: Model, *, calibration: Calibration | None = None) -> Posterior:

@@ -76,8 +76,8 @@ class Posterior(ABC):
         """Return the JSON-serialisable settings that define it, for saving."""
 
     def calibrated(self, calibration: Calibration) -> Self:
-        """Return the posterior with training inputs at hand if its network needs any, and all it has worked out."""
-        return self._having(calibration=calibration) if self.model.network.batch_norms else self
+        """Return the posterior with training inputs at hand, and with all that it has already worked out."""
+        return self._having(calibration=calibration)
 
     def with_problems(self, problems: Iterable[str]) -> Self:
         """Return the posterior with these problems beside those that it has, and all that it has worked out."""
