@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.experiments import evidence_agreement as module
-from torchbayes.experiments import evidence_agreement_report as report
 from torchbayes.experiments import get, reproduce
+from torchbayes.experiments.evidence_agreement import report
+from torchbayes.experiments.evidence_agreement import run as module
 
 TINY = module.Recipe(
     module.Problem("line", "regression", 2, (3, 6), 1.0, noise=1.0),

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experiments.made_up_uci import tell, write
+from tests.experiments.shared.made_up_uci import tell, write
 from torchbayes.data import load
-from torchbayes.experiments import evidence_occam as module
-from torchbayes.experiments import evidence_occam_report as report
 from torchbayes.experiments import get, reproduce
+from torchbayes.experiments.evidence_occam import report
+from torchbayes.experiments.evidence_occam import run as module
 from torchbayes.native.seeds import Purpose, mix
 
 TINY = module.Recipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)

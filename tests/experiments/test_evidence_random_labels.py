@@ -11,9 +11,9 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import evidence_random_labels as module
 from torchbayes.experiments import reproduce
-from torchbayes.experiments.evidence_rounds import shuffled
+from torchbayes.experiments.evidence_random_labels import run as module
+from torchbayes.experiments.shared.empirical_bayes import shuffled
 
 TINY = module.Recipe(
     data="digits", shares=(0.0, 0.5, 1.0), hidden=(8,), train_size=60, epochs=5, process_rows=40, test_rows=50

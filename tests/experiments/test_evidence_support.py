@@ -10,9 +10,9 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import evidence_support as module
 from torchbayes.experiments import reproduce
-from torchbayes.experiments.evidence_rounds import shuffled
+from torchbayes.experiments.evidence_support import run as module
+from torchbayes.experiments.shared.empirical_bayes import shuffled
 
 TINY = module.Recipe(
     data="digits", networks=("linear", "mlp"), hidden=(6,), train_size=80, epochs=4, again=2, rounds=1, test_rows=50

@@ -10,12 +10,13 @@ import pytest
 from scipy.stats import norm, rankdata
 
 import torchbayes as tb
-from torchbayes.experiments import hmc_mixing as module
-from torchbayes.experiments import hmc_problem, hmc_reference, reproduce
+from torchbayes.experiments import hmc_reference, reproduce
+from torchbayes.experiments.hmc_mixing import run as module
+from torchbayes.experiments.shared import image_hmc
 from torchbayes.posteriors import Functions
 
 TINY = module.Recipe(
-    digits=hmc_problem.Problem(
+    digits=image_hmc.Problem(
         "digits",
         60,
         tb.HMC(chains=3, steps=16, burn_in=4, max_leapfrogs=8),
@@ -36,7 +37,7 @@ def tiny(tmp_path_factory):
 
 
 def draws(directory):
-    setup = hmc_problem.set_up(TINY.digits, 2)
+    setup = image_hmc.set_up(TINY.digits, 2)
     posterior = tb.load(directory / "problem_0" / "hmc" / "posterior.safetensors", setup.model)
     return setup, posterior
 

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import hmc_mnist as module
-from torchbayes.experiments import hmc_mnist_report as report
 from torchbayes.experiments import reproduce
+from torchbayes.experiments.hmc_mnist import report
+from torchbayes.experiments.hmc_mnist import run as module
 from torchbayes.posteriors.files import sealed, unsealed
 
 TINY = module.Recipe(

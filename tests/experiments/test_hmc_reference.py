@@ -11,12 +11,13 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments import hmc_problem, reproduce
-from torchbayes.experiments import hmc_reference as module
-from torchbayes.experiments import hmc_reference_report as report
+from torchbayes.experiments import reproduce
+from torchbayes.experiments.hmc_reference import report
+from torchbayes.experiments.hmc_reference import run as module
+from torchbayes.experiments.shared import image_hmc
 
 TINY = module.Recipe(
-    digits=hmc_problem.Problem(
+    digits=image_hmc.Problem(
         "digits",
         60,
         tb.HMC(chains=3, steps=12, burn_in=4, max_leapfrogs=8),
@@ -44,7 +45,7 @@ def tiny(tmp_path_factory):
 
 def saved(directory, method):
     """Return the rows of the run, and the test probabilities of each saved chain or member, computed by hand."""
-    setup = hmc_problem.set_up(TINY.digits, 3)
+    setup = image_hmc.set_up(TINY.digits, 3)
     posterior = tb.load(directory / "problem_0" / method / "posterior.safetensors", setup.model)
     weights = posterior.weights_MSD if isinstance(posterior, tb.Draws) else posterior.weights_MD[:, None]  # type: ignore[attr-defined]
     inputs = setup.test.inputs.flatten(1).double()
@@ -98,7 +99,7 @@ def test_closeness_is_to_all_of_hmc_and_of_one_chain_to_the_others(tiny):
 
 def test_the_temperature_is_fitted_on_spare_rows(tiny):
     directory, found = tiny
-    setup = hmc_problem.set_up(TINY.digits, 3)
+    setup = image_hmc.set_up(TINY.digits, 3)
     posterior = tb.load(directory / "problem_0" / "hmc" / "posterior.safetensors", setup.model)
     spare = tb.predict(posterior, setup.spare.inputs).probs.double().log()
     betas = torch.linspace(0.05, 12, 4000, dtype=torch.float64)
@@ -112,7 +113,7 @@ def test_the_temperature_is_fitted_on_spare_rows(tiny):
 
 def test_rows_of_a_problem_are_disjoint_and_drawn_by_the_seed():
     digits = load("digits")
-    first, again, other = (hmc_problem.set_up(TINY.digits, seed) for seed in (0, 0, 1))
+    first, again, other = (image_hmc.set_up(TINY.digits, seed) for seed in (0, 0, 1))
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert not torch.equal(first.train.inputs, other.train.inputs)
     assert torch.equal(first.test.inputs, other.test.inputs)
@@ -126,9 +127,9 @@ def test_rows_of_a_problem_are_disjoint_and_drawn_by_the_seed():
 
 
 def test_images_are_averaged_and_labels_made_wrong():
-    plain = hmc_problem.Problem("digits", 1000, TINY.digits.hmc, prior_scale=0.3)
+    plain = image_hmc.Problem("digits", 1000, TINY.digits.hmc, prior_scale=0.3)
     noisy = replace(plain, pool=2, noise=0.2)
-    one, two = hmc_problem.set_up(plain, 5), hmc_problem.set_up(noisy, 5)
+    one, two = image_hmc.set_up(plain, 5), image_hmc.set_up(noisy, 5)
     means = one.train.inputs.view(1000, 1, 4, 2, 4, 2).mean((3, 5))
     torch.testing.assert_close(two.train.inputs, means)
     assert two.model.network.layout.size == (16 + 1) * 50 + 51 * 50 + 51 * 10
@@ -139,7 +140,7 @@ def test_images_are_averaged_and_labels_made_wrong():
 
 def test_too_many_training_rows_are_refused():
     with pytest.raises(ValueError, match="must leave some of its 1437 training rows; got 1437"):
-        hmc_problem.set_up(replace(TINY.digits, train_size=1437), 0)
+        image_hmc.set_up(replace(TINY.digits, train_size=1437), 0)
 
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):

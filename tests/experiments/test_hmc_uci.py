@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import softplus
 
 import torchbayes as tb
-from tests.experiments.made_up_uci import of_true_size, tell, write
+from tests.experiments.shared.made_up_uci import of_true_size, tell, write
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import hmc_uci as module
 from torchbayes.experiments import reproduce
+from torchbayes.experiments.hmc_uci import run as module
 
 TINY = module.Recipe(
     prior_scale=(0.5, 0.7),

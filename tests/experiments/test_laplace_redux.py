@@ -14,9 +14,9 @@ from torch import nn
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
-from torchbayes.experiments import laplace_redux as module
-from torchbayes.experiments import laplace_redux_report as report
 from torchbayes.experiments import reproduce
+from torchbayes.experiments.laplace_redux import report
+from torchbayes.experiments.laplace_redux import run as module
 from torchbayes.native.seeds import Purpose, generator
 
 TINY = module.Recipe(

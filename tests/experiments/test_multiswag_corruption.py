@@ -10,7 +10,7 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import corrupt_data, load
 from torchbayes.experiments import Experiment, reproduce
-from torchbayes.experiments import multiswag_corruption as module
+from torchbayes.experiments.multiswag_corruption import run as module
 
 TINY = module.Recipe(
     data="digits",

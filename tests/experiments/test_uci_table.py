@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.made_up_uci import of_true_size, tell, write
+from tests.experiments.shared.made_up_uci import of_true_size, tell, write
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
-from torchbayes.experiments import uci_table as module
+from torchbayes.experiments.uci_table import run as module
 
 TINY = module.Recipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)
 

@@ -23,8 +23,8 @@ from torchbayes.assess.evaluate import evaluate
 from torchbayes.catalogue.config import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
-from torchbayes.experiments.evidence_rounds import kept, rounds, shuffled
 from torchbayes.experiments.experiment import Experiment, Findings
+from torchbayes.experiments.shared.empirical_bayes import kept, rounds, shuffled
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.methods import MAP, Adam, Laplace
 from torchbayes.model import Model

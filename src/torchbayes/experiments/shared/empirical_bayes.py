@@ -19,8 +19,8 @@ from torch import Tensor
 
 from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
-from torchbayes.experiments.evidence_modes import judged
 from torchbayes.experiments.experiment import as_json
+from torchbayes.experiments.shared.modes import judged
 from torchbayes.methods import MAP, Laplace
 from torchbayes.methods.laplace.tuning import Groups, tune
 from torchbayes.model import Model

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.evidence import linear_gaussian_evidence
-from torchbayes.experiments.evidence_rounds import best, kept, rounds, shuffled
+from torchbayes.experiments.shared.empirical_bayes import best, kept, rounds, shuffled
 
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")

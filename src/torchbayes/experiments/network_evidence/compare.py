@@ -17,8 +17,8 @@ from torchbayes.checks import plain
 from torchbayes.data import Data
 from torchbayes.data.base import check_name
 from torchbayes.driver.progress import Callback
-from torchbayes.experiments.evidence_rounds import best, rounds
 from torchbayes.experiments.experiment import as_json
+from torchbayes.experiments.shared.empirical_bayes import best, rounds
 from torchbayes.methods import MAP, Laplace
 from torchbayes.methods.laplace.laplace import CurvatureName, StructureName
 from torchbayes.methods.laplace.tuning import Groups

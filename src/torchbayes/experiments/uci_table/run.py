@@ -15,7 +15,7 @@ from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment, Findings
-from torchbayes.experiments.splits import over_splits
+from torchbayes.experiments.shared.uci_splits import over_splits
 from torchbayes.experiments.verdicts import Verdict, below, interval, mean_and_error
 from torchbayes.methods import MAP, SWAG, Adam
 from torchbayes.model import Model

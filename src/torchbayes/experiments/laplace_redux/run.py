@@ -21,7 +21,7 @@ from torchbayes.assess.evaluate import detection, evaluate, uncertainty
 from torchbayes.data import Data, load, out_of_distribution
 from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment
-from torchbayes.experiments.laplace_redux_report import ENSEMBLE, MODE, VARIANTS, summarise
+from torchbayes.experiments.laplace_redux.report import ENSEMBLE, MODE, VARIANTS, summarise
 from torchbayes.methods import MAP, Adam, Laplace
 from torchbayes.metrics import reliability
 from torchbayes.model import Model

@@ -28,9 +28,9 @@ from torchbayes.evidence import (
     reverse_annealing,
     thermodynamic_integration,
 )
-from torchbayes.experiments.evidence_agreement_report import findings
-from torchbayes.experiments.evidence_modes import Pair, climb, laplace, log_symmetries, rearranged
+from torchbayes.experiments.evidence_agreement.report import findings
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
+from torchbayes.experiments.shared.modes import Pair, climb, laplace, log_symmetries, rearranged
 from torchbayes.methods import HMC
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical, Gaussian

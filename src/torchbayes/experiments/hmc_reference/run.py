@@ -29,8 +29,8 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.driver import fit
 from torchbayes.experiments.experiment import Experiment, as_json
-from torchbayes.experiments.hmc_problem import Problem, Setup, mixing, named, run_hmc, set_up
-from torchbayes.experiments.hmc_reference_report import summarise
+from torchbayes.experiments.hmc_reference.report import summarise
+from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, named, run_hmc, set_up
 from torchbayes.methods import HMC, MAP, SGD, SGHMC, SGLD, Adam, Cycles
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.sampler import Sampler
@@ -80,7 +80,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
         directory: of this seed; problems that are done are read, fits that were interrupted go on.
 
     Returns:
-        problem -> `methods` (see `scores`), `chains` (see `hmc_problem.mixing`) and `passes`: method -> passes over the
+        problem -> `methods` (see `scores`), `chains` (see `image_hmc.mixing`) and `passes`: method -> passes over the
         data of all its members or chains together.
     """
     results = {}

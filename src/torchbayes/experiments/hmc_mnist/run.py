@@ -22,7 +22,7 @@ from torchbayes.driver import fit
 from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import Event, progress_bar
 from torchbayes.experiments.experiment import Experiment, Findings
-from torchbayes.experiments.hmc_mnist_report import METRICS, NAMES, drift, kept_of, pictures, scores_of, tables
+from torchbayes.experiments.hmc_mnist.report import METRICS, NAMES, drift, kept_of, pictures, scores_of, tables
 from torchbayes.experiments.verdicts import Part, Verdict, below
 from torchbayes.methods import HMC, MAP, Adam
 from torchbayes.model import Model

@@ -17,9 +17,9 @@ import torch
 
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.diagnostics import summary
-from torchbayes.experiments import hmc_reference
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
-from torchbayes.experiments.hmc_problem import Problem, judged, known, mixing, named, run_hmc, set_up
+from torchbayes.experiments.hmc_reference import run as hmc_reference
+from torchbayes.experiments.shared.image_hmc import Problem, judged, known, mixing, named, run_hmc, set_up
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.methods import HMC
 from torchbayes.native.seeds import Purpose, generator
@@ -63,7 +63,7 @@ def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
         directory: of this seed; problems that are done are read, chains that were interrupted go on.
 
     Returns:
-        problem -> what `hmc_problem.mixing` says; `counts`: space -> R-hat, rounded to 0.0001 -> how many quantities;
+        problem -> what `image_hmc.mixing` says; `counts`: space -> R-hat, rounded to 0.0001 -> how many quantities;
         `floor`: what is said of a space, for independent draws; and `traces` of the quantities that mix worst: `name`,
         `values` (M, S), `at` (S,) and `over`.
     """
@@ -92,7 +92,7 @@ def independent(chains: int, draws: int, seed: int, *, quantities: int = 2000) -
         quantities: how many are simulated.
 
     Returns:
-        What `hmc_problem.mixing` says of a space.
+        What `image_hmc.mixing` says of a space.
     """
     values = torch.randn(chains, draws, quantities, generator=generator(Purpose.INDEPENDENT, seed))
     found = summary(values)

@@ -24,9 +24,9 @@ from torch import Tensor
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load, num_splits
-from torchbayes.experiments.evidence_modes import Pair, climb_regression, laplace, log_symmetries
-from torchbayes.experiments.evidence_occam_report import findings
+from torchbayes.experiments.evidence_occam.report import findings
 from torchbayes.experiments.experiment import Experiment, Findings, as_json
+from torchbayes.experiments.shared.modes import Pair, climb_regression, laplace, log_symmetries
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Gaussian
