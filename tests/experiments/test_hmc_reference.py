@@ -12,11 +12,11 @@ import torch.nn.functional as F
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
-from torchbayes.experiments.hmc_reference import report
-from torchbayes.experiments.hmc_reference import run as module
+from torchbayes.experiments.hmc_reference import EXPERIMENT, report, run
+from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
 from torchbayes.experiments.shared import image_hmc
 
-TINY = module.Recipe(
+TINY = ReferenceRecipe(
     digits=image_hmc.Problem(
         "digits",
         60,
@@ -40,7 +40,7 @@ TINY = module.Recipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reference")
-    return directory, module.run(TINY, 3, directory)
+    return directory, run.run(TINY, 3, directory)
 
 
 def saved(directory, method):
@@ -145,11 +145,11 @@ def test_too_many_training_rows_are_refused():
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
     directory, found = tiny
-    assert module.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == found
     path = directory / "problem_0" / "scores.json"
     before = path.read_bytes()
     path.unlink()
-    again = module.run(TINY, 3, directory)
+    again = run.run(TINY, 3, directory)
     assert path.read_bytes() == before
     assert again["digits"]["methods"]["HMC"]["all"]["nll"] == found["digits"]["methods"]["HMC"]["all"]["nll"] > 0
 
@@ -220,13 +220,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = module.summarise(jitter(results))
+    found = report.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = module.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
+    found = report.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
     texts = [table.markdown() for table in found.tables]
     assert "| SGLD, one chain | 0.9000 ± 0.0000 | 0.3100 ± 0.1000 |" in texts[0]
     assert "| HMC, all chains | 0.9000 ± 0.0000 | **0.2000 ± 0.0000** |" in texts[0]
@@ -245,19 +245,19 @@ def test_published_numbers_are_ordered_as_the_claim_says():
 
 
 def test_the_paper_recipe_is_the_published_one():
-    paper = module.EXPERIMENT.recipe("paper")
+    paper = EXPERIMENT.recipe("paper")
     hmc = paper.digits.hmc
     assert (hmc.chains, hmc.burn_in, hmc.steps) == (3, 50, 290)
     assert np.ceil(np.pi / 2 * paper.digits.prior_scale / hmc.step_size) == pytest.approx(70_248, abs=1)
     assert (paper.sgld.steps - paper.sgld.burn_in) / paper.sgld.thin == 900
-    small = module.EXPERIMENT.recipe("small")
+    small = EXPERIMENT.recipe("small")
     assert list(small.problems()) == ["digits", "digits, noisy labels", "MNIST"]
     assert list(paper.problems()) == ["CIFAR-10"]
-    assert module.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
+    assert run.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
 
 
 def test_end_to_end(tmp_path):
-    experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
+    experiment = replace(EXPERIMENT, recipes={"small": TINY})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "Izmailov" in page

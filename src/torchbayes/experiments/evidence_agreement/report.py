@@ -17,8 +17,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Mapping[str, Mapping[str, Any]]  # problem -> name -> array over rows
+TOLERANCE = 0.5  # nats: a factor of 1.6, negligible in a comparison of models
 
-TOLERANCE = 0.5  # nats: a factor of 1.6, of no weight in a comparison of models
+
+def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+    """Turn the seeds' estimates into verdict, tables and figures.
+
+    Args:
+        results: what `run` returned, one per seed.
+
+    Returns:
+        The findings.
+    """
+    values = [{name: _arrays(problem) for name, problem in result.items()} for result in results]
+    return findings(values)
+
+
+def _arrays(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a problem as arrays over its rows; NaN where an estimate was not made."""
+    cases = problem["cases"]
+    found = {key: problem[key] for key in ("hidden", "regular")} | {"rows": np.array(problem["rows"])}
+    for name in ("laplace", "laplace_hessian", "symmetries", "is_mode"):
+        found[name] = np.array([case[name] for case in cases], dtype=np.float64)
+    for name in ("AIS", "reverse", "TI", "prior"):
+        for key in ("value", "error", "single", "single_error"):
+            found[f"{name} {key}"] = np.array([case.get(name, {}).get(key, np.nan) for case in cases])
+    found["warnings"] = np.array([len(case["warnings"]) for case in cases])
+    return found
 
 
 def findings(seeds: Sequence[Values]) -> Findings:

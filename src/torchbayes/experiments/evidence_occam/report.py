@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Grid = Mapping[str, np.ndarray]  # `widths` (A,), `scales` (B,), and numbers (A, B)
-
 MARGIN = 0.05  # nats per row of test NLL: what the evidence may lose against the best scale of the grid
+
+
+def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+    """Turn the seeds' grids into verdict, tables and figures.
+
+    Args:
+        results: what `run` returned, one per seed.
+
+    Returns:
+        The findings.
+    """
+    return findings([{name: np.array(values, dtype=np.float64) for name, values in r.items()} for r in results])
 
 
 def findings(seeds: Sequence[Grid]) -> Findings:

@@ -1,4 +1,4 @@
-"""Tables and figures of HMC on few images: what was scored, what the chains did, and what each draw added."""
+"""Verdict, tables and figures of `hmc_mnist`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,53 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.experiments.verdicts import mean_and_error
+from torchbayes.experiments.experiment import Findings
+from torchbayes.experiments.shared.classifiers import METRICS
+from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.report import Picture, Table, figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METRICS = ("accuracy", "nll", "ece")
 NAMES = {"single": "single network (MAP)", "draw": "single draw of HMC", "average": "model average of HMC"}
-
 Scores = Mapping[str, Mapping[str, np.ndarray]]
+
+
+def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+    """Turn the seeds' chains and scores into verdict, tables and figures.
+
+    Args:
+        results: what `run` returned, one per seed.
+
+    Returns:
+        The findings.
+    """
+    scores, narrow = scores_of(results), scores_of([result["narrow"] for result in results])
+    accuracy, nll = ({name: scores[name][key] for name in NAMES} for key in ("accuracy", "nll"))
+    verdict = Verdict.of([
+        below(
+            "share of proposals that are rejected",
+            [1 - float(np.mean(kept_of(r, "acceptance"))) for r in results],
+            0.05,
+        ),
+        _stationary([drift(kept_of(r, "log_density")) for r in results]),
+        below("accuracy: single draw below model average", accuracy["draw"] - accuracy["average"]),
+        below("NLL: model average below single network", nll["average"] - nll["single"]),
+        below(
+            "NLL under the narrower prior: model average below single network",
+            narrow["average"]["nll"] - narrow["single"]["nll"],
+        ),
+    ])
+    return Findings(verdict, tables(results), pictures(results))
+
+
+def _stationary(drifts: Sequence[float]) -> Part:
+    """Return the test for drift of the log density; inconclusive if a chain is too short to tell."""
+    statement = "drift of the log density between the halves of the chain below 3 standard errors"
+    if np.isfinite(drifts).all():
+        return below(statement, drifts, 3.0)
+    return Part(statement, "inconclusive", "a chain has fewer than four iterations after burn-in")
 
 
 def scores_of(results: Sequence[Mapping[str, Any]]) -> Scores:
@@ -27,12 +63,12 @@ def scores_of(results: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def kept_of(result: Mapping[str, Any], name: str) -> list[float]:
-    """Return what the iterations after burn-in logged."""
+    """Return a logged value of the iterations after burn-in."""
     return result["chain"][name][result["left_out"] :]
 
 
 def energy_errors(acceptance: Sequence[float]) -> np.ndarray:
-    """Return what the probabilities of acceptance say of the energy errors: −log min(1, exp(−ΔH)) = max(ΔH, 0)."""
+    """Return the energy errors that acceptance probabilities imply: −log min(1, exp(−ΔH)) = max(ΔH, 0)."""
     return -np.log(np.maximum(acceptance, 1e-300))
 
 

@@ -1,4 +1,4 @@
-"""What the scores of `hmc_reference` say: verdict, tables beside the published ones, figures."""
+"""Verdict, tables and figures of `hmc_reference`, with the published numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def summarise(results: Results) -> Findings:
     """Turn the seeds' scores into verdict, tables and figures.
 
     Args:
-        results: what `hmc_reference.run` returned, one per seed.
+        results: what `run` returned, one per seed.
 
     Returns:
         The findings.
@@ -68,7 +68,7 @@ def values(results: Results, problem: str, method: str, *, metric: str, of: str 
 
 
 def _parts(name: str, results: Results) -> list[Part]:
-    """Return what is tested on one problem."""
+    """Return the parts of the claim on one problem."""
 
     def of(method: str, metric: str) -> np.ndarray:
         return values(results, name, method, metric=metric)

@@ -1,25 +1,9 @@
-"""HMC as the reference: how close cheaper methods come to the posterior (Izmailov et al. 2021, sections 5 and 7).
-
-All methods have one network, one prior and one likelihood, and the same rows. Full-batch HMC at temperature 1 says what
-the posterior predicts. The others are judged on the test rows by how well they predict and by how close they come to
-it: agreement, the share of equal decisions, and total variation, mean_i ½ Σ_c |p_ic − q_ic|. One chain of HMC against
-the others is the ceiling: there the method is exact, and only the chains are short.
-
-Settings were chosen on a repeat that is none of the seeds: digits drawn with seed 1000, judged on the training rows
-that it left over. Step sizes and momentum of SG-MCMC are those whose chains came closest to HMC in total variation
-there, among step sizes from 1e-6 to 4e-5. SGLD has the 10,000 epochs of the paper. With 4,000, which it had first, its
-chains were further away, on those rows (0.028 instead of 0.020) and on the test rows of seed 0, which had been looked
-at by then. The prior, σ = 0.3, is the widest that is affordable: 0.5 needs twice the leapfrog steps. Which prior it is
-matters for the claim on NLL. On the left-over rows HMC tied with the single network at σ = 0.3, and was worse than it
-for networks of tanh units (σ from 0.15 to 1), for σ = 0.5, on whole MNIST images and with ten hidden units: its average
-is not sure enough there. One setting serves all problems. Temperatures are fitted on left-over training rows too.
-"""
+"""What `hmc_reference` computes for one seed: every posterior on every problem, and its scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,73 +12,37 @@ from torch import Tensor
 
 from torchbayes import metrics
 from torchbayes.driver import fit
-from torchbayes.experiments.experiment import Experiment, as_json
-from torchbayes.experiments.hmc_reference.report import summarise
-from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, named, run_hmc, set_up
-from torchbayes.methods import HMC, MAP, SGD, SGHMC, SGLD, Adam, Cycles
+from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
+from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, over_problems, run_hmc, set_up
+from torchbayes.methods import MAP
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Draws, Functions, Posterior
-from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.predictive.average import predict
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The problems, and the methods that are compared with HMC on each.
-
-    Attributes:
-        digits: the small problem.
-        noisy: the same with wrong labels among the right ones; None to leave it out.
-        mnist: the larger problem; None to leave it out.
-        ensemble: the deep ensemble; its members, each by itself, are the single networks.
-        sgld: stochastic gradient Langevin dynamics.
-        sghmc: stochastic gradient Hamiltonian Monte Carlo.
-        cyclical: the same in cycles.
-    """
-
-    digits: Problem
-    noisy: Problem | None
-    mnist: Problem | None
-    ensemble: MAP
-    sgld: SGLD
-    sghmc: SGHMC
-    cyclical: SGHMC
-
-    def problems(self) -> dict[str, Problem]:
-        """Return the problems by the names they have in tables."""
-        return named(self.digits, self.noisy, self.mnist)
-
-    def methods(self) -> dict[str, MAP | Sampler]:
-        """Return the methods that are compared with HMC by their names."""
-        return {"deep ensemble": self.ensemble, "SGLD": self.sgld, "SGHMC": self.sghmc, "cSGHMC": self.cyclical}
-
-
-def run(recipe: Recipe, seed: int, directory: Path) -> dict[str, Any]:
+def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
     """Fit and score everything on every problem.
 
     Args:
         recipe: the settings.
         seed: of the training rows, and of all fits.
-        directory: of this seed; problems that are done are read, fits that were interrupted go on.
+        directory: of this seed; the numbers of finished problems are read, interrupted fits continue.
 
     Returns:
         problem -> `methods` (see `scores`), `chains` (see `image_hmc.mixing`) and `passes`: method -> passes over the
         data of all its members or chains together.
     """
-    results = {}
-    for number, (name, problem) in enumerate(recipe.problems().items()):
-        home = directory / f"problem_{number}"
-        path = home / "scores.json"
-        if not path.exists():
-            home.mkdir(parents=True, exist_ok=True)
-            write_whole(path, as_json(_on_problem(recipe, problem, seed, home=home)))
-        results[name] = read_json(path)
-    return results
+    return over_problems(
+        recipe.problems(),
+        lambda problem, home: _on_problem(recipe, problem, seed, home=home),
+        home=directory,
+        file="scores.json",
+    )
 
 
-def _on_problem(recipe: Recipe, problem: Problem, seed: int, *, home: Path) -> dict[str, Any]:
+def _on_problem(recipe: ReferenceRecipe, problem: Problem, seed: int, *, home: Path) -> dict[str, Any]:
     setup = set_up(problem, seed)
     hmc, found = run_hmc(problem, setup, seed=seed, directory=home / "hmc")
     posteriors: dict[str, Posterior] = {"HMC": hmc}
@@ -109,14 +57,14 @@ def _on_problem(recipe: Recipe, problem: Problem, seed: int, *, home: Path) -> d
 
 
 def passes_of(method: MAP | Sampler, rows: int) -> float:
-    """Return the passes over the data that a method makes with all its members or chains.
+    """Return the number of passes over the data that a method makes with all its members or chains.
 
     Args:
-        method: one on minibatches.
+        method: a method on minibatches.
         rows: N.
 
     Returns:
-        The number.
+        The number of passes.
     """
     if isinstance(method, MAP):
         return float(method.members * epochs_of(method.epochs, -(-rows // method.batch_size)))
@@ -124,7 +72,7 @@ def passes_of(method: MAP | Sampler, rows: int) -> float:
 
 
 def scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the metrics of all averages on the test rows.
+    """Return the metrics of every method on the test rows.
 
     Args:
         posteriors: method -> its posterior; "HMC" is the reference.
@@ -132,8 +80,8 @@ def scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, dict[
 
     Returns:
         method -> `all` (the average over all members or chains) and `one` (the mean of the metrics of each alone) ->
-        the metrics of `quality` and `closeness`. Closeness is to all chains of HMC; for HMC itself `one` holds that of
-        each chain to the average of the others, and `all` none.
+        the metrics of `quality`, `scaled` and `closeness`. Closeness is to all chains of HMC. For HMC itself, `one` has
+        the closeness of each chain to the average of the others, and `all` has none.
     """
     test = {name: log_probabilities(posterior, setup.test.inputs) for name, posterior in posteriors.items()}
     spare = {name: log_probabilities(posterior, setup.spare.inputs) for name, posterior in posteriors.items()}
@@ -154,7 +102,7 @@ def scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, dict[
 
 
 def log_probabilities(posterior: Posterior, inputs: Tensor) -> Tensor:
-    """Return the log of the probabilities that each member or chain gives, averaged over its draws.
+    """Return the log predictive probabilities of each member or chain, averaged over its draws.
 
     Args:
         posterior: point masses or chains.
@@ -174,7 +122,7 @@ def mixture(log_probs: Tensor) -> Tensor:
 
 
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return how well an average predicts.
+    """Return the metrics of predictive probabilities.
 
     Args:
         log_probs: (B, K), float64.
@@ -194,17 +142,18 @@ def quality(log_probs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def scaled(log_probs: Tensor, spare: Tensor, setup: Setup) -> dict[str, float]:
-    """Return the NLL that an average would have, were its confidence right.
+    """Return the NLL after temperature scaling.
 
     Args:
         log_probs: of the test rows, (B, K).
         spare: of the spare rows, on which the temperature is fitted.
-        setup: with their targets.
+        setup: with the targets of both.
 
     Returns:
-        `temperature`, above 1 for what is too sure of itself, and `nll_scaled`, of softmax(log p / temperature).
+        `temperature`, above 1 if the probabilities are over-confident, and `nll_scaled`, of
+        softmax(log p / temperature).
     """
-    floor = math.log(1e-30)  # a point mass may rule a class out
+    floor = math.log(1e-30)  # a point mass may give a class probability zero
     temperature = fit_temperature(spare.clamp_min(floor), setup.spare.targets.cpu())
     sharp = (log_probs.clamp_min(floor) / temperature).log_softmax(-1)
     return {"temperature": temperature, "nll_scaled": quality(sharp, setup.test.targets)["nll"]}
@@ -217,88 +166,3 @@ def closeness(log_probs: Tensor, reference: Tensor) -> dict[str, float]:
         "agreement": float(metrics.agreement(*pair)),
         "total_variation": float(metrics.total_variation(*pair)),
     }
-
-
-_DIGITS = Problem("digits", 1000, HMC(chains=4, steps=120, burn_in=30), prior_scale=0.3)
-
-SMALL = Recipe(
-    digits=_DIGITS,
-    noisy=replace(_DIGITS, label="digits, noisy labels", noise=0.2, hmc=HMC(chains=4, steps=100, burn_in=30)),
-    mnist=replace(
-        _DIGITS, label="MNIST", data="mnist", pool=2, hmc=HMC(chains=4, steps=80, burn_in=30), test_rows=2000
-    ),
-    ensemble=MAP(members=10, epochs=100, batch_size=100, optimizer=Adam(0.005)),
-    sgld=SGLD(chains=2, steps=100_000, burn_in=10_000, thin=450, step_size=4e-5, batch_size=100),
-    sghmc=SGHMC(chains=2, steps=20_000, burn_in=5000, thin=100, step_size=4e-6, batch_size=100, momentum=0.98),
-    cyclical=SGHMC(
-        chains=2,
-        steps=40_000,
-        burn_in=5000,
-        thin=150,
-        step_size=4e-6,
-        batch_size=100,
-        momentum=0.98,
-        schedule=Cycles(5000, exploration=0.25, draws=20),
-    ),
-)
-
-# Table of hyper-parameters in Izmailov et al. (2021) for CIFAR-10; a trajectory has 70,248 leapfrog steps.
-_CIFAR10 = Problem(
-    "cifar10",
-    40_960,
-    HMC(chains=3, steps=290, burn_in=50, step_size=1e-5, accept_in_burn_in=True),
-    prior_scale=0.2**0.5,
-    network="resnet20_frn",
-    label="CIFAR-10",
-)
-_EPOCH = 512  # steps of 80 rows
-
-PAPER = Recipe(
-    digits=_CIFAR10,
-    noisy=None,
-    mnist=None,
-    ensemble=MAP(members=50, epochs=500, batch_size=80, optimizer=SGD(lr=3e-7 * 40_960, momentum=0.9)),
-    sgld=SGLD(
-        chains=1,
-        steps=10_000 * _EPOCH,
-        burn_in=1000 * _EPOCH,
-        thin=10 * _EPOCH,
-        step_size=1e-6,
-        batch_size=80,
-    ),
-    sghmc=SGHMC(
-        chains=1, steps=10_000 * _EPOCH, burn_in=1000 * _EPOCH, thin=10 * _EPOCH, step_size=3e-7, batch_size=80
-    ),
-    cyclical=SGHMC(
-        chains=1,
-        steps=10_000 * _EPOCH,
-        burn_in=1000 * _EPOCH,
-        step_size=3e-7,
-        batch_size=80,
-        momentum=0.95,
-        schedule=Cycles(50 * _EPOCH, exploration=0.0),
-    ),
-)
-
-EXPERIMENT = Experiment(
-    name="hmc_reference",
-    claim="The average over full-batch HMC predicts better than a single network, and SG-MCMC comes closer to it than "
-    "a single network does, with a deep ensemble between them.",
-    source="Izmailov, Vikram, Hoffman and Wilson 2021, What are Bayesian neural network posteriors really like?, "
-    "sections 5 and 7",
-    expected="On CIFAR-10 total variation from HMC falls from 0.190 (SGD) over 0.115 (deep ensemble) to 0.110, 0.109 "
-    "and 0.099 (SGLD, SGHMC, cyclical SGHMC), one HMC chain being at 0.074, and NLL from 0.80 (SGD) to 0.31 (HMC).",
-    differences="The small scale has perceptrons with 50 + 50 hidden units on 1,000 images: digits of 8 x 8 pixels, "
-    "the same with a fifth of all labels drawn at random, and MNIST averaged to 14 x 14. HMC adapts its step size. "
-    "A single network is the mode under the same prior, found by Adam; the paper trains one by SGD with twice the "
-    "weight precision. ECE has 15 bins of equal width. Variational inference is left out. With wider priors, tanh "
-    "units or fewer units, HMC is less sure than it should be on data as clean as these, and its NLL is worse than a "
-    "single network's.",
-    recipes={"small": SMALL, "paper": PAPER},
-    cost={
-        "small": "a few minutes on 2 cores",
-        "paper": "61 million passes over the data for HMC alone: years on one GPU (an estimate)",
-    },
-    run=run,
-    summarise=summarise,
-)

@@ -1,4 +1,4 @@
-"""What the scores of `laplace_redux` say: verdict, tables beside the published ones, figures."""
+"""Verdict, tables and figures of `laplace_redux`, with the published numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchbayes.experiments.experiment import Findings
+from torchbayes.experiments.laplace_redux.recipe import ENSEMBLE, METHODS, MODE, VARIANTS
+from torchbayes.experiments.shared.classifiers import METRICS
 from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import (
@@ -28,13 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MODE, ENSEMBLE = "MAP", "deep ensemble"
-VARIANTS = ("LA", "LA*", "Laplace, all layers")
-METHODS = (MODE, *VARIANTS, ENSEMBLE)
-METRICS = ("accuracy", "nll", "ece")
-DETECTION = 0.01  # of AUROC, within which detection counts as unchanged
-MARGINS = {"nll": 0.01, "ece": 0.01}  # nats and share, within which a method counts as not worse
-SAME = 0.002  # of accuracy
+
+DETECTION = 0.01  # of AUROC: detection within it counts as unchanged
+MARGINS = {"nll": 0.01, "ece": 0.01}  # nats and share: a method within them counts as not worse
+SAME = 0.002  # of accuracy: within it accuracy counts as unchanged
 SETS = {"fashion_mnist": "Fashion-MNIST", "kmnist": "KMNIST", "notmnist": "notMNIST"}
 
 # Mean confidence and AUROC in % of LeNet trained on MNIST (Daxberger et al. 2021), means of five seeds: its table of
@@ -62,7 +61,7 @@ def summarise(results: Results) -> Findings:
     """Turn the seeds' scores into verdict, tables and figures.
 
     Args:
-        results: what `laplace_redux.run` returned, one per seed.
+        results: what `run` returned, one per seed.
 
     Returns:
         The findings.
@@ -74,7 +73,7 @@ def summarise(results: Results) -> Findings:
 
 
 def methods_of(results: Results) -> list[str]:
-    """Return which of `METHODS` were scored: without an ensemble all but that."""
+    """Return which of `METHODS` were scored: all, or all but the ensemble."""
     return [name for name in METHODS if name in results[0]["methods"]]
 
 
@@ -101,7 +100,7 @@ def outside(results: Results, method: str, metric: str, *, of: str = "average") 
 
 
 def verdict(results: Results) -> Verdict:
-    """Return what the seeds say; claims and margins were set before a whole run was seen.
+    """Return the verdict of the seeds; claims and margins were set before any whole run.
 
     Args:
         results: the seeds' scores.

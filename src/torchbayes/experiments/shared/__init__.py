@@ -1,1 +1,1 @@
-"""What several claims share: problems with their HMC chains, modes, empirical Bayes, UCI splits."""
+"""What several experiments share, each piece in one place."""

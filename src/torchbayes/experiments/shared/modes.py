@@ -1,8 +1,9 @@
-"""What the studies of the evidence share: modes to many digits, and Laplace posteriors at them.
+"""Modes of small networks to many digits, and Laplace posteriors at them.
 
-A Laplace estimate is off by what its mode lacks, and stochastic gradients stop short of it. These networks are small,
-so modes are found on all the data in float64: by L-BFGS (Liu and Nocedal 1989), or where directions differ so much in
-curvature that it creeps, in regression by damped Gauss-Newton steps (Marquardt 1963).
+The error of a Laplace estimate includes how far the log joint density at its weights is below that of the mode, and
+stochastic gradients stop short of the mode. These networks are small, so modes are found on all the data in float64: by
+L-BFGS (Liu and Nocedal 1989), or, in regression with directions of very different curvature, where L-BFGS is slow, by
+damped Gauss-Newton steps (Marquardt 1963).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Mode:
     """Where an ascent of the log joint density ended.
 
     Attributes:
-        weights_D: the place.
-        log_joint: log p(D|w) + log p(w) there, in nats.
+        weights_D: the weights.
+        log_joint: log p(D|w) + log p(w) at these weights, in nats.
     """
 
     weights_D: Tensor
@@ -47,8 +48,8 @@ def climb(target: ModelTarget, starts_MD: Tensor, *, steps: int) -> list[Mode]:
 
     Args:
         target: prior and likelihood, in float64.
-        starts_MD: where to begin.
-        steps: of L-BFGS, at most.
+        starts_MD: starting weights.
+        steps: maximum number of steps of L-BFGS.
 
     Returns:
         One mode for each start.
@@ -70,17 +71,17 @@ def climb_regression(model: Model, data: Pair, start_D: Tensor, *, steps: int, t
 
         δ = ((1/s² + a) I + JᵀJ/σ²)⁻¹ g,    g the gradient of the log joint density
 
-    The damping a falls fivefold after a step that climbs, and is tripled until one does.
+    The damping a is divided by five after a step that increases the log joint density, and tripled otherwise.
 
     Args:
         model: of one output, with `Gaussian(σ)` and `Normal(s)`, in float64.
         data: inputs and targets (N, 1).
-        start_D: where to begin.
-        steps: at most.
-        tolerance: stop where a step without damping promises less, ½ gᵀ (I/s² + JᵀJ/σ²)⁻¹ g, in nats.
+        start_D: starting weights.
+        steps: maximum number of steps.
+        tolerance: stop where the predicted gain of an undamped step, ½ gᵀ (I/s² + JᵀJ/σ²)⁻¹ g, is below this, in nats.
 
     Returns:
-        The end, and what a step without damping promised there.
+        The end, and the predicted gain of an undamped step there.
     """
     from torch.func import grad, vmap
 
@@ -129,34 +130,34 @@ def _damped(jacobian_ND: Tensor, gradient_D: Tensor) -> Callable[[float], Tensor
 def laplace(
     model: Model, data: Pair, mode: Mode, *, curvature: Literal["ggn", "hessian"] = "ggn"
 ) -> tuple[LaplacePosterior, bool]:
-    """Return the Laplace posterior at one mode, with a dense precision, and whether the place is a mode indeed.
+    """Return the Laplace posterior at one mode, with a dense precision, and whether the weights are at a mode.
 
     Args:
         model: the model.
         data: inputs and targets.
-        mode: where.
+        mode: the weights.
         curvature: Gauss-Newton or the exact Hessian.
 
     Returns:
-        The posterior, and False where it says that it is not at a mode.
+        The posterior, and False if the posterior reports that it is not at a mode.
 
     Raises:
         ValueError: if the precision is not positive definite.
     """
-    return judged(model, data, Laplace("dense", curvature), start=mode.weights_D.unsqueeze(0))
+    return laplace_at(model, data, Laplace("dense", curvature), start=mode.weights_D.unsqueeze(0))
 
 
-def judged(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:
-    """Return the Laplace posterior at a place, and whether it is a mode indeed: False in the place of a problem.
+def laplace_at(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:
+    """Return a Laplace posterior, and whether its weights are at a mode, as a value instead of a warning.
 
     Args:
         model: the model.
         data: what `fit` takes.
         method: how the posterior is approximated.
-        start: the place.
+        start: the weights.
 
     Returns:
-        The posterior, and False where it is not at a mode; other problems are left to those that use it.
+        The posterior, and False if the weights are not at a mode. Other problems stay with the posterior.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ProblemWarning)
@@ -167,10 +168,10 @@ def judged(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -
 
 
 def log_symmetries(hidden: int) -> float:
-    """Return log(2^H H!), of the arrangements of H tanh units that give the same function (MacKay 1992).
+    """Return log(2^H H!), for the arrangements of H tanh units that give the same function (MacKay 1992).
 
-    Units can change places, and a unit's signs can be turned before and after it. Under a prior that does not tell
-    them apart each arrangement is a mode with the same evidence.
+    Units can be permuted, and the signs of a unit's incoming and outgoing weights can be flipped together. Under a
+    prior that is invariant to both, every arrangement is a mode with the same evidence.
 
     Args:
         hidden: H, units of the one hidden layer.
@@ -182,9 +183,10 @@ def log_symmetries(hidden: int) -> float:
 
 
 def rearranged(model: Model, weights_SD: Tensor, *, seed: int) -> Tensor:
-    """Return draws of one hidden layer of tanh units, each under an arrangement of its units drawn evenly.
+    """Return draws of a network with one hidden layer of tanh units, each with its units in a random arrangement.
 
-    The posterior stays what it is, so draws around one mode become draws around all modes equivalent to it.
+    Arrangements are drawn uniformly. The posterior is invariant to them, so draws around one mode become draws around
+    all modes equivalent to it.
 
     Args:
         model: of `networks.mlp` with one hidden layer.
@@ -200,10 +202,10 @@ def rearranged(model: Model, weights_SD: Tensor, *, seed: int) -> Tensor:
     order_SH = torch.rand(count, units, generator=source).argsort(1)
     sign_SH = (torch.randint(2, (count, units), generator=source) * 2 - 1).to(weights_SD)
 
-    def turned(values_SXH: Tensor) -> Tensor:
+    def arrange(values_SXH: Tensor) -> Tensor:
         placed = values_SXH.gather(2, order_SH.unsqueeze(1).expand_as(values_SXH))
         return placed * sign_SH.unsqueeze(1)
 
-    first_SHI = turned(first.unflatten(1, (units, -1)).mT).mT
-    last_SKH = turned(last.unflatten(1, (-1, units)))
-    return torch.cat([first_SHI.flatten(1), turned(bias.unsqueeze(1))[:, 0], last_SKH.flatten(1), rest], 1)
+    first_SHI = arrange(first.unflatten(1, (units, -1)).mT).mT
+    last_SKH = arrange(last.unflatten(1, (-1, units)))
+    return torch.cat([first_SHI.flatten(1), arrange(bias.unsqueeze(1))[:, 0], last_SKH.flatten(1), rest], 1)

@@ -1,9 +1,9 @@
-"""UCI regression over the standard splits: one job for each split, over worker processes, each leaving a file.
+"""UCI regression over the standard splits: one job per split, each writing a file, in worker processes.
 
-Networks of a few hundred weights leave a core mostly idle between calls, so the splits are spread over as many worker
-processes of one thread as PyTorch has threads (`torch.set_num_threads`, `OMP_NUM_THREADS`). The numbers do not depend
-on how many there are. A script that calls `reproduce` needs the usual `if __name__ == "__main__":` around the call, as
-every script that starts processes does.
+Networks of a few hundred weights keep a core mostly idle between calls, so the splits are distributed over as many
+single-threaded worker processes as PyTorch has threads (`torch.set_num_threads`, `OMP_NUM_THREADS`). The numbers do not
+depend on how many there are. A script that calls `reproduce` needs `if __name__ == "__main__":` around the call, like
+every script that starts processes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,33 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from torchbayes.data import num_splits
-from torchbayes.experiments.experiment import as_json
-from torchbayes.posteriors.files import read_json, write_whole
+from torchbayes.experiments.records import load_or_compute
+from torchbayes.posteriors.files import read_json
 
 Scores = Mapping[str, Mapping[str, Any]]
+Values = Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]  # set -> method -> metric -> value of each split
+
+
+class SplitRecipe(Protocol):
+    """Settings with the sets and splits to score."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """UCI sets, without `uci_`."""
+        ...
+
+    @property
+    def splits(self) -> int:
+        """How many standard splits of each set, from the first on; all if the set has fewer."""
+        ...
 
 
 class Score(Protocol):
-    """Fits and scores on one split; a function of a module, for worker processes import it."""
+    """Fits and scores on one split; a function of a module, because worker processes import it."""
 
     def __call__(self, recipe: Any, name: str, split: int, *, seed: int) -> Scores:
         """Return method -> metric -> value."""
@@ -38,7 +54,7 @@ class _Job:
     """One split of one set, with the file its scores go to."""
 
     score: Score
-    recipe: Any
+    recipe: SplitRecipe
     name: str
     split: int
     seed: int
@@ -46,23 +62,20 @@ class _Job:
 
     def __call__(self) -> None:
         """Fit, score and write, unless that has been done."""
-        if not self.path.exists():
-            with _one_thread():
-                scores = self.score(self.recipe, self.name, self.split, seed=self.seed)
-            write_whole(self.path, as_json(scores))
+        load_or_compute(self.path, self._compute)
+
+    def _compute(self) -> Scores:
+        with _one_thread():
+            return self.score(self.recipe, self.name, self.split, seed=self.seed)
 
 
-def over_splits(
-    score: Score, recipe: Any, *, sets: Sequence[str], splits: int, seed: int, directory: Path
-) -> dict[str, Any]:
-    """Score every split of every set; each leaves a file, so that an interrupted run continues with the next.
+def over_splits(score: Score, recipe: SplitRecipe, *, seed: int, directory: Path) -> dict[str, Any]:
+    """Score every split of every set; each writes a file, so that an interrupted run continues with the next.
 
     Args:
-        score: what fits and scores on one split.
+        score: fits and scores on one split.
         recipe: its settings.
-        sets: UCI sets, without `uci_`.
-        splits: standard splits of each set, from the first on; all if it has fewer.
-        seed: replicate: seed of everything random on every split.
+        seed: of everything random on every split.
         directory: of this seed; the files are `SET/split_SPLIT.json`.
 
     Returns:
@@ -70,17 +83,34 @@ def over_splits(
     """
     jobs = [
         _Job(score, recipe, name, split, seed, directory / name / f"split_{split}.json")
-        for name in sets
-        for split in range(min(splits, num_splits(f"uci_{name}")))
+        for name in recipe.sets
+        for split in range(min(recipe.splits, num_splits(f"uci_{name}")))
     ]
     for _ in _progress(_completed(jobs), len(jobs)):
         pass
-    found: dict[str, Any] = {name: {} for name in sets}
+    found: dict[str, Any] = {name: {} for name in recipe.sets}
     for job in jobs:
         for method, scores in read_json(job.path).items():
             for metric, value in scores.items():
                 found[job.name].setdefault(method, {}).setdefault(metric, []).append(value)
     return found
+
+
+def mean_over_seeds(results: Sequence[Mapping[str, Any]], methods: Iterable[str], metrics: Iterable[str]) -> Values:
+    """Average the scores of every split over the seeds.
+
+    Args:
+        results: what `over_splits` returned, one per seed.
+        methods: the methods to return.
+        metrics: the metrics to return.
+
+    Returns:
+        set -> method -> metric -> array (splits,).
+    """
+    return {
+        name: {m: {k: np.mean([r[name][m][k] for r in results], axis=0) for k in metrics} for m in methods}
+        for name in results[0]
+    }
 
 
 def _completed(jobs: Sequence[_Job]) -> Iterator[object]:
@@ -101,7 +131,7 @@ def _completed(jobs: Sequence[_Job]) -> Iterator[object]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run on one thread, as a worker does, and go back: another number of threads may round differently."""
+    """Run on one thread, as a worker does, and restore the number: another number of threads may round differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
