@@ -120,6 +120,21 @@ def mean_and_error(values: Values) -> tuple[float, float] | float:
     return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))
 
 
+def two_standard_errors(values: Values) -> np.ndarray:
+    """Return two standard errors of the mean over the first axis, for error bars; zero for one repeat.
+
+    Args:
+        values: (R, ...), R repeats.
+
+    Returns:
+        Array (...).
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return np.zeros(array.shape[1:])
+    return 2 * array.std(0, ddof=1) / np.sqrt(len(array))
+
+
 def below(statement: str, values: Values, bound: float = 0.0, *, precondition: bool = False) -> Part:
     """Test whether the mean of the repeats lies below a bound.
 

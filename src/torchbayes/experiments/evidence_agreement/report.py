@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchbayes.experiments.experiment import Findings
-from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
+from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error, two_standard_errors
 from torchbayes.report import Picture, Table
 from torchbayes.report.style import FAINT, INK, QUIET, house_style, legend_above, looks, new_figure, panel_title
 
@@ -222,9 +222,8 @@ def _difference_panel(axes: Axes, found: Sequence[Mapping[str, Any]]) -> dict[st
     for label, modes in _LAPLACE.items():
         look = drawn["Laplace" if modes == "all" else label]
         gaps = np.array([gap(problem, modes=modes) for problem in found])
-        half = 2 * gaps.std(0, ddof=1) / np.sqrt(len(gaps)) if len(gaps) > 1 else np.zeros(len(rows))
         style = {"color": look.colour, "marker": look.marker, "linestyle": "-" if modes == "all" else (0, (4, 2))}
-        handles[label] = axes.errorbar(rows, gaps.mean(0), half, **style)
+        handles[label] = axes.errorbar(rows, gaps.mean(0), two_standard_errors(gaps), **style)
     look = drawn["Laplace"]
     exact = np.mean([gap(problem, curvature="laplace_hessian") for problem in found], axis=0)
     handles["with the exact Hessian"] = axes.plot(rows, exact, ":", color=look.colour, linewidth=1.2)[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchbayes.experiments.experiment import Findings
-from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
+from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error, two_standard_errors
 from torchbayes.report import Picture, Table
 from torchbayes.report.style import INK, QUIET, house_style, looks, new_figure
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Grid = Mapping[str, np.ndarray]  # `widths` (A,), `scales` (B,), and numbers (A, B)
-MARGIN = 0.05  # nats per row of test NLL: what the evidence may lose against the best scale of the grid
+MARGIN = 0.05  # nats per row of test NLL that the evidence may lose against the best scale of the grid
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
@@ -69,7 +69,7 @@ def at_best(grid: Grid, name: str, *, by: str = "log_evidence", highest: bool = 
 
 
 def regret(grid: Grid, *, by: str, highest: bool) -> np.ndarray:
-    """Return the test NLL at the scale that a number chooses, minus the least on the grid, (widths,)."""
+    """Return the test NLL at the scale that a number chooses, minus the lowest on the grid, (widths,)."""
     return at_best(grid, "test_nll", by=by, highest=highest) - grid["test_nll"].min(1)
 
 
@@ -237,8 +237,7 @@ def _width_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
 
     def line(axes: Axes, name: str, method: str, **style: Any) -> None:
         values = np.array([at_best(grid, name) for grid in seeds])
-        half = 2 * values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros(len(widths))
-        look = drawn[method]
+        half, look = two_standard_errors(values), drawn[method]
         axes.errorbar(widths, values.mean(0), half, color=look.colour, marker=look.marker, **style)
 
     line(column[0], "log_likelihood", "MAP", linestyle=(0, (3, 2)), label="log likelihood at the mode")

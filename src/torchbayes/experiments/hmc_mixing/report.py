@@ -12,12 +12,12 @@ from torchbayes.experiments.shared.image_hmc import SPACES
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.report import Picture, Table, figures
 
-# CIFAR-10 in Izmailov et al. (2021): where the histograms of R-hat end, read off the figure.
+# CIFAR-10 in Izmailov et al. (2021): range of the histograms of R-hat, read off the figure.
 PUBLISHED = {"weights": "mass near 1, tail to about 54", "functions": "nearly all below 1.1, tail to about 4"}
 
 
 def spread_out(counted: Mapping[str, int]) -> np.ndarray:
-    """Return the R-hats behind `counts`, rounded."""
+    """Return the rounded R-hats behind `counts`."""
     return np.repeat([float(rhat) for rhat in counted], list(counted.values()))
 
 

@@ -34,7 +34,7 @@ def run(recipe: MixingRecipe, seed: int, directory: Path) -> dict[str, Any]:
         directory: of this seed; the numbers of finished problems are read, interrupted chains continue.
 
     Returns:
-        problem -> what `image_hmc.mixing` returns; `counts`: space -> R-hat, rounded to 0.0001 -> number of quantities;
+        problem -> what `mixing` returns; `counts`: space -> R-hat, rounded to 0.0001 -> number of quantities;
         `floor`: what `independent` returns; and `traces` of the quantities that mix worst: `name`, `values` (M, S),
         `at` (S,) and `over`.
     """
@@ -58,7 +58,7 @@ def independent(chains: int, draws: int, seed: int, *, quantities: int = 2000) -
         quantities: how many are simulated.
 
     Returns:
-        What `image_hmc.convergence` returns.
+        What `convergence` returns.
     """
     values = torch.randn(chains, draws, quantities, generator=generator(Purpose.INDEPENDENT, seed))
     found = summary(values)

@@ -31,7 +31,7 @@ def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
         directory: of this seed; the numbers of finished problems are read, interrupted fits continue.
 
     Returns:
-        problem -> `methods` (see `scores`), `chains` (see `image_hmc.mixing`) and `passes`: method -> passes over the
+        problem -> `methods` (see `scores`), `chains` (see `mixing`) and `passes`: method -> passes over the
         data of all its members or chains together.
     """
     return over_problems(

@@ -11,7 +11,7 @@ import numpy as np
 from torchbayes.experiments.experiment import Findings
 from torchbayes.experiments.laplace_redux.recipe import ENSEMBLE, METHODS, MODE, VARIANTS
 from torchbayes.experiments.shared.classifiers import METRICS
-from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error
+from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error, two_standard_errors
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import (
     FAINT,
@@ -37,7 +37,7 @@ SAME = 0.002  # of accuracy: within it accuracy counts as unchanged
 SETS = {"fashion_mnist": "Fashion-MNIST", "kmnist": "KMNIST", "notmnist": "notMNIST"}
 
 # Mean confidence and AUROC in % of LeNet trained on MNIST (Daxberger et al. 2021), means of five seeds: its table of
-# averages over three foreign sets, and its table of the single sets. EMNIST is not among ours.
+# averages over three foreign sets, and its table of the single sets. EMNIST is not among the sets here.
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     MODE: {"average": (75.0, 96.5), "EMNIST": (83.6, 93.5), "fashion_mnist": (64.2, 98.9), "kmnist": (77.3, 97.0)},
     "LA": {"average": (67.5, 96.2), "EMNIST": (74.8, 93.4), "fashion_mnist": (58.8, 98.5), "kmnist": (69.0, 96.6)},
@@ -50,7 +50,7 @@ Results = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class _Bins:
-    """What a reliability diagram shows of each bin."""
+    """The bins of a reliability diagram."""
 
     confidence: np.ndarray
     accuracy: np.ndarray
@@ -294,9 +294,9 @@ def _plane_panel(axes: Axes, results: Results, name: str) -> dict[str, Any]:
     handles: dict[str, Any] = {}
     for method, look in looks(methods_of(results)).items():
         x, y = (outside(results, method, metric, of=name) for metric in ("confidence", "auroc"))
-        bars = [2 * np.std(v, ddof=1) / np.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (x, y)]
         style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": "none"}
-        axes.errorbar(x.mean(), y.mean(), xerr=bars[0], yerr=bars[1], color=look.colour, elinewidth=1.2, zorder=3)
+        xerr, yerr = two_standard_errors(x), two_standard_errors(y)
+        axes.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, color=look.colour, elinewidth=1.2, zorder=3)
         handles[method] = axes.plot(x.mean(), y.mean(), markersize=7, zorder=4, **style)[0]
         theirs = PUBLISHED.get(method, {}).get(name)
         if theirs is not None and set(SETS) >= set(results[0]["methods"][MODE]["foreign"]):

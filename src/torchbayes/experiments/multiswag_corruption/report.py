@@ -13,7 +13,7 @@ from torchbayes.experiments.shared.classifiers import METRICS
 from torchbayes.experiments.verdicts import Verdict, below, mean_and_error
 from torchbayes.report import Picture, Table, figures
 
-STRONG = (4, 5)
+STRONG = (4, 5)  # severities
 
 
 def summarise(results: Sequence[dict[str, Any]]) -> Findings:
@@ -94,7 +94,7 @@ def _difference_table(nll: Mapping[str, np.ndarray]) -> Table:
 
 
 def _kind_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return the NLL of each corruption at high severity: which corruptions an ordering of the means comes from."""
+    """Return the NLL of each corruption at high severity, to show which corruptions order the means."""
 
     def strong(kind: str, name: str) -> float:
         return float(np.mean([[r["corrupted"][kind][s - 1][name]["nll"] for s in STRONG] for r in results]))

@@ -41,7 +41,7 @@ class Problem:
     Attributes:
         data: a set of images by name.
         train_size: N, training rows drawn by the seed.
-        hmc: the reference. Its step size is adapted in burn-in, its trajectory (π/2) σ unless it says otherwise.
+        hmc: the chains. By default the step size is adapted in burn-in and the trajectory is (π/2) σ.
         prior_scale: σ, standard deviation of every weight's normal prior.
         pool: images are averaged over squares of this many pixels a side.
         noise: share of all labels, test rows included, that are replaced by classes drawn uniformly.
@@ -70,8 +70,8 @@ class Problems:
     """The problems of a recipe.
 
     Attributes:
-        digits: the small problem.
-        noisy: the same with wrong labels among the right ones; None to leave it out.
+        digits: the first problem: digits at the small scale, CIFAR-10 at the paper's.
+        noisy: digits, some of them with wrong labels; None to leave it out.
         mnist: the larger problem; None to leave it out.
     """
 
