@@ -12,7 +12,7 @@ from torchbayes import networks
 from torchbayes.catalogue.config import Problem, read_config
 from torchbayes.cli import main
 from torchbayes.data import load
-from torchbayes.experiments import evidence_networks as room
+from torchbayes.experiments import network_evidence as room
 from torchbayes.posteriors.locks import Locked
 
 # a few epochs do not train
