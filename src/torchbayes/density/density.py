@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
-from torchbayes.density.compiled_leapfrog import Unrolled
+from torchbayes.density.compiled import Unrolled
 from torchbayes.density.dynamics import Phase, Value, leapfrog
 from torchbayes.density.native import DenseModel, kernel_of
 from torchbayes.density.plans import Call, Into, Plan, Way, Ways, as_plan
