@@ -121,10 +121,15 @@ def outputs(
 
     Returns:
         Tensor (S, B, K), in float32 where the weights have lower precision.
+
+    Raises:
+        LookupError: if none offers them; the loop does for every network.
     """
-    options: dict[str, Any] = {"buffers_S": buffers_S, "chunk_size": chunk_size}
-    offers = (backend(model).outputs(weights_SD, inputs, **options) for backend in BACKENDS)
-    return next(offer for offer in offers if offer is not None)  # the loop runs every network
+    for backend in BACKENDS:
+        found = backend(model).outputs(weights_SD, inputs, buffers_S=buffers_S, chunk_size=chunk_size)
+        if found is not None:
+            return found
+    raise LookupError("no backend gives the outputs of this network.")
 
 
 def _seconds(backend: Backend, evaluation: Evaluation) -> float:
