@@ -1,23 +1,57 @@
-"""Leapfrog steps compiled together: for small networks, whose steps are mostly calls of Python and of small kernels.
+"""All members together under `vmap`, compiled; and leapfrog steps compiled together.
 
-Several steps of all chains, gradients included, become one compiled function. Chains whose steps are not a multiple of
-its length, or fewer than another's, take steps of size zero at the end, which leave them where they are.
+For small networks, whose steps are mostly calls of Python and of small kernels: several steps of all chains, gradients
+included, become one compiled function. Chains whose steps are not a multiple of its length, or fewer than another's,
+take steps of size zero at the end, which leave them where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from torchbayes.density.backend import Backend, Evaluation, Trajectory
 from torchbayes.density.dynamics import Phase, Value
 from torchbayes.density.precision import full_precision
+from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
 from torchbayes.model.model import Batch, Model, Scales
 
 LENGTH = 4  # a longer function compiles longer and gains nothing that was measured
+
+
+class Compiled(Backend):
+    """All members together, compiled."""
+
+    name, words, automatic = "compiled", "compiled members", "never"
+
+    def __init__(self, model: Model, *, training: bool = False, chunk_size: int = 1024) -> None:
+        super().__init__(model, training=training, chunk_size=chunk_size)
+        self._stacks: dict[bool, Stack] = {}
+        self._unrolled: Unrolled | None = None
+
+    def refuses(self, evaluation: Evaluation) -> str | None:
+        """Return that members need random numbers of their own, which `vmap` does not give them; else None."""
+        return refuses_random(self, evaluation)
+
+    def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
+        """Return the log likelihood of each member, (M,), and write its gradient."""
+        shared = evaluation.shared
+        if shared not in self._stacks:
+            # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
+            self._stacks[shared] = torch.compile(stack(self.model, shared))
+        return evaluate_stack(self, evaluation, self._stacks[shared], under=nullcontext), None
+
+    def leapfrog(self, trajectory: Trajectory) -> Phase | None:
+        """Return where leapfrog steps lead; None where the data are too many to go through the network at once."""
+        if trajectory.data.size > self.chunk_size:
+            return None
+        self._unrolled = self._unrolled or Unrolled(self.model, trajectory.data, trajectory.scales)
+        return self._unrolled(trajectory)
 
 
 class Unrolled:
@@ -34,17 +68,9 @@ class Unrolled:
         self._model, self._data, self._scales = model, data, scales
         self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
 
-    def __call__(
-        self,
-        weights_MD: Tensor,
-        momentum_MD: Tensor,
-        *,
-        gradient_MD: Tensor,
-        step_size_M: Tensor,
-        steps_M: Tensor,
-        inverse_mass_MD: Tensor | None = None,
-    ) -> Phase:
-        """Return where leapfrog steps lead, as `dynamics.leapfrog`, whose arguments these are."""
+    def __call__(self, trajectory: Trajectory) -> Phase:
+        """Return where leapfrog steps lead."""
+        weights_MD, momentum_MD, gradient_MD, step_size_M, steps_M, inverse_mass_MD, *_ = trajectory
         most = int(steps_M.max())
         length = LENGTH if most >= LENGTH else 1
         steps_L = torch.arange(-(-most // length) * length)

@@ -11,7 +11,7 @@ from tests.oracles import assert_close, classes, normal
 from torch import Tensor, nn
 
 from torchbayes.density import LogDensity
-from torchbayes.density.compiled_leapfrog import LENGTH
+from torchbayes.density.compiled import LENGTH
 from torchbayes.density.dynamics import leapfrog
 from torchbayes.model import Batch, Model, likelihoods, priors
 
@@ -92,7 +92,7 @@ def test_data_in_chunks_are_left_to_the_plain_integrator(quick: list[int]) -> No
 )
 def test_compiled_code_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
-    monkeypatch.setattr("torchbayes.density.compiled_leapfrog.LENGTH", 2)  # half as much to compile
+    monkeypatch.setattr("torchbayes.density.compiled.LENGTH", 2)  # half as much to compile
     target = density(priors.Normal(0.8))
     plain = go(target, partial(leapfrog, density(priors.Normal(0.8), "vmap")), [5, 2, 4], massive=True)
     for found, expected in zip(go(target, target.leapfrog, [5, 2, 4], massive=True), plain, strict=True):
