@@ -9,11 +9,12 @@ from torch import Tensor
 
 from torchbayes.checks import check_memory
 from torchbayes.model.subspace import Subspace
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import KINDS, Posterior, readable
 
 _INNER = "inner."
 
 
+@readable
 @dataclass(frozen=True)
 class InSubspace(Posterior):
     """w = lift(u), u ~ q(u): a posterior over the coordinates of a subspace, which speaks of the weights.
@@ -79,8 +80,6 @@ class InSubspace(Posterior):
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> InSubspace:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        from torchbayes.posteriors.load import KINDS  # which knows this kind too
-
         space = Subspace(model, tensors["origin_D"], tensors["basis_RD"])
         own = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items() if name.startswith(_INNER)}
         return cls.of(KINDS[settings["kind"]].restore(space.model, own, settings["inner"]), space)
