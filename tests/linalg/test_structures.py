@@ -22,7 +22,7 @@ from torchbayes.linalg import (
     Structure,
     restore,
 )
-from torchbayes.linalg.dense import add_gram_, invert_lower_
+from torchbayes.linalg.matrices import add_gram_, invert_lower_
 
 M, D = 3, 5
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.discovery import Anatomy
-from torchbayes.curvature.exact import Beside
+from torchbayes.curvature.exact import exact_beside
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
 from torchbayes.density.ranks import Ranks
-from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg import Curvature, DenseCurvature
+from torchbayes.linalg.blocks import with_independent
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
@@ -224,17 +225,11 @@ class Collector:
         found = self.sums.curvature(self.anatomy, dict(totals_M), scale_MD[:, :size])
         if NOISE not in totals_M:
             return found
-        noise = DiagonalCurvature(totals_M[NOISE] * scale_MD[:, size:] ** 2)
-        if isinstance(found, DiagonalCurvature):
-            return DiagonalCurvature(torch.cat([found.values_MD, noise.values_MD], dim=1))
-        order = torch.arange(scale_MD.shape[1], device=scale_MD.device)
-        return BlockCurvature(order, (found, noise))
+        return with_independent(found, totals_M[NOISE] * scale_MD[:, size:] ** 2)
 
     def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
         """Return the exact H that was added up beside a structured one, or None."""
-        if not isinstance(self.sums, Beside):
-            return None
-        return self.sums.exact(self.anatomy, dict(totals_M), reference_MD.rsqrt())
+        return exact_beside(self.anatomy, dict(totals_M), reference_MD.rsqrt())
 
 
 def _pieces(rows: Batch, size: int) -> Iterator[Batch]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchbayes.curvature.discovery import Anatomy, Held
 from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
-from torchbayes.linalg.curvature import Curvature, DenseCurvature
+from torchbayes.linalg import Curvature, DenseCurvature
 
 _MARK = "beside."
 _FEW = 1024  # weights of which a dense matrix costs little; for more there is none
@@ -79,9 +79,10 @@ class Beside:
         """Return the structure's."""
         return self.sums.curvature(anatomy, _own(totals_M), scale_MD)
 
-    def exact(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
-        """Return diag(s) H diag(s)."""
-        return self.dense.curvature(anatomy, _matrix(totals_M), scale_MD)
+
+def exact_beside(anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature | None:
+    """Return the exact diag(s) H diag(s) that `Beside` has added up, or None where sums are of a structure alone."""
+    return DenseSums().curvature(anatomy, _matrix(totals_M), scale_MD) if Beside.made(totals_M) else None
 
 
 def _own(total: Sum) -> Sum:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchbayes.curvature.discovery import Anatomy, Held
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
-from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
-from torchbayes.linalg.dense import add_gram_, eigh
+from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg.matrices import add_gram_, eigh
 
 _WAITING = 2**13  # rows and places that wait for a product of matrices, at most
 

@@ -14,7 +14,7 @@ from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
 from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
-from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
+from torchbayes.linalg import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.native.seeds import Purpose, generator
 
 _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones kept are accurate

@@ -19,8 +19,8 @@ from torchbayes.curvature.discovery import Anatomy, Held
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
-from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
-from torchbayes.linalg.dense import add_gram_
+from torchbayes.linalg import Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg.matrices import add_gram_
 from torchbayes.model.likelihoods.protocol import Counted, counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers

@@ -13,7 +13,8 @@ from torchbayes.curvature.discovery import Anatomy, Findings, anatomy, look
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
-from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, Scaled, Structure
+from torchbayes.linalg import Structure
+from torchbayes.linalg.structure import PlacedForm, forms
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -82,8 +83,8 @@ class Tangent:
         """
         findings = findings or look(model, weights_D, inputs)
         both = [anatomy(model, findings, joint_bias=joint) for joint in (True, False)]
-        everywhere = torch.arange(structure.size, device=weights_D.device)
-        fitting = [layers for layers in both if _fits(structure, everywhere, layers)]
+        placed = list(forms(structure))
+        fitting = [layers for layers in both if _fits(placed, layers)]
         if not fitting:
             raise ValueError(
                 "the covariance is not one of the layers of this network. Fit the posterior again with this model."
@@ -95,7 +96,7 @@ class Tangent:
                 f"a linearised predictive needs one axis of outputs for a row, (K,); the network gives "
                 f"{tuple(seen.outputs.shape[1:])} for a row. Use predict(posterior, inputs, draws=...)."
             )
-        over = leaves(structure, [part.index for part in fitting[0].parts])
+        over = leaves(placed, [part.index for part in fitting[0].parts])
         numbers = max(_numbers(fitting[0], seen, over), findings.widest)
         return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk)
 
@@ -120,7 +121,7 @@ class Tangent:
 
     def leaves(self, structure: Structure) -> list[Leaf]:
         """Return the covariance of one member as `functions` and `joint` take it."""
-        return leaves(structure, [part.index for part in self.layers.parts])
+        return leaves(list(forms(structure)), [part.index for part in self.layers.parts])
 
     def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:
         """Return f (B, K) and J Σ Jᵀ (B, K, K), or its diagonal (B, K), in pieces of rows that fit the chunk.
@@ -167,7 +168,7 @@ def _numbers(layers: Anatomy, seen: Seen, over: list[Leaf]) -> int:
     covariance is one of each alone, as these are taken for a few rows at a time.
     """
     whole = layers.whole.index.numel() if layers.whole else 0
-    own = [share for leaf in over if isinstance(leaf.structure, Diagonal | Kronecker) for share in leaf.shares]
+    own = [share for leaf in over if leaf.form.is_spectral for share in leaf.shares]
     alone = {share.part for share in own if share.mask is None}
     once, each = seen.outputs.numel(), 2 * whole
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if layers.layers else {}
@@ -179,19 +180,17 @@ def _numbers(layers: Anatomy, seen: Seen, over: list[Leaf]) -> int:
             each += call.outputs.numel() * (1 if few else 4)  # as it comes, stacked, turned and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
-    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if isinstance(leaf.structure, Dense)]
+    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if leaf.is_root]
     each += max(dense, default=0) * (1 if layers.single else 2)
     return once + seen.outputs.numel() * each
 
 
-def _fits(structure: Structure, where: Tensor, layers: Anatomy) -> bool:
-    """Return whether every Kronecker product of a covariance over the weights at `where` is over one of the layers."""
-    if isinstance(structure, Scaled):
-        return _fits(structure.structure, where, layers)
-    if isinstance(structure, Blocks):
-        each = zip(structure.blocks, where[structure.order_D].split(structure.sizes), strict=True)
-        return all(_fits(block, mine, layers) for block, mine in each)
-    if isinstance(structure, Kronecker):
-        shape = structure.variance_MGOI.shape[1:]
-        return any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in layers.parts)
+def _fits(covariance: list[PlacedForm], layers: Anatomy) -> bool:
+    """Return whether every grid of a covariance is the weights of one of the layers."""
+    for where, form in covariance:
+        if form.variance is None or form.variance.ndim == 2:
+            continue
+        shape = form.variance.shape[1:]
+        if not any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in layers.parts):
+            return False
     return True
