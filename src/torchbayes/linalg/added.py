@@ -77,8 +77,9 @@ def _trace_of_forms(prior: Form, covariance: Form, scale_MD: Tensor) -> Tensor |
         return None
     if prior.variance.shape[1:] != covariance.variance.shape[1:]:
         return None
-    # the scale is the same down every column: else the prior and a curvature would not have added up
-    scale_MGI = scale_MD.unflatten(1, covariance.variance.shape[1:])[:, :, 0]
+    scale_MGOI = scale_MD.unflatten(1, covariance.variance.shape[1:])
+    if not torch.allclose(scale_MGOI, scale_MGOI[:, :, :1].expand_as(scale_MGOI)):
+        return None
     rows, columns = covariance.bases
-    side = Factored(1 / prior.variance, prior.bases[0], scale_MGI.unsqueeze(-1) * prior.bases[1])
+    side = Factored(1 / prior.variance, prior.bases[0], scale_MGOI[:, :, 0].unsqueeze(-1) * prior.bases[1])
     return (side.diagonal(rows, columns) * covariance.variance).flatten(1).sum(-1, dtype=torch.float64)

@@ -20,13 +20,13 @@ from torch import Tensor
 from torchbayes.checks import check_flags, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts
-from torchbayes.methods.laplace import curvature_pass as survey
+from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
-    Recipe,
+    CurvaturePass,
+    CurvatureSettings,
     Sharing,
     StructureName,
-    Survey,
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
@@ -35,7 +35,7 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.posteriors.laplace import LaplacePosterior
 
-State = Survey
+State = CurvaturePass
 PriorName = Literal["model", "scalar", "layer", "weight"]
 
 
@@ -103,12 +103,12 @@ class Laplace:
         check_counts(batch_size=self.batch_size, members=self.members)
         check_flags(noise=self.noise)
         check_choices({"prior": (self.prior, PriorName)})
-        _ = self.recipe
+        _ = self.curvature_settings
 
     @property
-    def recipe(self) -> Recipe:
+    def curvature_settings(self) -> CurvatureSettings:
         """What is added up."""
-        return Recipe(
+        return CurvatureSettings(
             self.structure,
             self.curvature,
             self.samples,
@@ -123,7 +123,7 @@ class Laplace:
     @property
     def epochs(self) -> int:
         """Passes over the data."""
-        return self.recipe.sums.passes
+        return self.curvature_settings.sums.passes
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -144,7 +144,7 @@ class Laplace:
             ValueError: if the network has batch norm without running statistics.
         """
         refuse_by_batch(density.model.network)
-        return survey.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Add one batch to the sums of every member.
@@ -158,7 +158,9 @@ class Laplace:
         Returns:
             The new state, and what was seen.
         """
-        now, nll_M = survey.add(self.recipe, density, state if donate else state.clone(), batch=batch)
+        now, nll_M = curvature_pass.add(
+            self.curvature_settings, density, state if donate else state.clone(), batch=batch
+        )
         return now, Info(nll_M)
 
     def posterior(self, density: LogDensity, state: State) -> LaplacePosterior:
@@ -167,7 +169,7 @@ class Laplace:
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
-        found = survey.finish(self.recipe, density, state)
+        found = curvature_pass.finish(self.curvature_settings, density, state)
         # under the prior that was trained under, so before another is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)

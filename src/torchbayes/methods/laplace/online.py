@@ -24,13 +24,13 @@ from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Way
 from torchbayes.methods.checks import check_counts, check_schedule, check_share, check_training
-from torchbayes.methods.laplace import curvature_pass as surveys
+from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
-    Recipe,
+    CurvaturePass,
+    CurvatureSettings,
     Sharing,
     StructureName,
-    Survey,
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
@@ -60,7 +60,7 @@ class State:
     """
 
     trajectory: Trajectory
-    survey: Survey
+    survey: CurvaturePass
     strength_MD: Tensor
     noise_M: Tensor
     step: int
@@ -172,19 +172,19 @@ class OnlineLaplace:
         check_flags(noise=self.noise)
         check_share(burn_in=self.burn_in)
         check_choices({"prior": (self.prior, PriorName)})
-        _ = self.recipe
+        _ = self.curvature_settings
 
     @property
-    def recipe(self) -> Recipe:
+    def curvature_settings(self) -> CurvatureSettings:
         """What a pass adds up."""
         shared = {"samples": self.samples, "sharing": self.sharing, "joint_bias": self.joint_bias, "chunk": self.chunk}
-        return Recipe(self.structure, self.curvature, exact=self.noise, **shared)  # type: ignore[arg-type]
+        return CurvatureSettings(self.structure, self.curvature, exact=self.noise, **shared)  # type: ignore[arg-type]
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
         """Return for every epoch of the run whether it trains; else it is a pass."""
         epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
-        return _order(epochs, round(self.burn_in * epochs), every, self.recipe.sums.passes)
+        return _order(epochs, round(self.burn_in * epochs), every, self.curvature_settings.sums.passes)
 
     @property
     def epochs(self) -> int | None:
@@ -222,7 +222,7 @@ class OnlineLaplace:
             raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)
-        survey = surveys.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        survey = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
         return State(trajectory, survey, torch.ones_like(weights_MD), noise_M, 0)
 
@@ -245,9 +245,9 @@ class OnlineLaplace:
         else:
             begins = position == 0 and order[epoch - 1]
             survey = self._begun(state) if begins else state.survey if donate else state.survey.clone()
-            survey, nll_M = surveys.add(self.recipe, density, survey, batch=batch)
+            survey, nll_M = curvature_pass.add(self.curvature_settings, density, survey, batch=batch)
             now, lr = replace(state, survey=survey, step=state.step + 1), 0.0
-            if survey.step == self.recipe.sums.passes * survey.steps_per_epoch:
+            if survey.step == self.curvature_settings.sums.passes * survey.steps_per_epoch:
                 tuned = self._tuned(density, survey)
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
@@ -270,14 +270,14 @@ class OnlineLaplace:
         trajectory, info = descent.descend(density, state.trajectory, batch, optimizer=optimizer, lr=lr, donate=donate)
         return replace(state, trajectory=trajectory, step=state.step + 1), info.nll_M, lr
 
-    def _begun(self, state: State) -> Survey:
+    def _begun(self, state: State) -> CurvaturePass:
         trajectory = state.trajectory
         options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
-        fresh = surveys.begin(trajectory.weights_MD, trajectory.buffers, **options)
+        fresh = curvature_pass.begin(trajectory.weights_MD, trajectory.buffers, **options)
         return replace(fresh, found=state.survey.found)
 
-    def _tuned(self, density: LogDensity, survey: Survey) -> LaplacePosterior:
-        return tune(surveys.finish(self.recipe, density, survey), prior=self.prior, noise=self.noise)
+    def _tuned(self, density: LogDensity, survey: CurvaturePass) -> LaplacePosterior:
+        return tune(curvature_pass.finish(self.curvature_settings, density, survey), prior=self.prior, noise=self.noise)
 
 
 @lru_cache
