@@ -14,7 +14,7 @@ from torchbayes.linalg.stored import Stored
 
 @dataclass(frozen=True)
 class Form:
-    """A structure as a sum of products, Σ = U diag(v) Uᵀ + R Rᵀ ± Fᵀ diag(c) F; a term without its tensor is 0.
+    """A structure as a sum of products, Σ = U diag(v) Uᵀ + R Rᵀ ± Fᵀ diag(c) F; terms whose tensor is None are absent.
 
     Attributes:
         variance: v, (M, D), or on the grid of the weights of a layer, (M, G, O, I).
@@ -115,7 +115,7 @@ class Structure(Stored, Protocol):
         ...
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return diag(s) Σ diag(s) as a sum of products, or None where its square root is the best there is.
+        """Return diag(s) Σ diag(s) as a sum of products, or None where nothing is cheaper than its root R (D, Z).
 
         Args:
             scale_MD: s, positive, (M, D); None for 1.
@@ -132,7 +132,7 @@ class Elementary:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """None: there are no groups."""
+        """Empty."""
         return ()
 
 
@@ -149,14 +149,16 @@ class PlacedForm(NamedTuple):
 
 
 def forms(structure: Structure, scale_MD: Tensor | None = None) -> Iterator[PlacedForm]:
-    """Yield the forms of all independent groups of diag(s) Σ diag(s), and of the groups in these, scales in them.
+    """Yield diag(s) Σ diag(s) group by group, down to groups that are not composed, with all scales multiplied in.
+
+    A structure without a form of its own is given by its root, a matrix of its size.
 
     Args:
         structure: Σ.
         scale_MD: s; None for 1.
 
     Yields:
-        Groups that are not composed of others; each weight is in one of them.
+        Forms and their places; each weight is in one of them.
     """
     groups = structure.groups
     if not groups:
@@ -171,7 +173,7 @@ def forms(structure: Structure, scale_MD: Tensor | None = None) -> Iterator[Plac
 
 
 def rooted(structure: Structure, scale_MD: Tensor | None = None) -> Form:
-    """Return diag(s) Σ diag(s) by its square root, which every structure has."""
+    """Return diag(s) Σ diag(s) by its root, which every structure has."""
     like_MD = structure.diagonal()
     size, members = structure.noise_size, len(like_MD)
     identity = torch.eye(size, dtype=like_MD.dtype, device=like_MD.device).unsqueeze(1).expand(size, members, size)
@@ -180,7 +182,7 @@ def rooted(structure: Structure, scale_MD: Tensor | None = None) -> Form:
 
 
 def is_diagonal(structure: Structure) -> bool:
-    """Return whether Σ is known to be diagonal: its weights are independent."""
+    """Return whether Σ is known to be diagonal, so that all weights are independent."""
     groups = structure.groups
     if groups:
         return all(is_diagonal(group.structure) for group in groups)
