@@ -95,10 +95,10 @@ def test_every_structure_has_a_form_by_its_root(structure: Structure):
 @every
 def test_groups_are_independent_and_make_up_the_matrix(structure: Structure):
     found = torch.zeros_like(matrices(structure))
-    for where, scale, inner in structure.groups:
-        place = torch.arange(found.shape[1]) if where is None else where
-        own = torch.ones(len(found), len(place)).double() if scale is None else scale
-        found[:, place.unsqueeze(1), place] = own.unsqueeze(-1) * matrices(inner) * own.unsqueeze(-2)
+    for group in structure.groups:
+        place = torch.arange(found.shape[1]) if group.where is None else group.where
+        own = torch.ones(len(found), len(place)).double() if group.scale_MD is None else group.scale_MD
+        found[:, place.unsqueeze(1), place] = own.unsqueeze(-1) * matrices(group.structure) * own.unsqueeze(-2)
     assert_close(found, matrices(structure) if structure.groups else torch.zeros_like(found))
 
 

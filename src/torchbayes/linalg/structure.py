@@ -50,7 +50,8 @@ class Form:
         return self.is_spectral and self.rows_MGOO is None and self.columns_MGII is None
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Weights that are independent of all others, with the structure diag(s) S diag(s).
 
     Attributes:
@@ -165,10 +166,11 @@ def forms(structure: Structure, scale_MD: Tensor | None = None) -> Iterator[Plac
         form = structure.form(scale_MD) or rooted(structure, scale_MD)
         known = next(t for t in (form.variance, form.root_MDZ, form.directions_MRD) if t is not None)
         yield PlacedForm(torch.arange(structure.size, device=known.device), form)
-    for where, own_MD, inner in groups:
+    for group in groups:
+        where, own_MD = group.where, group.scale_MD
         scale = scale_MD if where is None or scale_MD is None else scale_MD[:, where]
         scale = own_MD if scale is None else scale if own_MD is None else own_MD * scale
-        for found in forms(inner, scale):
+        for found in forms(group.structure, scale):
             yield found if where is None else PlacedForm(where[found.where], found.form)
 
 

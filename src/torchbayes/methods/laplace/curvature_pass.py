@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,12 +27,10 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 
-StructureName = str
-"""A key of `SUMS`."""
 CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
 
-SUMS: dict[StructureName, Callable[[CurvatureSettings], Sums]] = {
+SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
     "diagonal": lambda settings: DiagonalSums(),
     "kronecker": lambda settings: KroneckerSums(settings.sharing),
     "ekfac": lambda settings: EigenvalueSums(KroneckerSums(settings.sharing)),
@@ -40,6 +38,11 @@ SUMS: dict[StructureName, Callable[[CurvatureSettings], Sums]] = {
     "low_rank": lambda settings: LowRankSums(settings.rank, settings.passes),
 }
 """How every structure that a curvature may have adds up; a new one enters by a line here."""
+
+if TYPE_CHECKING:
+    StructureName = str
+else:
+    StructureName = Literal[*SUMS]
 
 
 def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
