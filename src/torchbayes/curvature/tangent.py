@@ -43,6 +43,7 @@ class Tangent:
         outputs: K.
         row_numbers: numbers that a row takes, roughly.
         chunk: numbers that a piece of the rows may take.
+        over: the covariance that it was made for, as `functions` and `joint` take it.
     """
 
     network: NetworkLayers
@@ -51,6 +52,7 @@ class Tangent:
     outputs: int
     row_numbers: int
     chunk: int
+    over: list[Leaf]
 
     @classmethod
     def at(
@@ -98,7 +100,7 @@ class Tangent:
             )
         over = leaves(placed, [part.index for part in fitting[0].parts])
         numbers = max(_numbers(fitting[0], seen, over), findings.widest)
-        return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk)
+        return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk, over)
 
     def linear(self, inputs: Any) -> Linear:
         """Return outputs and Jacobian at inputs; differentiable in inputs that require a gradient."""
@@ -120,7 +122,7 @@ class Tangent:
         return Linear(outputs, parts)
 
     def leaves(self, structure: Structure) -> list[Leaf]:
-        """Return the covariance of one member as `functions` and `joint` take it."""
+        """Return another covariance, of one member, as `functions` and `joint` take it."""
         return leaves(list(forms(structure)), [part.index for part in self.network.parts])
 
     def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:

@@ -184,7 +184,10 @@ class Linearised:
             found = Findings.parse(text) if text else None
             tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, findings=found)
             self._known[rows] = [
-                (replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]), tangent.leaves(structure))
+                (
+                    replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]),
+                    tangent.leaves(structure) if m else tangent.over,
+                )
                 for m, structure in enumerate(structures)
             ]
         return self._known[max(self._known)]
