@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
-from torchbayes.linalg.curvature import BlockCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
 
