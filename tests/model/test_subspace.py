@@ -21,12 +21,12 @@ INPUTS = normal(30, FEATURES, seed=1)
 ORIGIN, BASIS = normal(FEATURES + 1, seed=4), normal(RANK, FEATURES + 1, seed=3)
 
 METHODS: dict[str, Callable[[], Any]] = {
-    "map": lambda: tb.MAP(2, epochs=5),
-    "swag": lambda: tb.SWAG(2, epochs=8, rank=2),
-    "hmc": lambda: tb.HMC(2, 30, 10, step_size=0.05),
-    "nuts": lambda: tb.NUTS(2, 30, 10),
-    "random walk": lambda: tb.RandomWalk(2, 30, 10),
-    "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8),
+    "map": lambda: tb.MAP(2, epochs=5, plan="loop"),
+    "swag": lambda: tb.SWAG(2, epochs=8, rank=2, plan="loop"),
+    "hmc": lambda: tb.HMC(2, 30, 10, step_size=0.05, plan="loop"),
+    "nuts": lambda: tb.NUTS(2, 30, 10, plan="loop"),
+    "random walk": lambda: tb.RandomWalk(2, 30, 10, plan="loop"),
+    "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8, plan="loop"),
     "laplace": lambda: tb.Laplace("kronecker", check_mode=False),
     "online": lambda: tb.OnlineLaplace("dense", epochs_of_descent=4),
 }

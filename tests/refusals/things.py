@@ -51,6 +51,16 @@ def gaussian() -> tb.Gaussian:
 
 
 @cache
+def space() -> tb.Subspace:
+    return tb.Subspace(regression(), torch.zeros(3), torch.eye(2, 3))
+
+
+@cache
+def inner() -> tb.Point:
+    return tb.Point(space().model, torch.zeros(1, 2))
+
+
+@cache
 def chains() -> tb.Draws:
     return tb.Draws(model(), weights(2, 6))
 

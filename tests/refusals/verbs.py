@@ -143,6 +143,7 @@ VERBS = {
             "steps": (*but(COUNT, None), 5),
             "callbacks": ("text", 3, NAN, [3], [None]),
             "ranks": (*but(OBJECT, None), tb.Ranks),
+            "space": (*but(OBJECT, None), tb.Subspace, torch.ones(2, 27)),
         },
     ),
     "sample": Case(
@@ -282,6 +283,31 @@ VERBS = {
             "mean_MD": tensors((27,), (1, 3), (0, 27)),
             "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3))),
         },
+        _POSTERIORS,
+    ),
+    "Subspace": Case(
+        tb.Subspace,
+        lambda: {"model": things.regression(), "origin": torch.zeros(3), "basis_RD": torch.eye(2, 3)},
+        {
+            "model": _MODEL,
+            "origin": tensors((), (2,), (1, 3)),
+            "basis_RD": tensors((3,), (0, 3), (2, 2), (2, 3), (1, 2, 3)),
+        },
+    ),
+    "Subspace.random": Case(
+        tb.Subspace.random,
+        lambda: {"model": things.regression(), "origin": torch.zeros(3), "rank": 2},
+        {"model": _MODEL, "origin": tensors((), (2,), (1, 3)), "rank": COUNT, "seed": SEED},
+    ),
+    "Subspace.spanned": Case(
+        tb.Subspace.spanned,
+        lambda: {"model": things.regression(), "weights_SD": things.weights(4)[:, :3], "rank": 2},
+        {"model": _MODEL, "weights_SD": tensors((3,), (0, 3), (4, 2), (4, 3)), "rank": COUNT},
+    ),
+    "InSubspace": Case(
+        tb.InSubspace,
+        lambda: {"model": things.space().whole, "inner": things.inner(), "space": things.space()},
+        {"model": _MODEL, "inner": (*OBJECT, torch.ones(1, 2)), "space": (*OBJECT, tb.Subspace)},
         _POSTERIORS,
     ),
     "Functions": Case(

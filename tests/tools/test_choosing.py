@@ -140,7 +140,7 @@ def vectors(state: Any) -> Iterator[Tensor]:
         (tb.HMC(**SHORT, step_size=0.01, trajectory=0.02), "5 D, and", 5),
         (tb.NUTS(**SHORT, step_size=0.01), "5 D, and", 5),
         (tb.MALA(**SHORT), "2 D, and", 2),
-        (tb.RandomWalk(**SHORT), "2 D, and", 2),
+        (tb.RandomWalk(**SHORT), "D, and", 1),
         (tb.SGLD(**SHORT), "D (preconditioned 2 D), and", 1),
         (tb.SGLD(**SHORT, preconditioned=True), "D (preconditioned 2 D), and", 2),
         (tb.SGHMC(**SHORT), "2 D (preconditioned 3 D), and", 2),

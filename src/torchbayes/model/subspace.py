@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchbayes.checks import check_kind, check_tensor, whole
+from torchbayes.checks import as_seed, check_kind, check_tensor, whole
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
@@ -79,17 +79,9 @@ class Subspace:
             ValueError: if shapes do not fit the network, a number is not finite, directions depend on each other, or
                 the prior has no precision along one of them.
         """
-        check_kind(Model, "a Model", model=model)
         check_tensor("D", origin=origin)
         check_tensor("R", "D", basis_RD=basis_RD)
-        size = model.network.layout.size
-        for name, tensor in (("origin", origin), ("basis_RD", basis_RD)):
-            if tensor.shape[-1] not in {size, model.layout.size} or not len(tensor):
-                raise ValueError(
-                    f"`{name}` must have {size} columns, the network's random weights; got shape {tuple(tensor.shape)}."
-                )
-            if not torch.isfinite(tensor).all():
-                raise ValueError(f"`{name}` must be finite; it holds NaN or infinite values. Leave those weights out.")
+        size = _check_weights(model, origin=origin, basis_RD=basis_RD)
         self.whole, like = model, model.network.weights()
         self.origin_D, self.basis_RD = (t[..., :size].detach().to(like) for t in (origin, basis_RD))
         self.rank = len(basis_RD)
@@ -129,8 +121,8 @@ class Subspace:
         Returns:
             The subspace.
         """
-        shape = (whole("rank", rank), model.network.layout.size)
-        drawn = torch.randn(shape, generator=generator(Purpose.SUBSPACE, seed), dtype=torch.float64)
+        shape = (whole("rank", rank), _check_weights(model))
+        drawn = torch.randn(shape, generator=generator(Purpose.SUBSPACE, as_seed(seed)), dtype=torch.float64)
         return cls(model, origin, drawn / shape[1] ** 0.5)
 
     @classmethod
@@ -146,15 +138,21 @@ class Subspace:
             The subspace; a direction is as long as the standard deviation along it.
 
         Raises:
-            ValueError: if there are not more weights than directions.
+            ValueError: if there are not more weights than directions, or they do not vary along so many.
         """
         check_tensor("S", "D", weights_SD=weights_SD)
+        _check_weights(model, weights_SD=weights_SD)
         if not 1 <= whole("rank", rank) < len(weights_SD):
             raise ValueError(
                 f"`rank` must lie in 1..{len(weights_SD) - 1} for {len(weights_SD)} sets of weights; got {rank}."
             )
         mean_D = weights_SD.double().mean(0)
         _, lengths, rows = torch.linalg.svd(weights_SD.double() - mean_D, full_matrices=False)
+        if not lengths[rank - 1] > 1e-6 * lengths[0]:
+            raise ValueError(
+                f"`weights_SD` must vary along {rank} directions or more; got shape {tuple(weights_SD.shape)}, which "
+                f"varies along fewer. Lower `rank`, or give other weights."
+            )
         scale = (len(weights_SD) - 1) ** 0.5
         return cls(model, mean_D, lengths[:rank, None] / scale * rows[:rank])
 
@@ -191,6 +189,24 @@ class Subspace:
     def _place(self, coordinates_R: Tensor) -> dict[str, Tensor]:
         network = self.whole.network
         return dict(network.picked.whole(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
+
+
+def _check_weights(model: Model, **weights: Tensor) -> int:
+    """Return the number of the network's random weights, once rows of weights are known to hold them.
+
+    Raises:
+        ValueError: if a tensor has other columns, no rows, or numbers that are not finite.
+    """
+    check_kind(Model, "a Model", model=model)
+    size = model.network.layout.size
+    for name, tensor in weights.items():
+        if tensor.shape[-1] not in {size, model.layout.size} or not len(tensor):
+            raise ValueError(
+                f"`{name}` must have {size} columns, the network's random weights; got shape {tuple(tensor.shape)}."
+            )
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"`{name}` must be finite; it holds NaN or infinite values. Leave those weights out.")
+    return size
 
 
 def _precise(model: Model, basis_RD: Tensor) -> Tensor:

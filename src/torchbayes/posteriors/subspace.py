@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.checks import check_memory
+from torchbayes.checks import check_kind, check_memory
+from torchbayes.model.model import Model
 from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.posterior import KINDS, Posterior, readable
 
@@ -28,6 +29,11 @@ class InSubspace(Posterior):
     space: Subspace
 
     kind = "subspace"
+
+    def __post_init__(self) -> None:
+        check_kind(Subspace, "a Subspace", space=self.space)
+        check_kind(Posterior, "a posterior over its coordinates", inner=self.inner)
+        check_kind(Model, "a Model", model=self.model)
 
     @classmethod
     def of(cls, inner: Posterior, space: Subspace) -> InSubspace:
