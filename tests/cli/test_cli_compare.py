@@ -7,7 +7,7 @@ import pytest
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, read_config
-from torchbayes.catalogue.usual import defaults
+from torchbayes.catalogue.data import defaults
 from torchbayes.cli import main
 
 TINY = ["--data", "two_moons", "--train_size", "40", "--network_settings.hidden", "[8]", "--ensemble.members", "2"]
@@ -65,7 +65,7 @@ def test_settings_of_samplers_are_written_and_run_again():
     options = ["--methods", "csghmc", "--csghmc.schedule", "Cycles", "--csghmc.schedule.length", "4"]
     options += ["--csghmc.steps", "8", "--csghmc.burn_in", "0", "--csghmc.thin", "1", "--csghmc.step_size", "1e-4"]
     assert main(["compare", *TINY, *options, "--directory", "a"]) == 0
-    written = read_config(Path("a/config.yaml"))["csghmc"]
+    written = read_config(Path("a/config.yaml"))["methods"]["csghmc"]["init_args"]
     assert written["schedule"]["class_path"] == "torchbayes.Cycles"
     assert written["schedule"]["init_args"]["length"] == 4
     assert main(["compare", "--config", "a/config.yaml", "--directory", "b"]) == 0
@@ -97,8 +97,8 @@ def test_the_usual_methods_are_those_of_the_data_set():
     for name in with_hmc | without:
         usual = defaults(name)
         assert ("hmc" in usual.methods) == (name in with_hmc)
-        chains = {usual.sgld.chains, usual.sghmc.chains, usual.csghmc.chains}
+        chains = {usual["sgld"].chains, usual["sghmc"].chains, usual["csghmc"].chains}
         assert len(chains) == 1
-        for sampler in (usual.hmc, usual.sgld, usual.sghmc, usual.csghmc):
+        for sampler in (usual["hmc"], usual["sgld"], usual["sghmc"], usual["csghmc"]):
             assert sampler.kept(sampler.steps) >= 8
-        assert usual.sgld.kept(usual.sgld.steps) == usual.csghmc.kept(usual.csghmc.steps)
+        assert usual["sgld"].kept(usual["sgld"].steps) == usual["csghmc"].kept(usual["csghmc"].steps)

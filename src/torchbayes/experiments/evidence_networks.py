@@ -11,7 +11,8 @@ from typing import Any
 
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
-from torchbayes.catalogue.config import Problem, entries, write_config
+from torchbayes.catalogue.config import entries, write_config
+from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.checks import plain
 from torchbayes.data import Data

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
-from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
 from torchbayes.experiments.evidence_rounds import kept, rounds, shuffled

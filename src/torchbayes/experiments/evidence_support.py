@@ -19,7 +19,7 @@ import torch
 
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
-from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
 from torchbayes.experiments.evidence_rounds import Round, best, kept, rounds, shuffled
