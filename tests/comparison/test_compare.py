@@ -250,6 +250,109 @@ def test_what_cannot_be_compared_is_said_before_fitting(change, said):
         replace(SINE, **change)
 
 
+@pytest.mark.parametrize(
+    ("methods", "error", "said"),
+    [
+        ({"swag": tb.SWAG}, TypeError, "must be settings, not a class; got the class SWAG. Write SWAG()"),
+        ({"swag": 3}, TypeError, "must be the settings of a method"),
+        ({"swag": tb.Adam()}, TypeError, "must be the settings of a method"),
+        ({"swag": tb.MAP()}, TypeError, "'swag' stands for SWAG in `methods`; got settings of MAP"),
+        ({"wide": tb.SWAG(), "Wide": tb.SWAG(rank=3)}, ValueError, "'wide' and 'Wide' differ by case or signs alone"),
+        ({"a b": tb.SWAG(), "a-b": tb.SWAG(rank=3)}, ValueError, "'a b' and 'a-b' differ by case or signs alone"),
+        ({"../up": tb.SWAG()}, ValueError, "must be letters, digits, spaces"),
+        ({"": tb.SWAG()}, ValueError, "must be letters, digits, spaces"),
+        ({3: tb.SWAG()}, ValueError, "must be letters, digits, spaces"),
+        ({"seed": tb.SWAG()}, ValueError, "'seed' is the name of an option"),
+        ({"reference": tb.SWAG()}, ValueError, "'reference' is the name of an option"),
+        ((tb.SWAG(),), TypeError, "`methods` must be a mapping from names to settings"),
+        ({"broad": tb.SWAG(3)}, ValueError, "multiple of broad's 3 members; got 4. Try 3 or 6"),
+    ],
+)
+def test_methods_that_cannot_be_compared_are_said(methods, error, said):
+    with pytest.raises(error, match=said):
+        replace(SINE, methods=methods)
+
+
+def test_methods_are_the_usual_ones_where_none_are_named():
+    found = Comparison(SINE.problem)
+    assert list(found.methods) == [
+        "single",
+        "laplace",
+        "ensemble",
+        "swag",
+        "multiswag",
+        "sgld",
+        "sghmc",
+        "csghmc",
+        "hmc",
+    ]
+    assert found.starts == {}
+    assert found.compared_with == "hmc"
+    assert replace(found, reference="sgld").compared_with == "sgld"
+    assert replace(found, reference="runs/long").compared_with == "reference"
+
+
+def test_a_fit_serves_only_what_has_its_settings():
+    ensemble, multiswag = SINE.methods["ensemble"], SINE.methods["multiswag"]
+    wide = replace(multiswag, averaging_lr=0.3)
+    names = {"wide": replace(wide, members=1), "two wide": wide, "other": replace(ensemble, members=1, epochs=3)}
+    found = replace(SINE, methods={**SINE.methods, **names})
+    served = {name: found.fit_of(name)[0] for name in found.methods}
+    assert served == {
+        "single": "ensemble",
+        "ensemble": "ensemble",
+        "swag": "multiswag",
+        "multiswag": "multiswag",
+        "wide": "two wide",
+        "two wide": "two wide",
+        "other": "other",
+    }
+
+
+def test_what_a_method_starts_at_is_fitted_though_it_is_not_compared():
+    laplace = tb.Laplace()
+    alone = replace(SINE, methods={"laplace": laplace})
+    assert list(alone.starts) == ["single"]
+    beside = replace(SINE, methods={"my laplace": laplace, "ensemble": SINE.methods["ensemble"]})
+    assert beside.starts == {"single": SINE.methods["single"]}
+    assert beside.fit_of("single")[0] == "ensemble"
+    assert configuration(alone)["starts"]["single"]["class_path"] == "torchbayes.MAP"
+    assert "starts" not in configuration(beside)
+    assert replace(SINE, methods={"multilaplace": laplace}).starts["ensemble"].members == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*not at a mode")
+def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
+    swag = SINE.methods["swag"]
+    methods = {
+        "swag": swag,
+        "wide swag": replace(swag, averaging_lr=0.3),
+        "ensemble": SINE.methods["ensemble"],
+        "multilaplace": tb.Laplace(structure="diagonal"),
+        "nuts": tb.NUTS(2, 12, 4, step_size=0.002, max_doublings=2),
+    }
+    found = compare(replace(SINE, methods=methods, reference="nuts"), tmp_path, callbacks=())
+    assert list(found.outcomes) == list(methods)
+    for name in ("swag", "wide swag"):
+        by_hand = tb.fit(found.setup.model, tuple(found.setup.data.train), methods[name], callbacks=())
+        functions = found.outcomes[name].functions
+        assert isinstance(functions, Functions)
+        assert torch.equal(functions.weights_SD, by_hand.sample(4, seed=0))
+    assert (tmp_path / "fits" / "wide swag" / "posterior.safetensors").exists()
+    assert [row[0] for row in table(found.outcomes).rows] == [
+        "SWAG",
+        "wide swag",
+        "deep ensemble",
+        "multi-Laplace",
+        "NUTS",
+    ]
+    assert "those of NUTS" in caption(found.setup, found.outcomes)
+    assert found.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
+    said = lead(found.setup, replace(SINE, methods=methods), found.outcomes)
+    assert "Multi-Laplace: diagonal curvature around the deep ensemble." in said
+    assert "SWAG and wide swag average 4 drawn functions." in said
+
+
 def test_the_configuration_holds_every_setting():
     found = configuration(DIGITS)
     assert found["network_settings"] == {"hidden": [16]}

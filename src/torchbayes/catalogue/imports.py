@@ -71,10 +71,11 @@ def _module(name: str, path: str) -> Any:
 
 def what_failed(error: BaseException) -> str:
     """Return an exception of a user's own code in one sentence: its type, its words, and the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+    # of a call that does not fit, the last line is the one below that calls
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    place = f", at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
     said = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}{f', {said},' if said else ''}{place}."
+    return f"{type(error).__name__}{f', {said}' if said else ''}{place}."
 
 
 def call(made: Any, path: str, *arguments: Any, **settings: Any) -> Any:

@@ -118,7 +118,7 @@ def fit(argv: list[str]) -> None:
     parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
     parser.add_argument("--ranks", type=str | None, default=None, help="under torchrun: data, chains, or both as 2x4")
     add_directory(parser, None)
-    chosen = parse(parser, by_class(seen.argv, "--method", default))
+    chosen = parse(parser, by_class(seen, default))
     directory, problem = Path(chosen["directory"]), problem_of(chosen)
     method = of_length(chosen["method"], chosen["steps"])
     how = {name: chosen[name] for name in ("seed", "resume")}

@@ -24,7 +24,7 @@ import yaml
 
 from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.imports import is_path, path_of
-from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, entry_of
+from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, classes, entry_of
 from torchbayes.catalogue.usual import Usual
 from torchbayes.checks import seen
 from torchbayes.cli.errors import suggest
@@ -41,7 +41,7 @@ from torchbayes.cli.options import (
     usual_method,
 )
 from torchbayes.cli.terminal import print_table, resumable, say, track
-from torchbayes.comparison.settings import Comparison, key_of
+from torchbayes.comparison.settings import Comparison, check_name_of, key_of
 
 _LISTS = {
     "methods": "methods, in the order of the table: names of `torchbayes list compared`, NAME=METHOD, or import paths",
@@ -205,15 +205,43 @@ def _row(word: str, known: Mapping[str, Any], usual: Usual) -> _Row:
         )
     if is_path(name) and about is None:  # named by its attribute
         about, name = name, name.rpartition(":")[2].rpartition(".")[2]
-    method = about or name
-    if method in METHODS or name in METHODS:
-        entry = METHODS[name if name in METHODS else method]
-        many = entry.first_of if name in METHODS and not init_args else None
-        return _Row(name, usual[entry.name], init_args, many)
-    settings = usual_method(method, usual)
-    if path_of(method, GROUP) is None and method.rpartition(".")[2] != type(settings).__name__:
-        raise ValueError(f"there is no method called {seen(method)}. {suggest(method, METHODS)}")
-    return _Row(name, settings, init_args)
+    check_name_of("methods", name)
+    if name in METHODS:
+        entry = METHODS[name]
+        if about is not None and about.removeprefix("torchbayes.") not in {name, entry.load().__name__}:
+            raise ValueError(
+                f"{name!r} is {entry.label} in the catalogue. Choose another name for {about}: my_{name}={about}."
+            )
+        return _Row(name, usual[name], init_args, None if init_args else entry.first_of)
+    return _Row(name, _usual(about or name, usual, bare=about is None), init_args)
+
+
+def _usual(method: str, usual: Usual, *, bare: bool) -> Settings:
+    """Return the usual settings of a method that has a name of its own in the comparison.
+
+    Args:
+        method: name of an entry, a class or an entry point, or an import path.
+        usual: what is usual for the data set.
+        bare: whether it is its own name, which is then that of an entry or entry point, so that what is compared under
+            it has the same settings in every comparison.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: if there is no such method.
+    """
+    own = method.removeprefix("torchbayes.")
+    if own in METHODS and not bare:
+        return usual[own]
+    if own in classes() and not bare:
+        return usual[next(name for name, entry in METHODS.items() if entry.load() is classes()[own])]
+    dotted = "." in method and not bare
+    if path_of(method, GROUP) is not None or dotted:
+        return usual_method(method, usual)
+    close = [name for name, entry in METHODS.items() if entry.load().__name__ == own]
+    advice = f"Did you mean {' or '.join(close)}?" if close else suggest(method, METHODS)
+    raise ValueError(f"there is no method called {seen(method)}. {advice}")
 
 
 def _arguments(looked: Peek, every: Mapping[str, _Row]) -> list[str]:

@@ -16,7 +16,8 @@ import yaml
 from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.entries import extends
-from torchbayes.catalogue.methods import METHODS, classes, method_named, plain_settings
+from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named, plain_settings
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Usual
 from torchbayes.catalogue.yaml_text import check_yaml
@@ -192,8 +193,8 @@ def usual_method(name: str, usual: Usual) -> Any:
         The settings.
     """
     found = method_named(name.removeprefix("torchbayes."))
-    if found is None and "." in name:  # the path of a class, as configurations hold it
-        module, _, attribute = name.rpartition(".")
+    module, dot, attribute = name.rpartition(".")
+    if found is None and dot and module != "torchbayes":  # the path of a class, as configurations hold it
         found = method_named(f"{module}:{attribute}")
     if found is None:
         return usual["swag"]
@@ -205,26 +206,21 @@ def usual_method(name: str, usual: Usual) -> Any:
     return (entries[0].alone or entries[0].usual)(usual)
 
 
-def by_class(argv: list[str], option: str, method: Any) -> list[str]:
-    """Return arguments with the class of a method where an import path or entry point names it.
+def by_class(seen: Peek, method: Any) -> list[str]:
+    """Return arguments that name a method by its class, where they name it by an import path or an entry point.
 
     Args:
-        argv: arguments.
-        option: such as `--method`.
+        seen: the arguments, and the method in them.
         method: settings of the method that is named.
 
     Returns:
         Arguments that the parser takes.
     """
-    path = class_path(type(method))
-    if path.startswith("torchbayes."):
-        return argv
-    found, words = [], iter(argv)
-    for word in words:
-        if word == option:
-            next(words, None)
-        found += [option, path] if word == option else [f"{option}={path}"] if word.startswith(f"{option}=") else [word]
-    return found
+    if path_of(seen.method, GROUP) is None:
+        return seen.argv
+    given, path = f"--method={seen.method}", class_path(type(method))
+    words = [f"--method={path}" if word == given else word for word in seen.argv]
+    return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
 
 
 def of_length(method: Any, steps: int | None) -> Any:

@@ -59,7 +59,8 @@ class Comparison:
         for what, table in (("methods", self.methods), ("starts", self.starts)):
             check_kind(Mapping, "a mapping from names to settings", **{what: table})
             for name, settings in table.items():
-                _check(what, name, settings)
+                check_name_of(what, name)
+                _check_settings(what, name, settings)
         if not self.methods:
             usual = _usual(self.problem)
             object.__setattr__(self, "methods", {name: usual[name] for name in usual.methods})
@@ -128,18 +129,29 @@ def _usual(problem: Problem) -> Any:
     return defaults(problem.data, problem.data_settings).of(problem)
 
 
-def _check(what: str, name: Any, settings: Any) -> None:
-    """Check one name and its settings.
+def check_name_of(what: str, name: Any) -> None:
+    """Check the name of a method in a comparison.
+
+    Args:
+        what: "methods" or "starts".
+        name: what was given.
 
     Raises:
-        TypeError: if the settings are not those of a method.
-        ValueError: if the name cannot be one, or is that of an entry of another class.
+        ValueError: if it cannot be a name: no folder could be called so, or an option is called so already.
     """
-    taken = {f.name for kind in (Comparison, Problem) for f in fields(kind)} | {REFERENCE, "config", "directory"}
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a name in `{what}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
-    if name in taken | {"overwrite", "resume"}:
+    taken = {f.name for kind in (Comparison, Problem) for f in fields(kind)}
+    if key_of(name) in taken | {REFERENCE, "config", "directory", "help", "overwrite", "print_config", "resume"}:
         raise ValueError(f"{name!r} is the name of an option and cannot be one in `{what}`. Choose another.")
+
+
+def _check_settings(what: str, name: str, settings: Any) -> None:
+    """Check the settings of a method.
+
+    Raises:
+        TypeError: if they are no settings, or of another class than that of the entry with this name.
+    """
     check_method(f"`{what}` of {name!r}", settings)
     kind = METHODS[name].load() if name in METHODS else type(settings)
     if type(settings) is not kind:
