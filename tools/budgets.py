@@ -8,6 +8,7 @@ nothing is itself a breach.
 folder-files    a folder has at most 15 files
 file-lines, class-lines, class-methods: at most 400 lines, 200 lines, 12 methods (a property and its setter are one)
 function-lines  a function has at most 40 lines from the first statement after its docstring to its last
+cycle           no module imports itself through others, at its head or within its functions
 arguments       a function has at most 8 arguments besides self and cls
 positional      a public function takes at most 3 of them by position; dunders whose signature Python fixes are exempt
 depth           a class may have a parent in the package, and that parent none: inheritance depth 2
@@ -185,6 +186,34 @@ def check_bases(modules: dict[str, Module], module: Module, qualname: str) -> It
                 yield "override", f"`{member.name}` is implemented by {base}; make it abstract there, or rename this"
 
 
+def imported(module: Module, modules: dict[str, Module]) -> set[str]:
+    """The modules of the package that a module imports anywhere but for type checkers."""
+    found, rest = set(), list(ast.iter_child_nodes(module.tree))
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.If) and dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+            continue
+        rest += ast.iter_child_nodes(node)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else node.module for name in names}
+    return (found & modules.keys()) - {module.name}
+
+
+def check_cycles(modules: dict[str, Module]) -> Iterator[Breach]:
+    """Yield a breach for every module that is reached from what it imports."""
+    edges = {name: imported(module, modules) for name, module in modules.items()}
+    for name, module in modules.items():
+        seen, rest = set(), [*edges[name]]
+        while rest:
+            if (other := rest.pop()) not in seen:
+                seen.add(other)
+                rest += edges[other]
+        if name in seen:
+            back = sorted(other for other in seen if name in edges[other])
+            yield Breach(module.path, 1, "<module>", "cycle", f"imported by {', '.join(back)}, which it leads to")
+
+
 def check_package(root: Path) -> Iterator[Breach]:
     """Yield every breach in the packages under ROOT/src."""
     if not (files := sorted((root / "src").glob("*/**/*.py"))):
@@ -193,6 +222,7 @@ def check_package(root: Path) -> Iterator[Breach]:
         if count > FOLDER_FILES:
             yield Breach(folder, 1, "<folder>", "folder-files", f"{count} files (at most {FOLDER_FILES}); split it")
     modules = {module.name: module for module in (read_module(file, root) for file in files)}
+    yield from check_cycles(modules)
     for module in modules.values():
         public = not any(part.startswith("_") for part in module.name.split("."))
         if (lines := len(module.source.splitlines())) > FILE_LINES:

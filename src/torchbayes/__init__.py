@@ -38,8 +38,19 @@ from torchbayes.methods import (
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.model import Batch, Model, likelihoods, priors
+from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
-from torchbayes.posteriors import Draws, Functions, Gaussian, LaplacePosterior, Point, ProblemWarning, as_prior, load
+from torchbayes.posteriors import (
+    Draws,
+    Functions,
+    Gaussian,
+    InSubspace,
+    LaplacePosterior,
+    Point,
+    ProblemWarning,
+    as_prior,
+    load,
+)
 from torchbayes.predictive.average import Predictive, predict, stream
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
@@ -88,6 +99,7 @@ __all__ = [
     "FunctionalLaplace",
     "Functions",
     "Gaussian",
+    "InSubspace",
     "Laplace",
     "LaplacePosterior",
     "Linearised",
@@ -102,6 +114,7 @@ __all__ = [
     "RandomWalk",
     "Ranks",
     "Steady",
+    "Subspace",
     "TemperatureScaling",
     "__version__",
     "as_prior",

@@ -17,7 +17,7 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison import compare
 from torchbayes.comparison.settings import Comparison
-from torchbayes.experiments import evidence_networks
+from torchbayes.experiments import network_evidence
 
 MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, prior_scale=2.0)
 SINE = Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian", train_size=20)
@@ -171,7 +171,7 @@ def test_settings_of_experiments_are_plain_too(tmp_path):
     comparison = Comparison(MOONS, {"single": tb.MAP()}, rows=rows)
     write_config(tmp_path / "a", compare.configuration(comparison))
     assert read_config(tmp_path / "a" / "config.yaml")["rows"] == 10
-    write_config(tmp_path / "b", evidence_networks.Settings(MOONS, tb.MAP(), ("mlp",), rounds=rounds).config())
+    write_config(tmp_path / "b", network_evidence.Settings(MOONS, tb.MAP(), ("mlp",), rounds=rounds).config())
     assert read_config(tmp_path / "b" / "config.yaml")["rounds"] == 1
 
 

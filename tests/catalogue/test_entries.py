@@ -13,8 +13,8 @@ import torchbayes as tb
 from tests.catalogue import mine
 from torchbayes.catalogue import imports
 from torchbayes.catalogue.config import class_path, fit_run, load_run, read_config, write_config
-from torchbayes.catalogue.data import DATA, defaults, load
-from torchbayes.catalogue.entries import starts_at_modes
+from torchbayes.catalogue.data import DATA, defaults
+from torchbayes.catalogue.loading import load
 from torchbayes.catalogue.methods import METHODS, check_method, classes, entry_of, label_of, method_named, method_names
 from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_likelihood, build_network, known
 from torchbayes.catalogue.problem import Problem
@@ -37,7 +37,7 @@ def test_an_entry_of_a_method_is_complete(entry):
     assert entry_of("a name of its own", settings).load() is entry.load()
     assert entry.cost.endswith(".")
     assert entry.line
-    assert (entry.start is not None) == starts_at_modes(settings)
+    assert (entry.start is not None) == (settings.needs.start == "modes")
     for other in (entry.start, entry.first_of):
         assert other is None or other in METHODS
     if entry.first_of:

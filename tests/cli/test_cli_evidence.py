@@ -13,7 +13,7 @@ from torchbayes.catalogue.config import read_config
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
 from torchbayes.data import load
-from torchbayes.experiments import evidence_networks as room
+from torchbayes.experiments import network_evidence as room
 from torchbayes.posteriors.locks import Locked
 
 # a few epochs do not train

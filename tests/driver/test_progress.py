@@ -6,8 +6,10 @@ from tests.laws.cases import model_of, rows_of
 
 import torchbayes as tb
 from torchbayes.driver import progress
-from torchbayes.driver.progress import Event, Lines, watched
-from torchbayes.model.rows.batch import Batch
+from torchbayes.driver.loop import Epochs
+from torchbayes.driver.means import Means
+from torchbayes.driver.processes import Share
+from torchbayes.driver.progress import Event, Lines
 
 
 @pytest.fixture
@@ -48,8 +50,10 @@ def test_no_wait_is_longer_than_ten_minutes(clock):
 def test_an_epoch_that_takes_long_is_told_of_before_it_ends(clock):
     said = []
     lines = Lines("SWAG × 5", 3, 60, write=said.append)
-    for _ in watched([Batch(None, None)] * 30, [lines, print]):
+    epochs = Epochs(100, 60, Means(Share(5)), [lines, print])
+    for _ in range(30):
         clock[0] += 1.0
+        epochs.look()
     assert said == ["  SWAG × 5, 0:00:10: 3 of 60 epochs", "  SWAG × 5, 0:00:25: 3 of 60 epochs"]
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experiments.made_up_uci import tell, write
+from tests.experiments.shared.made_up_uci import tell, write
 from torchbayes.data import load
-from torchbayes.experiments import evidence_occam as module
-from torchbayes.experiments import evidence_occam_report as report
 from torchbayes.experiments import get, reproduce
+from torchbayes.experiments.evidence_occam import EXPERIMENT, report, run
+from torchbayes.experiments.evidence_occam.recipe import OccamRecipe
 from torchbayes.native.seeds import Purpose, mix
 
-TINY = module.Recipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
+TINY = OccamRecipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def data():
 
 def test_scores_are_those_of_the_dense_posterior(data):
     train, test = data
-    fitted = module.best_noise(TINY, train, width=3, scale=0.7, seed=2)
-    found = module.scores(fitted, test)
+    fitted = run.best_noise(TINY, train, width=3, scale=0.7, seed=2)
+    found = run.scores(fitted, test)
     weights_D = fitted.posterior.mean_MD[0]
 
     def outputs(weights_D, inputs):
@@ -69,21 +69,21 @@ def test_scores_are_those_of_the_dense_posterior(data):
 
 def test_the_noise_is_that_of_the_highest_evidence(data):
     recipe = replace(TINY, noise=1.0, rounds=20, steps=200, tolerance=1e-6)
-    best = module.best_noise(recipe, data[0], width=2, scale=0.7, seed=2)
+    best = run.best_noise(recipe, data[0], width=2, scale=0.7, seed=2)
     assert 0.2 < best.noise < 0.5
     for factor in (0.8, 1.25):
         fixed = replace(recipe, noise=factor * best.noise, rounds=1)
-        assert module.best_noise(fixed, data[0], width=2, scale=0.7, seed=2).log_evidence < best.log_evidence
+        assert run.best_noise(fixed, data[0], width=2, scale=0.7, seed=2).log_evidence < best.log_evidence
 
 
 def test_the_best_of_several_starts_is_taken(data):
     recipe = replace(TINY, widths=(2,), starts=(5,))
     settings = {"width": 2, "scale": 3.0}
     seeds = [mix(Purpose.GRID_STARTS, 7, 2, start) for start in range(5)]
-    alone = [module.best_noise(recipe, data[0], **settings, seed=seed) for seed in seeds]
+    alone = [run.best_noise(recipe, data[0], **settings, seed=seed) for seed in seeds]
     evidences = [fitted.log_evidence for fitted in alone]
     assert max(evidences) > min(evidences) + 0.1  # not all starts end at one mode
-    assert module.best_start(recipe, data[0], **settings, seed=7).log_evidence == max(evidences)
+    assert run.best_start(recipe, data[0], **settings, seed=7).log_evidence == max(evidences)
 
 
 def grid(*, evidence=None, test=None, train=None, is_mode=1.0, seed=0):
@@ -131,7 +131,7 @@ RISING = np.arange(4.0) * np.ones((3, 1)) * 10 + np.array([[0.0], [20.0], [5.0]]
     ],
 )
 def test_every_verdict_is_reached(results, outcome, against):
-    verdict = module.summarise(results).verdict
+    verdict = report.summarise(results).verdict
     assert verdict.outcome == outcome
     failed = [part.statement for part in verdict.parts if part.outcome == "does not hold"]
     for beginning in against:
@@ -140,7 +140,7 @@ def test_every_verdict_is_reached(results, outcome, against):
 
 
 def test_one_seed_decides_nothing():
-    verdict = module.summarise([grid()]).verdict
+    verdict = report.summarise([grid()]).verdict
     assert verdict.outcome == "inconclusive"
     assert {part.outcome for part in verdict.parts} == {"inconclusive"}
 
@@ -153,7 +153,7 @@ def test_choices_are_made_width_by_width():
     ranks = np.array([[1.0, 2, 3], [4, 5, 6]])
     assert report.rank_correlation(ranks, -np.exp(ranks)) == pytest.approx(-1)
     assert report.rank_correlation(ranks, np.ones((2, 3))) == 0
-    widths, choices, scales = module.summarise(several()).tables
+    widths, choices, scales = report.summarise(several()).tables
     means = np.mean([np.array(g["log_evidence"]).max(1) for g in several()], axis=0)
     assert [row[2][0] for row in widths.rows] == pytest.approx(means.tolist())  # type: ignore[index]
     assert [row[1] for row in widths.rows] == ["0.5"] * 3
@@ -164,7 +164,7 @@ def test_choices_are_made_width_by_width():
 
 
 def test_end_to_end_and_finished_widths_are_read(tmp_path):
-    experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
+    experiment = replace(EXPERIMENT, recipes={"small": TINY})
     path = reproduce(experiment, seeds=1, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "evidence at prior scale 3 below the highest between" in page
@@ -173,7 +173,7 @@ def test_end_to_end_and_finished_widths_are_read(tmp_path):
     marked = json.loads(width.read_text())
     marked["scores"][1]["test_nll"] = -77.0
     width.write_text(json.dumps(marked))
-    again = module.run(TINY, 0, tmp_path / "seed_0")
+    again = run.run(TINY, 0, tmp_path / "seed_0")
     assert np.shape(again["log_evidence"]) == (2, 3)
     assert again["test_nll"][1][1] == -77.0
 

@@ -10,11 +10,12 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import evidence_support as module
 from torchbayes.experiments import reproduce
-from torchbayes.experiments.evidence_rounds import shuffled
+from torchbayes.experiments.evidence_support import EXPERIMENT, report, run
+from torchbayes.experiments.evidence_support.recipe import SupportRecipe
+from torchbayes.experiments.shared.labels import shuffled
 
-TINY = module.Recipe(
+TINY = SupportRecipe(
     data="digits", networks=("linear", "mlp"), hidden=(6,), train_size=80, epochs=4, again=2, rounds=1, test_rows=50
 )
 
@@ -22,7 +23,7 @@ TINY = module.Recipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("support")
-    return directory, module.run(TINY, 2, directory)
+    return directory, run.run(TINY, 2, directory)
 
 
 def test_numbers_are_those_of_a_direct_fit(tiny):
@@ -45,7 +46,7 @@ def test_numbers_are_those_of_a_direct_fit(tiny):
 def test_scores_are_of_the_linearised_predictive_on_true_labels():
     recipe = replace(TINY, rounds=0)
     data = load("digits", train_size=80)
-    found = module.numbers(recipe, data, "linear", share=1.0, seed=0)
+    found = run.numbers(recipe, data, "linear", share=1.0, seed=0)
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.2))
     train = (data.train.inputs, shuffled(data.train.targets, 1.0, seed=0))
     mode = tb.fit(model, train, tb.MAP(1, 4, 100, tb.Adam(5e-3), plan="loop"), callbacks=())
@@ -63,7 +64,7 @@ def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert module.run(TINY, 2, directory) == found
+    assert run.run(TINY, 2, directory) == found
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -75,7 +76,7 @@ def made_up(*, linear=-0.4, mlp=-0.35, cnn=-0.15, noisy=-1.3, guess=0.0, away=Fa
         return {"evidence": evidence, "test_nll": 0.3, "at_mode": not away, **rest}
 
     def each(values):
-        return dict(zip(module.Recipe().networks, map(numbers, values), strict=True))
+        return dict(zip(SupportRecipe().networks, map(numbers, values), strict=True))
 
     uniform = math.log(0.1)
     random = each([uniform - 0.05, uniform - 0.002, uniform + guess])
@@ -113,13 +114,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = module.summarise(jitter(results))
+    found = report.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_the_table_holds_the_means():
-    found = module.summarise([made_up(), made_up(linear=-0.6)])
+    found = report.summarise([made_up(), made_up(linear=-0.6)])
     [table] = found.tables
     assert "| structured | linear | 650 | −0.500 ± 0.100 | −0.100 ± 0.000 | 90 ± 0 |" in table.markdown()
     assert "have −2.303 a row" in table.caption
@@ -128,6 +129,6 @@ def test_the_table_holds_the_means():
 
 def test_end_to_end(tmp_path):
     recipe = replace(TINY, networks=("linear",), epochs=2, again=1)
-    path = reproduce(replace(module.EXPERIMENT, recipes={"small": recipe}), seeds=2, directory=tmp_path)
+    path = reproduce(replace(EXPERIMENT, recipes={"small": recipe}), seeds=2, directory=tmp_path)
     assert (tmp_path / "figure_1.png").exists()
     assert "Wilson and Izmailov 2020" in (path.parent / "page.md").read_text("utf-8")

@@ -10,12 +10,14 @@ import pytest
 from scipy.stats import norm, rankdata
 
 import torchbayes as tb
-from torchbayes.experiments import hmc_mixing as module
-from torchbayes.experiments import hmc_problem, hmc_reference, reproduce
+from torchbayes.experiments import hmc_reference, reproduce
+from torchbayes.experiments.hmc_mixing import EXPERIMENT, report, run
+from torchbayes.experiments.hmc_mixing.recipe import MixingRecipe
+from torchbayes.experiments.shared import image_hmc
 from torchbayes.posteriors import Functions
 
-TINY = module.Recipe(
-    digits=hmc_problem.Problem(
+TINY = MixingRecipe(
+    digits=image_hmc.Problem(
         "digits",
         60,
         tb.HMC(chains=3, steps=16, burn_in=4, max_leapfrogs=8),
@@ -32,11 +34,11 @@ TINY = module.Recipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("mixing")
-    return directory, module.run(TINY, 2, directory)
+    return directory, run.run(TINY, 2, directory)
 
 
 def draws(directory):
-    setup = hmc_problem.set_up(TINY.digits, 2)
+    setup = image_hmc.set_up(TINY.digits, 2)
     posterior = tb.load(directory / "problem_0" / "hmc" / "posterior.safetensors", setup.model)
     return setup, posterior
 
@@ -70,7 +72,7 @@ def test_rhat_is_that_of_the_saved_draws_in_both_spaces(tiny):
         assert numbers["share"] == pytest.approx(np.mean(rhat < 1.1), abs=2 * close)
         assert numbers["high"] == pytest.approx(np.quantile(rhat, 0.95), rel=close)
         assert numbers["quantities"] == rhat.size
-        spread = module.spread_out(found["digits"]["counts"][space])
+        spread = report.spread_out(found["digits"]["counts"][space])
         np.testing.assert_allclose(np.mean(spread), np.mean(rhat), atol=6e-5 + close)
         assert np.median(spread) == pytest.approx(numbers["median"], abs=5.1e-5)
 
@@ -94,11 +96,11 @@ def test_what_the_log_says(tiny):
 
 def test_a_second_call_reads_what_is_done(tiny):
     directory, found = tiny
-    assert module.run(TINY, 2, directory) == found
+    assert run.run(TINY, 2, directory) == found
     path = directory / "problem_0" / "mixing.json"
     before = path.read_bytes()
     path.unlink()
-    assert module.run(TINY, 2, directory)["digits"]["weights"]["median"] == found["digits"]["weights"]["median"] > 0.9
+    assert run.run(TINY, 2, directory)["digits"]["weights"]["median"] == found["digits"]["weights"]["median"] > 0.9
     assert path.read_bytes() == before
 
 
@@ -141,13 +143,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    verdict = module.summarise(jitter(results)).verdict
+    verdict = report.summarise(jitter(results)).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = module.summarise([made_up(), made_up(weights=(1.15, 5.0, 0.8))])
+    found = report.summarise([made_up(), made_up(weights=(1.15, 5.0, 0.8))])
     texts = [table.markdown() for table in found.tables]
     assert (
         "| digits | weights | 10 | 1.100 ± 0.050 | 1.100 ± 0.000 | 4.000 ± 1.000 | 0.8500 ± 0.0500 | 100 ± 0 |"
@@ -160,14 +162,14 @@ def test_tables_hold_the_means():
 
 
 def test_independent_draws_set_the_floor():
-    short, long = (module.independent(4, draws, 0, quantities=300) for draws in (20, 500))
+    short, long = (run.independent(4, draws, 0, quantities=300) for draws in (20, 500))
     assert short["median"] > long["median"] > 0.999
     assert long["maximum"] < 1.05
     assert long["ess"] == pytest.approx(2000, rel=0.1)
 
 
 def test_both_experiments_run_the_same_chains():
-    small = module.EXPERIMENT.recipe("small").problems()
+    small = EXPERIMENT.recipe("small").problems()
     narrow = small.pop("digits, narrow network")
     assert small == hmc_reference.EXPERIMENT.recipe("small").problems()
     assert list(small) == ["digits", "digits, noisy labels", "MNIST"]
@@ -175,7 +177,7 @@ def test_both_experiments_run_the_same_chains():
 
 
 def test_end_to_end(tmp_path):
-    experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
+    experiment = replace(EXPERIMENT, recipes={"small": TINY})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "| digits | test probabilities | 200 |" in page

@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import hmc_mnist as module
-from torchbayes.experiments import hmc_mnist_report as report
 from torchbayes.experiments import reproduce
+from torchbayes.experiments.hmc_mnist import EXPERIMENT, report, run
+from torchbayes.experiments.hmc_mnist.recipe import MNISTChainRecipe
 from torchbayes.posteriors.files import sealed, unsealed
 
-TINY = module.Recipe(
+TINY = MNISTChainRecipe(
     data="digits",
     train_size=40,
     hidden=(8,),
@@ -47,7 +47,7 @@ def tiny_model(scale=1.0):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("chain")
-    return directory, module.run(TINY, 3, directory)
+    return directory, run.run(TINY, 3, directory)
 
 
 def outputs(directory):
@@ -129,21 +129,21 @@ def test_an_interrupted_chain_goes_on_and_ends_as_an_uninterrupted_one(tiny, tmp
     home = tmp_path / "hmc"
     tb.fit(model, data.train, TINY.chain(), seed=3, directory=home, callbacks=(lambda event: event.step == 3,))
     assert len((home / "log.jsonl").read_text().splitlines()) == 3
-    again = module.run(TINY, 3, tmp_path)
+    again = run.run(TINY, 3, tmp_path)
     assert again["scores"] == found["scores"]
     assert again["chain"]["log_density"] == found["chain"]["log_density"]
 
 
 def test_the_minutes_of_all_sittings_count(tmp_path):
     short = replace(TINY, minutes=1e-9)
-    first = module.run(short, 3, tmp_path)
+    first = run.run(short, 3, tmp_path)
     assert (len(first["chain"]["seconds"]), first["left_out"]) == (1, 0)
-    assert module.run(short, 3, tmp_path) == first
+    assert run.run(short, 3, tmp_path) == first
     # an iteration that took 90 s leaves no time of a minute and a half, but some of a little more
     log = tmp_path / "hmc" / "log.jsonl"
     log.write_text(json.dumps(sealed({**unsealed(log.read_text()), "seconds": 90.0})) + "\n")
-    assert len(module.run(replace(TINY, minutes=1.5), 3, tmp_path)["chain"]["seconds"]) == 1
-    assert len(module.run(replace(TINY, minutes=1.6), 3, tmp_path)["chain"]["seconds"]) == 7
+    assert len(run.run(replace(TINY, minutes=1.5), 3, tmp_path)["chain"]["seconds"]) == 1
+    assert len(run.run(replace(TINY, minutes=1.6), 3, tmp_path)["chain"]["seconds"]) == 7
 
 
 def test_energy_errors_are_what_acceptance_says():
@@ -214,14 +214,14 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    verdict = module.summarise(jitter(results)).verdict
+    verdict = report.summarise(jitter(results)).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
 
 
 def test_a_chain_too_short_to_judge_is_left_open():
     results = [{**made_up(), "left_out": 10}] * 3
-    part = module.summarise(results).verdict.parts[1]
+    part = report.summarise(results).verdict.parts[1]
     assert part.outcome == "inconclusive"
     assert "fewer than four" in part.evidence
 
@@ -229,7 +229,7 @@ def test_a_chain_too_short_to_judge_is_left_open():
 def test_tables_hold_the_numbers():
     slow = made_up(average=0.6)
     slow["chain"]["seconds"] = [60.0] * 12
-    scores, narrow, chains, running = (table.markdown() for table in module.summarise([made_up(), slow]).tables)
+    scores, narrow, chains, running = (table.markdown() for table in report.summarise([made_up(), slow]).tables)
     assert "| model average of HMC | **0.8860 ± 0.0020** | **0.700 ± 0.100** |" in scores
     assert "| model average of HMC | **0.8860 ± 0.0020** | **0.700 ± 0.000** |" in narrow
     # 12 × 30 s for 120,000 steps are 6 minutes, 3 ms a step; −log 0.99 = 0.01005
@@ -240,7 +240,7 @@ def test_tables_hold_the_numbers():
 
 
 def test_end_to_end(tmp_path):
-    experiment = replace(module.EXPERIMENT, recipes={"small": replace(TINY, iterations=5)})
+    experiment = replace(EXPERIMENT, recipes={"small": replace(TINY, iterations=5)})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "| 1 | 5 | 1 |" in page
@@ -248,7 +248,7 @@ def test_end_to_end(tmp_path):
 
 
 def test_the_recipe_is_the_published_setting():
-    small, paper = (module.EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
+    small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert replace(paper, minutes=small.minutes, burn_in=small.burn_in) == small
     chain = small.chain()
     assert (chain.step_size, chain.trajectory, chain.max_leapfrogs, chain.steps) == (3e-5, 1.5, 50_000, 100)

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments import hmc_problem, reproduce
-from torchbayes.experiments import hmc_reference as module
-from torchbayes.experiments import hmc_reference_report as report
+from torchbayes.experiments import reproduce
+from torchbayes.experiments.hmc_reference import EXPERIMENT, report, run
+from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
+from torchbayes.experiments.shared import image_hmc
 
-TINY = module.Recipe(
-    digits=hmc_problem.Problem(
+TINY = ReferenceRecipe(
+    digits=image_hmc.Problem(
         "digits",
         60,
         tb.HMC(chains=3, steps=12, burn_in=4, max_leapfrogs=8),
@@ -39,12 +40,12 @@ TINY = module.Recipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reference")
-    return directory, module.run(TINY, 3, directory)
+    return directory, run.run(TINY, 3, directory)
 
 
 def saved(directory, method):
     """Return the rows of the run, and the test probabilities of each saved chain or member, computed by hand."""
-    setup = hmc_problem.set_up(TINY.digits, 3)
+    setup = image_hmc.set_up(TINY.digits, 3)
     posterior = tb.load(directory / "problem_0" / method / "posterior.safetensors", setup.model)
     weights = posterior.weights_MSD if isinstance(posterior, tb.Draws) else posterior.weights_MD[:, None]  # type: ignore[attr-defined]
     inputs = setup.test.inputs.flatten(1).double()
@@ -98,7 +99,7 @@ def test_closeness_is_to_all_of_hmc_and_of_one_chain_to_the_others(tiny):
 
 def test_the_temperature_is_fitted_on_spare_rows(tiny):
     directory, found = tiny
-    setup = hmc_problem.set_up(TINY.digits, 3)
+    setup = image_hmc.set_up(TINY.digits, 3)
     posterior = tb.load(directory / "problem_0" / "hmc" / "posterior.safetensors", setup.model)
     spare = tb.predict(posterior, setup.spare.inputs).probs.double().log()
     betas = torch.linspace(0.05, 12, 4000, dtype=torch.float64)
@@ -112,7 +113,7 @@ def test_the_temperature_is_fitted_on_spare_rows(tiny):
 
 def test_rows_of_a_problem_are_disjoint_and_drawn_by_the_seed():
     digits = load("digits")
-    first, again, other = (hmc_problem.set_up(TINY.digits, seed) for seed in (0, 0, 1))
+    first, again, other = (image_hmc.set_up(TINY.digits, seed) for seed in (0, 0, 1))
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert not torch.equal(first.train.inputs, other.train.inputs)
     assert torch.equal(first.test.inputs, other.test.inputs)
@@ -126,9 +127,9 @@ def test_rows_of_a_problem_are_disjoint_and_drawn_by_the_seed():
 
 
 def test_images_are_averaged_and_labels_made_wrong():
-    plain = hmc_problem.Problem("digits", 1000, TINY.digits.hmc, prior_scale=0.3)
+    plain = image_hmc.Problem("digits", 1000, TINY.digits.hmc, prior_scale=0.3)
     noisy = replace(plain, pool=2, noise=0.2)
-    one, two = hmc_problem.set_up(plain, 5), hmc_problem.set_up(noisy, 5)
+    one, two = image_hmc.set_up(plain, 5), image_hmc.set_up(noisy, 5)
     means = one.train.inputs.view(1000, 1, 4, 2, 4, 2).mean((3, 5))
     torch.testing.assert_close(two.train.inputs, means)
     assert two.model.network.layout.size == (16 + 1) * 50 + 51 * 50 + 51 * 10
@@ -139,16 +140,16 @@ def test_images_are_averaged_and_labels_made_wrong():
 
 def test_too_many_training_rows_are_refused():
     with pytest.raises(ValueError, match="must leave some of its 1437 training rows; got 1437"):
-        hmc_problem.set_up(replace(TINY.digits, train_size=1437), 0)
+        image_hmc.set_up(replace(TINY.digits, train_size=1437), 0)
 
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
     directory, found = tiny
-    assert module.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == found
     path = directory / "problem_0" / "scores.json"
     before = path.read_bytes()
     path.unlink()
-    again = module.run(TINY, 3, directory)
+    again = run.run(TINY, 3, directory)
     assert path.read_bytes() == before
     assert again["digits"]["methods"]["HMC"]["all"]["nll"] == found["digits"]["methods"]["HMC"]["all"]["nll"] > 0
 
@@ -219,13 +220,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = module.summarise(jitter(results))
+    found = report.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = module.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
+    found = report.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
     texts = [table.markdown() for table in found.tables]
     assert "| SGLD, one chain | 0.9000 ± 0.0000 | 0.3100 ± 0.1000 |" in texts[0]
     assert "| HMC, all chains | 0.9000 ± 0.0000 | **0.2000 ± 0.0000** |" in texts[0]
@@ -244,19 +245,19 @@ def test_published_numbers_are_ordered_as_the_claim_says():
 
 
 def test_the_paper_recipe_is_the_published_one():
-    paper = module.EXPERIMENT.recipe("paper")
+    paper = EXPERIMENT.recipe("paper")
     hmc = paper.digits.hmc
     assert (hmc.chains, hmc.burn_in, hmc.steps) == (3, 50, 290)
     assert np.ceil(np.pi / 2 * paper.digits.prior_scale / hmc.step_size) == pytest.approx(70_248, abs=1)
     assert (paper.sgld.steps - paper.sgld.burn_in) / paper.sgld.thin == 900
-    small = module.EXPERIMENT.recipe("small")
+    small = EXPERIMENT.recipe("small")
     assert list(small.problems()) == ["digits", "digits, noisy labels", "MNIST"]
     assert list(paper.problems()) == ["CIFAR-10"]
-    assert module.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
+    assert run.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
 
 
 def test_end_to_end(tmp_path):
-    experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
+    experiment = replace(EXPERIMENT, recipes={"small": TINY})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "Izmailov" in page

@@ -14,12 +14,12 @@ from torch import nn
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
-from torchbayes.experiments import laplace_redux as module
-from torchbayes.experiments import laplace_redux_report as report
 from torchbayes.experiments import reproduce
+from torchbayes.experiments.laplace_redux import EXPERIMENT, report, run
+from torchbayes.experiments.laplace_redux.recipe import LaplaceReduxRecipe
 from torchbayes.native.seeds import Purpose, generator
 
-TINY = module.Recipe(
+TINY = LaplaceReduxRecipe(
     data="digits",
     foreign=("letters", "patches"),
     network="mlp",
@@ -39,7 +39,7 @@ TINY = module.Recipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("redux")
-    return directory, module.run(TINY, 3, directory)
+    return directory, run.run(TINY, 3, directory)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_bins_hold_every_image_once(tiny, trained):
     data, layers, _ = trained
     confidence = linearised(layers, images(data)[0])[0].softmax(-1).amax(-1).numpy()
     scores = found["methods"]["MAP"]
-    assert scores["counts"]["test"] == np.histogram(confidence, module.BINS, (0.1, 1.0))[0].tolist()
+    assert scores["counts"]["test"] == np.histogram(confidence, run.BINS, (0.1, 1.0))[0].tolist()
     assert sum(scores["counts"]["letters"]) == sum(scores["counts"]["patches"]) == 60
     bins = scores["reliability"]
     assert sum(bins["count"]) == 200
@@ -167,18 +167,18 @@ def test_bins_hold_every_image_once(tiny, trained):
 
 def test_a_second_call_resumes_and_gives_the_same(tiny):
     directory, found = tiny
-    assert module.run(TINY, 3, directory) == found
+    assert run.run(TINY, 3, directory) == found
 
 
 def test_only_the_last_layer_is_random_and_the_rest_is_as_trained(trained):
     data, layers, (model, ensemble) = trained
-    posterior = module.approximate(TINY, "LA", data, ensemble=ensemble, seed=3)
+    posterior = run.approximate(TINY, "LA", data, ensemble=ensemble, seed=3)
     assert posterior.model.layout.names == ("5.weight", "5.bias")
     held = dict(posterior.model.network.module.named_parameters())
     for number, (weight, bias) in zip((1, 3, 5), layers, strict=True):
         torch.testing.assert_close(held[f"{number}.weight"].double(), weight, rtol=0, atol=0)
         torch.testing.assert_close(held[f"{number}.bias"].double(), bias, rtol=0, atol=0)
-    assert module.approximate(TINY, "Laplace, all layers", data, ensemble=ensemble, seed=3).model.layout == model.layout
+    assert run.approximate(TINY, "Laplace, all layers", data, ensemble=ensemble, seed=3).model.layout == model.layout
 
 
 def made_up(*, at=None):
@@ -249,7 +249,7 @@ def test_seeds_that_disagree_and_one_seed_are_inconclusive():
 
 def test_tables_hold_the_numbers():
     results = [made_up(), made_up(at={("LA", "confidence"): 0.5, ("LA", "nll"): 0.072})]
-    digits, average, confidence, auroc, pair = (table.markdown() for table in module.summarise(results).tables)
+    digits, average, confidence, auroc, pair = (table.markdown() for table in report.summarise(results).tables)
     assert "| LA | 0.9800 ± 0.0000 | 0.0670 ± 0.0050 | **0.0100 ± 0.0000** | 0.200 ± 0.000 |" in digits
     assert "| LA | **55.0 ± 5.0** | 96.3 ± 0.0 | 67.5 | 96.2 |" in average
     assert "| Laplace, all layers | 60.0 ± 0.0 | 96.3 ± 0.0 | – | – |" in average
@@ -263,7 +263,7 @@ def test_without_an_ensemble_nothing_is_called_one():
     results = jitter([made_up()] * 3)
     for result in results:
         del result["methods"]["deep ensemble"]
-    found = module.summarise(results)
+    found = report.summarise(results)
     assert found.verdict.outcome == "holds"
     assert len(found.verdict.parts) == 16
     assert len(found.tables) == 4
@@ -277,7 +277,7 @@ def test_the_published_averages_are_those_of_the_published_sets():
 
 
 def test_recipes_state_the_papers_setting():
-    small, paper = (module.EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
+    small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert (paper.train_size, paper.epochs, paper.test_rows, paper.foreign_rows) == (None, 100, None, None)
     assert paper.weight_decay == small.weight_decay == 5e-4
     assert paper.prior(60_000).scale == pytest.approx((5e-4 * 60_000) ** -0.5)
@@ -285,13 +285,13 @@ def test_recipes_state_the_papers_setting():
     assert (la.structure, la.curvature, la.prior) == ("kronecker", "ggn", "scalar")
     assert (star.structure, star.curvature, star.prior) == ("dense", "empirical", "scalar")
     assert full == la
-    assert module.last_layer(networks.lenet((1, 28, 28), 10)) == "9"
+    assert run.last_layer(networks.lenet((1, 28, 28), 10)) == "9"
 
 
 @pytest.mark.slow
 def test_end_to_end(tmp_path):
     recipe = replace(TINY, members=1, test_rows=50, foreign_rows=20)
-    experiment = replace(module.EXPERIMENT, recipes={"small": recipe})
+    experiment = replace(EXPERIMENT, recipes={"small": recipe})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "Daxberger" in page

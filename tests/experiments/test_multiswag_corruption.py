@@ -10,9 +10,10 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import corrupt_data, load
 from torchbayes.experiments import Experiment, reproduce
-from torchbayes.experiments import multiswag_corruption as module
+from torchbayes.experiments.multiswag_corruption import EXPERIMENT, report, run
+from torchbayes.experiments.multiswag_corruption.recipe import PAPER, CorruptionRecipe
 
-TINY = module.Recipe(
+TINY = CorruptionRecipe(
     data="digits",
     network="small_cnn",
     train_size=300,
@@ -30,7 +31,7 @@ TINY = module.Recipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corruption")
-    return directory, module.run(TINY, 3, directory)
+    return directory, run.run(TINY, 3, directory)
 
 
 def reload(directory, method):
@@ -72,18 +73,18 @@ def test_a_single_network_is_the_mean_over_members_alone(tiny):
 
 def test_a_second_call_resumes_and_gives_the_same(tiny):
     directory, found = tiny
-    again = module.run(TINY, 3, directory)
+    again = run.run(TINY, 3, directory)
     assert again == found
     assert again["clean"]["ensemble"]["nll"] == found["clean"]["ensemble"]["nll"] > 0
 
 
 def test_both_fits_have_the_same_budget():
-    for recipe in (*module.EXPERIMENT.recipes.values(), TINY):
+    for recipe in (*EXPERIMENT.recipes.values(), TINY):
         ensemble, swag = recipe.ensemble(), recipe.multiswag()
         for setting in ("members", "epochs", "batch_size", "optimizer", "plan"):
             assert getattr(ensemble, setting) == getattr(swag, setting)
         assert swag.averaging_lr == recipe.averaging_lr
-    paper = module.PAPER
+    paper = PAPER
     assert paper.prior_scale**-2 / 50_000 == pytest.approx(3e-4)
     assert round(paper.burn_in * paper.epochs) == 161
 
@@ -96,7 +97,7 @@ def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pooch.retrieve", offline)
     with pytest.raises(FileNotFoundError, match="TORCHBAYES_DATA"):
-        module.run(module.Recipe(), 0, tmp_path / "seed_0")
+        run.run(CorruptionRecipe(), 0, tmp_path / "seed_0")
     assert len(list(tmp_path.iterdir())) == 0
 
 
@@ -138,13 +139,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = module.summarise(jitter(results))
+    found = report.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = module.summarise([made_up(), made_up(multiswag=0.5)])
+    found = report.summarise([made_up(), made_up(multiswag=0.5)])
     clean, severities, differences, kinds = (table.markdown() for table in found.tables)
     assert "| MultiSWAG | 0.9200 ± 0.0000 | **0.6000 ± 0.1000** |" in clean
     assert "| MultiSWAG | **0.600 ± 0.100** | **1.200 ± 0.200** |" in severities
@@ -157,7 +158,7 @@ def test_tables_hold_the_means():
 
 def test_end_to_end(tmp_path):
     recipe = replace(TINY, epochs=2, burn_in=0.0, corruptions=("contrast",), test_rows=20, corrupted_rows=10)
-    experiment: Experiment = replace(module.EXPERIMENT, recipes={"small": recipe})
+    experiment: Experiment = replace(EXPERIMENT, recipes={"small": recipe})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     assert len(list(tmp_path.glob("figure_*.png"))) == 3
     page = (path.parent / "page.md").read_text("utf-8")

@@ -1,11 +1,13 @@
 """`reproduce`: seeds are run once, settings are not mixed, and the page says what was found."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from torchbayes import experiments
 from torchbayes.experiments import Experiment, Findings, Verdict, below, get, names, reproduce
 from torchbayes.report import Picture, Table, figures
 
@@ -85,6 +87,16 @@ def test_results_of_other_settings_are_not_mixed_in(experiment, calls, tmp_path)
     assert calls == [0]
 
 
+def test_results_outlive_the_name_of_the_class_of_their_settings(experiment, calls, tmp_path):
+    page = reproduce(experiment, seeds=2, directory=tmp_path).with_name("page.md").read_text("utf-8")
+    fields = [(name, type(value), value) for name, value in vars(Recipe()).items()]
+    renamed = replace(experiment, recipes={"small": make_dataclass("Settings", fields, frozen=True)()})
+    assert reproduce(renamed, seeds=2, directory=tmp_path).with_name("page.md").read_text("utf-8") == page
+    assert calls == [0, 1]
+    reproduce(renamed, seeds=1, directory=tmp_path / "new")
+    assert (tmp_path / "new" / "recipe.json").read_bytes() == (tmp_path / "recipe.json").read_bytes()
+
+
 def test_the_page_carries_everything(experiment, tmp_path):
     path = reproduce(experiment, seeds=2, directory=tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "report.html"
@@ -102,6 +114,12 @@ def test_the_page_carries_everything(experiment, tmp_path):
 def test_the_default_directory_is_named_after_the_experiment(experiment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert reproduce(experiment, seeds=1).parts == ("experiments", "made_up-small", "report.html")
+
+
+def test_every_folder_with_a_recipe_is_an_experiment_of_its_name():
+    folders = {path.parent.name for path in Path(experiments.__file__).parent.glob("*/recipe.py")}
+    assert folders == {get(name).name for name in names()} == set(names())
+    assert len(names()) == 11
 
 
 def test_names_scales_and_seeds_are_checked(experiment, tmp_path):

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.made_up_uci import of_true_size, tell, write
+from tests.experiments.shared.made_up_uci import of_true_size, tell, write
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
-from torchbayes.experiments import uci_table as module
+from torchbayes.experiments.uci_table import EXPERIMENT, report, run
+from torchbayes.experiments.uci_table.recipe import UCITableRecipe
 
-TINY = module.Recipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)
+TINY = UCITableRecipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +35,9 @@ def files(tmp_path_factory, monkeypatch):
 
 
 def test_scores_are_in_the_units_of_the_file():
-    found = module.split_scores(TINY, "boston", 1, seed=5)
+    found = run.split_scores(TINY, "boston", 1, seed=5)
     data = load("uci_boston", split=1)
-    model = tb.Model(module.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
+    model = tb.Model(run.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
     ensemble = tb.fit(model, data.train, TINY.ensemble(), seed=5, callbacks=())
     average = tb.predict(ensemble, data.test.inputs)
     assert data.target_standardise is not None
@@ -56,7 +57,7 @@ def test_scores_are_in_the_units_of_the_file():
 
 
 def test_two_heads_are_one_layer_with_two_outputs():
-    two = module.TwoHeads(3, 50)
+    two = run.TwoHeads(3, 50)
     one = torch.nn.Linear(50, 2)
     with torch.no_grad():
         one.weight.copy_(torch.cat([two.mean.weight, two.noise.weight]))
@@ -66,23 +67,23 @@ def test_two_heads_are_one_layer_with_two_outputs():
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = module.run(TINY, 0, tmp_path)
+    first = run.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["MultiSWAG"]["rmse"]) == (2,)
     marked = tmp_path / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["ensemble"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = module.run(TINY, 0, tmp_path)
+    again = run.run(TINY, 0, tmp_path)
     assert again["boston"]["ensemble"]["rmse"] == [first["boston"]["ensemble"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
-    assert module.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
+    assert run.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
 
 
 def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHBAYES_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="TORCHBAYES_DATA"):
-        module.run(module.Recipe(), 0, tmp_path / "seed_0")
+        run.run(UCITableRecipe(), 0, tmp_path / "seed_0")
     assert len(list(tmp_path.iterdir())) == 0
 
 
@@ -91,9 +92,9 @@ def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(
         monkeypatch, tmp_path, "uci_boston", "uci_yacht"
     )  # processes of their own know nothing of what is patched here
-    alone = module.run(TINY, 0, tmp_path / "one")
+    alone = run.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert module.run(TINY, 0, tmp_path / "two") == alone
+    assert run.run(TINY, 0, tmp_path / "two") == alone
     assert torch.get_num_threads() == 2
 
 
@@ -101,9 +102,9 @@ def made_up(*, shift=0.0, noise=0.05, seed=0):
     """One seed's scores of boston, `shift` published error bars above the published means of the ensemble."""
     rng = np.random.default_rng(seed)
     values = {}
-    for method in module.METHODS:
+    for method in report.METHODS:
         values[method] = {"nll": np.zeros(20).tolist()}
-        for metric, (mean, bar) in module.PUBLISHED["boston"].items():
+        for metric, (mean, bar) in report.PUBLISHED["boston"].items():
             values[method][metric] = (mean + shift * bar + noise * rng.normal(size=20)).tolist()
     return {"boston": values}
 
@@ -121,7 +122,7 @@ def made_up(*, shift=0.0, noise=0.05, seed=0):
 )
 def test_every_verdict_is_reached(shift, noise, seeds, outcome, held):
     results = [made_up(shift=shift, noise=noise, seed=seed) for seed in range(seeds)]
-    verdict = module.summarise(results).verdict
+    verdict = report.summarise(results).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome == "holds" for part in verdict.parts) == held
     values = [np.mean(result["boston"]["ensemble"]["rmse"]) for result in results]
@@ -132,7 +133,7 @@ def test_replicates_are_averaged_before_the_spread_over_splits_is_taken():
     low, high = made_up(), made_up()
     low["boston"]["ensemble"]["rmse"] = [1.0, 2.0, 3.0, 4.0] * 5
     high["boston"]["ensemble"]["rmse"] = [3.0, 4.0, 5.0, 6.0] * 5
-    table = module.summarise([low, high]).tables[2]
+    table = report.summarise([low, high]).tables[2]
     assert table.columns[0] == "test RMSE"
     mean, error = table.rows[0][2]  # type: ignore[misc]
     assert mean == pytest.approx(3.5)
@@ -141,7 +142,7 @@ def test_replicates_are_averaged_before_the_spread_over_splits_is_taken():
 
 
 def test_end_to_end(tmp_path):
-    experiment = replace(module.EXPERIMENT, recipes={"small": TINY})
+    experiment = replace(EXPERIMENT, recipes={"small": TINY})
     path = reproduce(experiment, seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "boston: RMSE of MultiSWAG no worse than 3.28 + 1" in page
@@ -152,8 +153,8 @@ def test_end_to_end(tmp_path):
 
 
 def test_the_small_recipe_covers_the_four_sets_and_the_paper_one_all():
-    small, paper = (module.EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
+    small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert small.sets == ("boston", "concrete", "energy", "yacht")
-    assert set(paper.sets) == set(module.PUBLISHED)
+    assert set(paper.sets) == set(report.PUBLISHED)
     assert replace(paper, sets=small.sets) == small
     assert (small.splits, small.members) == (20, 5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error
+from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error, two_standard_errors
 
 
 def part(outcome, precondition=False):
@@ -90,3 +90,9 @@ def test_a_long_list_of_open_parts_is_cut():
 def test_no_part_no_verdict():
     with pytest.raises(ValueError, match="at least one part"):
         Verdict.of([])
+
+
+def test_error_bars_are_two_standard_errors_of_each_column():
+    values = np.array([[1.0, 4.0], [2.0, 4.0], [6.0, 7.0]])
+    np.testing.assert_allclose(two_standard_errors(values), 2 * stats.sem(values, axis=0), rtol=1e-12)
+    assert two_standard_errors(values[:1]).tolist() == [0.0, 0.0]

@@ -17,7 +17,7 @@ import torchbayes as tb
 from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, normal, rows_of
 from torchbayes.driver import run as run_module
 from torchbayes.driver.checkpoint import flatten
-from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.driver.reader import Reader
 from torchbayes.methods.protocol import Method
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import member_seeds
@@ -143,25 +143,27 @@ def test_members_together_equal_members_alone(make: Make, network: str, plan: st
 @networks
 def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> None:
     method, model = make(members=2, **SMALL), model_of(network)
-    source, seeds = as_source(model, rows_of(network), method.batch_size), member_seeds(3, 2)
+    source, seeds = as_source(model, rows_of(network), method.needs.batch_size or 1), member_seeds(3, 2)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     weights_MD, buffers = model.starting_weights(seeds)
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
     donated = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    for epoch in range(epochs_of(method.epochs, source.steps_per_epoch)):
-        for batch in source.epoch(seeds, epoch):
-            before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
-            rows = [batch.inputs.clone(), batch.targets.clone()]
-            first, info = method.step(density, state, batch)
-            second, _ = method.step(density, state, batch)
-            donated, donated_info = method.step(density, donated, batch, donate=True)
-            assert_same_tensors(flatten(state)[0], before)
-            assert_same_tensors(flatten(first)[0], flatten(second)[0])
-            assert_same_tensors(flatten(first)[0], flatten(donated)[0])
-            assert torch.equal(info.loss_M, donated_info.loss_M)
-            assert torch.equal(rows[0], batch.inputs)
-            assert torch.equal(rows[1], batch.targets)
-            state = first
+    reader = Reader(source, seeds)
+    while (visit := method.visit(state)) is not None:
+        batch = reader.read(visit)
+        assert batch is not None
+        before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
+        rows = [batch.inputs.clone(), batch.targets.clone()]
+        first, info = method.step(density, state, batch)
+        second, _ = method.step(density, state, batch)
+        donated, donated_info = method.step(density, donated, batch, donate=True)
+        assert_same_tensors(flatten(state)[0], before)
+        assert_same_tensors(flatten(first)[0], flatten(second)[0])
+        assert_same_tensors(flatten(first)[0], flatten(donated)[0])
+        assert torch.equal(info.means()["loss"], donated_info.means()["loss"])
+        assert torch.equal(rows[0], batch.inputs)
+        assert torch.equal(rows[1], batch.targets)
+        state = first
     assert state.step == STEPS
     assert flatten(state)[1] == flatten(donated)[1]
     torch.testing.assert_close(weights_MD, model.starting_weights(seeds)[0], rtol=0, atol=0)
@@ -169,14 +171,14 @@ def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> 
 
 @methods
 def test_pieces_by_hand_equal_fit(make: Make) -> None:
-    """A loop of one's own over init, step and posterior is what fit does."""
+    """A loop of one's own over init, visit, step and posterior is what fit does."""
     method, model = make(members=2, **SMALL), model_of()
-    source, seeds = as_source(model, rows_of(), method.batch_size), member_seeds(7, 2)
+    source, seeds = as_source(model, rows_of(), method.needs.batch_size or 1), member_seeds(7, 2)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     state = method.init(density, *model.starting_weights(seeds), seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    for epoch in range(epochs_of(method.epochs, source.steps_per_epoch)):
-        for batch in source.epoch(seeds, epoch):
-            state, _ = method.step(density, state, batch)
+    reader = Reader(source, seeds)
+    while (visit := method.visit(state)) is not None:
+        state, _ = method.step(density, state, reader.read(visit))
     assert_same_tensors(everything(method.posterior(density, state)), everything(fitted(make)))
 
 

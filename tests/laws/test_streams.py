@@ -67,7 +67,7 @@ def test_nothing_is_drawn_without_a_purpose():
     found = {
         path: said
         for path, tree in sources().items()
-        if path != "model/seeds.py" and (said := list(faults(tree, OWN.get(path, set()))))
+        if path != "native/seeds.py" and (said := list(faults(tree, OWN.get(path, set()))))
     }
     assert not found
 

@@ -16,7 +16,8 @@ from tests.ranks import check, launch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.mcmc.health import Seen, momentum_ebfmi, problems
+from torchbayes.driver.history import History
+from torchbayes.methods.mcmc.health import momentum_ebfmi, problems, problems_of
 from torchbayes.posteriors.locks import FileWarning
 
 CHAINS, ITERATIONS = 4, 200
@@ -169,13 +170,13 @@ def test_walls_are_no_divergences():
 
 
 def test_records_of_burn_in_and_of_minibatches_do_not_count():
-    seen = Seen(50)
+    seen = History()
     for step in range(1, 151):
         bad = step <= 50
         seen.add({"step": step, **{n: c[:, step].tolist() if not bad else [0.0] * 4 for n, c in columns().items()}})
-    assert seen.problems(draws()) == ()
-    minibatches = Seen(0, [{"step": step, "log_density": [float(step), -1.0]} for step in range(200)])
-    assert minibatches.problems(draws()[:2]) == ()
+    assert problems_of(draws(), seen, burn_in=50) == ()
+    minibatches = History({"step": step, "log_density": [float(step), -1.0]} for step in range(200))
+    assert problems_of(draws()[:2], minibatches, burn_in=0) == ()
 
 
 def test_a_line_of_the_log_that_is_lost_changes_nothing(tmp_path: Path):
@@ -199,11 +200,15 @@ def test_a_line_of_the_log_that_is_lost_changes_nothing(tmp_path: Path):
 def test_a_sampler_is_judged_by_what_it_reports(names: tuple[str, ...]):
     columns_of = columns()
     some = {name: columns_of[name] for name in names}
-    seen = Seen(0, [{"step": s + 1, **{n: c[:, s].tolist() for n, c in some.items()}} for s in range(ITERATIONS)])
-    assert seen.problems(draws()) == problems(draws(), some) == ()
+    seen = History({"step": s + 1, **{n: c[:, s].tolist() for n, c in some.items()}} for s in range(ITERATIONS))
+    assert problems_of(draws(), seen, burn_in=0) == problems(draws(), some) == ()
     bad = some | marked(2, 0.0, "acceptance")
-    seen = Seen(0, [{"step": s + 1, **{n: c[:, s].tolist() for n, c in bad.items()}} for s in range(ITERATIONS)])
-    assert seen.problems(draws()) == problems(draws(), bad) == ("chain 2 accepted fewer than 1 % of the proposals",)
+    seen = History({"step": s + 1, **{n: c[:, s].tolist() for n, c in bad.items()}} for s in range(ITERATIONS))
+    assert (
+        problems_of(draws(), seen, burn_in=0)
+        == problems(draws(), bad)
+        == ("chain 2 accepted fewer than 1 % of the proposals",)
+    )
 
 
 # --- sample and fit ---

@@ -12,11 +12,12 @@ from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.driver.checks import ChangingDataWarning
 from torchbayes.driver.progress import summary
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.linalg.dropped import rest_diagonal
-from torchbayes.methods.laplace.mode import AWAY, ChangingDataWarning
+from torchbayes.methods.laplace.mode import AWAY
 from torchbayes.model.priors.joint import Joint
 
 X, TEST = normal(40, 3), normal(6, 3, seed=9)

@@ -19,7 +19,7 @@ from torchbayes.checks import SettingError
 from torchbayes.density import Value
 from torchbayes.density.ranks import LostRankError
 from torchbayes.methods.faults import evaluated, is_fault
-from torchbayes.methods.optimise.descent import DivergedError
+from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler
 
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {

@@ -157,7 +157,10 @@ def write_header(path: Path, **changes: Any) -> None:
     ("changes", "message"),
     [
         ({"format": FORMAT + 1}, f"has format {FORMAT + 1}; this version reads up to {FORMAT}. Upgrade torchbayes"),
-        ({"kind": "checkpoint"}, "holds a 'checkpoint', not a posterior; known are point, gaussian, draws"),
+        (
+            {"kind": "checkpoint"},
+            "holds a 'checkpoint', not a posterior; known are draws, gaussian, laplace, point, sub",
+        ),
         ({"kind": None}, "holds a None, not a posterior"),
     ],
 )

@@ -155,7 +155,7 @@ def sampled(method):
 
 
 def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr("torchbayes.driver.checks.free_memory", lambda _device: 1e3)
+    monkeypatch.setattr("torchbayes.methods.laplace.curvature_pass.free_memory", lambda _device: 1e3)
     with pytest.raises(ValueError, match=r"`structure='dense'` is a matrix of 27 by 27, .* Use structure='kronecker'"):
         fitted(tb.Laplace("dense"), start=things.net())
 

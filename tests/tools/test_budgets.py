@@ -51,6 +51,20 @@ def test_a_folder_has_room_for_15_files(tmp_path: Path) -> None:
     assert breaches(tmp_path, sub__in__more="") == [("<folder>", "folder-files")]
 
 
+def test_modules_that_import_each_other_are_breaches(tmp_path: Path) -> None:
+    typed = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from pkg.e import x\n"
+    modules = {
+        "a": "from pkg import b\n",
+        "b": function(doc='    """Do."""\n    from pkg.c import g\n'),
+        "c": "from pkg.a import b\n",
+        "d": typed,
+        "e": "from pkg.d import y\n",
+    }
+    assert breaches(tmp_path, **modules) == [("<module>", "cycle")] * 3
+    found = {breach.path: breach.message for breach in budgets.check_package(tmp_path)}
+    assert found["src/pkg/b.py"] == "imported by pkg.a, which it leads to"
+
+
 @pytest.mark.parametrize(
     ("rule", "kept", "broken"),
     [

@@ -17,7 +17,6 @@ from tools.docs.pages import Fault, Page
 
 from torchbayes import data, experiments, networks
 from torchbayes.catalogue.config import CONFIG, describe, entries, read_config, write_config
-from torchbayes.catalogue.entries import is_chain, starts_at_modes
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import commands, evidence, options
@@ -156,7 +155,7 @@ def _fit(chosen: Mapping[str, Any]) -> None:
     _among("network", chosen["network"], networks.names())
     if (folder / CONFIG).exists() and not chosen["resume"]:
         raise ValueError(f"an earlier line leaves a run in {folder} already")
-    if starts_at_modes(method) and chosen["start"] is None:
+    if method.needs.start == "modes" and chosen["start"] is None:
         raise ValueError(f"{type(method).__name__} needs --start")
     if chosen["start"] is not None:
         _need(chosen["start"], {"MAP", "SWA"})
@@ -178,7 +177,7 @@ def _compare(argv: list[str]) -> None:
 
 
 def _other(chosen: Mapping[str, Any]) -> None:
-    samplers = {name for name, kind in classes().items() if is_chain(kind())}
+    samplers = {name for name, kind in classes().items() if kind().needs.members == "chains"}
     if chosen.get("run"):
         _need(chosen["run"], samplers if "inputs" in chosen else None)
         _among("data set", chosen.get("data"), data.ood_names())

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torchbayes.methods
-from torchbayes.catalogue.entries import extends, starts_at_modes
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.catalogue.yaml_text import read_yaml
 from torchbayes.checks import as_seed
@@ -21,7 +20,6 @@ from torchbayes.density import Ranks
 from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
 from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
@@ -115,7 +113,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def fit_run(
     setup: Setup,
-    method: Method | Sampler,
+    method: Method,
     directory: Path,
     *,
     start: Path | Posterior | None = None,
@@ -146,7 +144,7 @@ def fit_run(
             that starts at modes has no start, or if the start is no point posterior.
     """
     seed = as_seed(seed)
-    if start is None and starts_at_modes(method):
+    if start is None and method.needs.start == "modes":
         raise ValueError(
             f"{type(method).__name__} starts at a mode and does not look for it. Add --start RUN, the directory of a "
             f"finished fit by MAP."
@@ -160,7 +158,9 @@ def fit_run(
     if ranks is None or ranks.first:
         about = {"method": describe(method), "start": str(start) if isinstance(start, Path) else None, "seed": seed}
         with Locked(directory):
-            _describe_run(directory, {**entries(setup.problem), **about}, resume=resume, any_length=extends(method))
+            _describe_run(
+                directory, {**entries(setup.problem), **about}, resume=resume, any_length=method.needs.extendable
+            )
     with setup.problem.threading():
         data = tuple(setup.data.train)
         options = {"directory": directory, "resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}

@@ -1,4 +1,4 @@
-"""Data sets by name, one entry each, with what is usual for them; and those that users bring along.
+"""Data sets by name, one entry each, with what is usual for them, and for those that users bring along.
 
 The samplers are among the `methods` of a comparison on the digits, on two moons and on `toy_sine`, where HMC takes
 minutes at most. On other images gradients of all the data take too long; on the UCI sets, some of which have hardly any
@@ -7,23 +7,19 @@ noise, steps are so short that chains converge slowly. The samplers have setting
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from torchbayes import data as room
-from torchbayes.catalogue.entries import DataEntry, Entry
-from torchbayes.catalogue.imports import call, path_of, registered
+from torchbayes.catalogue.entries import DataEntry
+from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.loading import GROUP, data_names, load
 from torchbayes.catalogue.methods import OPTIMISED, SAMPLED
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
-from torchbayes.data.base import Data, check_name
-from torchbayes.data.own import as_data
+from torchbayes.data.base import check_name
 from torchbayes.methods import MAP, SGD, SWAG, Adam
-
-GROUP = "torchbayes.data"
 
 _DIGITS = (
     "Network, epochs and learning rates are shared by the optimisers. They were chosen by the NLL of the deep "
@@ -88,45 +84,6 @@ _USUAL: dict[str, Callable[[str], Usual] | None] = {
 DATA: dict[str, DataEntry] = {
     name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, _uci)) for name, line in room.names().items()
 }
-
-
-def data_names() -> dict[str, str]:
-    """Return the names of all data sets with one line each, those of installed packages included."""
-    others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUP).items()}
-    return {**others, **{name: entry.line for name, entry in DATA.items()}}
-
-
-def load(
-    name: str, settings: Mapping[str, Any] | None = None, *, split: int = 0, train_size: int | None = None
-) -> Data:
-    """Load a data set by its name in the catalogue, an entry point, or the import path of a function.
-
-    Args:
-        name: the name; or `my_module:load`, a function that takes the settings and gives what `own.as_data` takes.
-        settings: of a function of the user; the sets of the catalogue have none.
-        split: which split.
-        train_size: training rows to keep; all if None.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if there is no such set or split, or a set of the catalogue is given settings.
-    """
-    path = None if name in DATA else path_of(name, GROUP)
-    if path is not None:
-        made = Entry(name, "", path).load()
-        return as_data(name, _called(made, path, json.dumps(settings or {})), split=split, train_size=train_size)
-    if settings:
-        raise ValueError(
-            f"`data_settings` are of a function of your own, such as my_module:load; `{name}` has none. Leave them out."
-        )
-    return room.load(name, split=split, train_size=train_size)
-
-
-@lru_cache(maxsize=1)  # the defaults of a command depend on the data, which the run then needs again
-def _called(made: Any, path: str, settings: str) -> Any:
-    return call(made, path, **json.loads(settings))
 
 
 def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:

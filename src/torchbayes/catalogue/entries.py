@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchbayes.catalogue.imports import load_path
-from torchbayes.methods.sampler import Sampler
 
 if TYPE_CHECKING:
     from torchbayes.catalogue.usual import Usual
@@ -127,21 +126,3 @@ class LikelihoodEntry(Entry):
 @dataclass(frozen=True)
 class PriorEntry(Entry):
     """One prior of every weight."""
-
-
-# What methods are about to declare themselves stands in these functions alone.
-
-
-def is_chain(method: Any) -> bool:
-    """Return whether the axis of a method is chains of a sampler, which keep draws."""
-    return isinstance(method, Sampler)
-
-
-def extends(method: Any) -> bool:
-    """Return whether the length of a method is no part of its identity: a finished run can go on."""
-    return isinstance(method, Sampler)
-
-
-def starts_at_modes(method: Any) -> bool:
-    """Return whether a method starts at modes that another fit has found."""
-    return bool(getattr(method, "at_modes", False))

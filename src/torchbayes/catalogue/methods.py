@@ -9,7 +9,7 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchbayes.catalogue.entries import Look, MethodEntry, Settings, starts_at_modes
+from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
 from torchbayes.checks import seen
 from torchbayes.methods import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, Laplace, OnlineLaplace, RandomWalk
@@ -280,7 +280,7 @@ def entry_of(name: str, settings: Settings) -> MethodEntry:
     if same:
         # of MAP and SWAG there is an entry for one member and one for several
         return next((e for e in same if bool(e.first_of) == (settings.members == 1)), same[0])
-    start = "single" if starts_at_modes(settings) else None
+    start = "single" if settings.needs.start == "modes" else None
     kind = type(settings)
     return MethodEntry(
         name, "", f"{kind.__module__}:{kind.__qualname__}", label=name, usual=lambda usual: settings, start=start
@@ -299,7 +299,7 @@ def check_method(what: str, value: Any) -> None:
     """
     if isinstance(value, type):
         raise TypeError(f"{what} must be settings, not a class; got {seen(value)}. Write {value.__name__}().")
-    lacks = [name for name in ("init", "step", "members") if not hasattr(value, name)]
+    lacks = [name for name in ("init", "step", "members", "needs") if not hasattr(value, name)]
     if lacks or not dataclasses.is_dataclass(value):
         raise TypeError(
             f"{what} must be the settings of a method, a dataclass with init and step such as MAP(); got {seen(value)}."

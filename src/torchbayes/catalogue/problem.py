@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchbayes.catalogue import models
+from torchbayes.catalogue.loading import load
 from torchbayes.checks import (
     check_counts,
     check_kind,
@@ -148,9 +149,7 @@ class Problem:
         Raises:
             ValueError: if a name is unknown, or likelihood and data do not go together.
         """
-        from torchbayes.catalogue import data  # which knows what problem is usual for each set
-
-        found = data.load(self.data, self.data_settings, split=self.split, train_size=self.train_size)
+        found = load(self.data, self.data_settings, split=self.split, train_size=self.train_size)
         task = models.LIKELIHOODS[self.likelihood].task if self.likelihood in models.LIKELIHOODS else None
         if task is not None and task != found.task:
             fitting = models.likelihoods_for(found.task)

@@ -301,7 +301,7 @@ def list_(argv: list[str]) -> None:
     kinds: dict[str, Callable[[], dict[str, str]]] = {
         "methods": method_names,
         "compared": lambda: {entry.name: f"{entry.label}: {entry.line}. {entry.cost}" for entry in METHODS.values()},
-        "data": lambda: _module("catalogue.data").data_names(),
+        "data": lambda: _module("catalogue.loading").data_names(),
         "networks": lambda: known("network"),
         "likelihoods": lambda: known("likelihood"),
         "priors": lambda: known("prior"),

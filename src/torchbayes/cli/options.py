@@ -15,7 +15,6 @@ import yaml
 
 from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config
 from torchbayes.catalogue.data import defaults
-from torchbayes.catalogue.entries import extends
 from torchbayes.catalogue.imports import path_of
 from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named, plain_settings
 from torchbayes.catalogue.problem import Problem
@@ -238,7 +237,7 @@ def of_length(method: Any, steps: int | None) -> Any:
     """
     if steps is None:
         return method
-    if not extends(method):
+    if not method.needs.extendable:
         raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
     return replace(method, steps=steps)
 

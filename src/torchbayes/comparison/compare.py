@@ -17,7 +17,7 @@ from typing import Any
 
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.config import CONFIG, describe, entries, fit_run, write_config
-from torchbayes.catalogue.entries import Settings, is_chain
+from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.reference import load_reference, quality
@@ -201,8 +201,8 @@ def _fit(
 
 def _length(settings: Settings, start: str | None) -> str:
     """Return how long a method is fitted, in words."""
-    if is_chain(settings):
-        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.rows else 'iterations'}"
+    if settings.needs.members == "chains":
+        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
     if start is not None:
         return f"around the {label_of(start)}"
     epochs = getattr(settings, "epochs", None)

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.data import defaults
-from torchbayes.catalogue.entries import is_chain
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.comparison.figures import pictures
@@ -186,7 +185,7 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     done = (
         f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
-        f"{_prior(problem)}. {_budget(comparison)}"
+        f"{_prior(problem)}. {_budget(comparison, outcomes)}"
     )
     best = defaults(problem.data, problem.data_settings)
     chosen = {**comparison.methods, **comparison.starts}
@@ -208,7 +207,7 @@ def _prior(problem: Problem) -> str:
     return f"{problem.prior} ({', '.join(f'{name} {value}' for name, value in settings.items())})"
 
 
-def _budget(comparison: Comparison) -> str:
+def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     """Return what each method was allowed, and what it averages."""
     budgets: dict[str, list[str]] = {}
     served, drawn, chains = [], [], []
@@ -216,11 +215,11 @@ def _budget(comparison: Comparison) -> str:
         label, entry, (other, _) = label_of(name), comparison.entry(name), comparison.fit_of(name)
         if other != name:
             served.append(f"{label} is the first member of {label_of(other)}")
-        elif is_chain(settings):
-            rows = f"batches of {settings.rows}" if settings.rows else "all the data"
+        elif settings.needs.members == "chains":
+            rows = f"batches of {settings.needs.batch_size}" if settings.needs.batch_size else "all the data"
             chains.append(
                 f"{label}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
-                f"{settings.chains * settings.kept(settings.steps):,} draws kept, all averaged."
+                f"{outcomes[name].numbers()['draws']:,} draws kept, all averaged."
             )
         else:
             budgets.setdefault(_allowed(settings, entry.start), []).append(label)

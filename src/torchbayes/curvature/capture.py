@@ -1,7 +1,8 @@
 """One forward pass that keeps what every layer was given, and gradients at what it gave, one column at a time.
 
 No Jacobian of the network is formed: for a column r of the outputs' curvature, one backward pass gives each layer the
-gradient g at its outputs, which with its inputs a is all that the layer's curvature needs.
+gradient g at its outputs, which with its inputs a is all that the layer's curvature needs. Networks are run here,
+not by a backend of the density: none shows what a layer was given, or keeps the graph behind what it gave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The pass over the data: batches of all members, in pieces that fit the memory, on all ranks."""
+"""The pass over the data: batches of all members, in pieces that fit the memory, on all ranks.
+
+Members are taken one by one whatever the plan of the density, since each piece needs the graph of its forward pass
+(capture.py), and the sums of one structure may take more memory than the weights of all members.
+"""
 
 from __future__ import annotations
 

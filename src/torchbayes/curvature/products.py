@@ -2,6 +2,7 @@
 
 With gradients Jᵀu as a function of u, which is linear, one more derivative gives J v; and JᵀΛJ v follows by one plain
 backward pass (Pearlmutter 1994, Schraudolph 2002). Memory is that of one backward pass, whatever the number of outputs.
+The density's backends differentiate once and keep no graph, so networks are run here.
 """
 
 from __future__ import annotations

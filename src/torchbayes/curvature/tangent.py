@@ -1,4 +1,7 @@
-"""The network linearised at some weights: its Jacobian, layer by layer, and covariances of its outputs."""
+"""The network linearised at some weights: its Jacobian, layer by layer, and covariances of its outputs.
+
+It is run by `capture.watch` and not by a backend of the density, as the Jacobian is made of what each layer was given.
+"""
 
 from __future__ import annotations
 

@@ -1,30 +1,29 @@
 """LogDensity: the hot function `weights_MD -> (log_density_M, gradient_MD)`.
 
-Everything that moves weights calls it and does vector algebra around it. It alone decides how a stack of M members
-is run: by the library's own kernel ("native": stacks of linear layers, with convolutions in front or not, on a CPU),
-one after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). The choice is a `Plan`, made on
-the first batch unless it is set: the kernel where it can run, which is the fastest there, else loop or vmap by
-measuring. `density.plan` says which.
+Everything that moves weights calls it and does vector algebra around it. How a stack of M members is run is a `Plan`:
+by the library's own kernel ("native": stacks of linear layers, with convolutions in front or not, on a CPU), one after
+the other ("loop"), together ("vmap"), or together and compiled ("compiled"). Each is a `Backend`; here none is asked
+which it is. The plan is made on the first batch unless it is set: the kernel where it can run, which is the fastest
+there, else loop or vmap by measuring. `density.plan` says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
-from torchbayes.density.compiled_leapfrog import Unrolled
-from torchbayes.density.dynamics import Phase, Value, leapfrog
-from torchbayes.density.native import DenseModel, kernel_of
-from torchbayes.density.plans import Call, Into, Plan, Way, Ways, as_plan
+from torchbayes.density.autograd import chunks
+from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
+from torchbayes.density.plans import Plan, Way, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
-from torchbayes.model.model import Batch, Model, ready
+from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.build import UnavailableError
 from torchbayes.native.seeds import Purpose, mix
 
 
@@ -79,8 +78,7 @@ class LogDensity:
         own = self.ranks.rows(num_data)
         self.data = data and data.map(lambda t: t[own].contiguous())
         self.training, self.chunk_size = training, chunk_size
-        self._ways = Ways(model, training=training)
-        self._unrolled: Unrolled | None = None
+        self._backends = bound(model, training=training, chunk_size=chunk_size)
         self._checked = False
 
     def __call__(
@@ -106,7 +104,21 @@ class LogDensity:
         Raises:
             SettingError: if there is neither a batch nor data.
         """
-        return self._scaled(1.0, weights_MD, batch, buffers, seeds, torch.empty_like(weights_MD))
+        gradient_MD = torch.empty_like(weights_MD)
+        value_M, log_likelihood_M = self._scaled(1.0, weights_MD, batch, buffers, seeds, gradient_MD)
+        return Value(value_M, gradient_MD, log_likelihood_M)
+
+    def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
+        """Return the log density of each member, the same number as a call gives, without the backward pass.
+
+        Args:
+            weights_MD: tensor (M, D).
+            batch: as in a call.
+
+        Returns:
+            `ValueOnly(log_density, log_likelihood)`, each (M,).
+        """
+        return ValueOnly(*self._scaled(1.0, weights_MD, batch, None, None, None))
 
     def loss(
         self,
@@ -134,7 +146,9 @@ class LogDensity:
         """
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
-        return self._scaled(-temperature / self.num_data, weights_MD, batch, buffers, seeds, out)
+        factor = -temperature / self.num_data
+        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out)
+        return Value(value_M, out, log_likelihood_M)
 
     def _scaled(
         self,
@@ -143,9 +157,9 @@ class LogDensity:
         batch: Batch | None,
         buffers: Buffers | None,
         seeds: Sequence[int] | None,
-        gradient_MD: Tensor,
-    ) -> Value:
-        """Return `factor` times the log density and its gradient, which is written into `gradient_MD`.
+        gradient_MD: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
 
         The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
 
@@ -161,37 +175,24 @@ class LogDensity:
         rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
         if rows == 0:
             raise SettingError("the batch has no rows.")
-        scale = self.model.scales(self.num_data, rows)
-        scales = (factor * scale.likelihood, factor * scale.prior)
+        likelihood, prior = self.model.scales(self.num_data, rows)
+        scales = Scales(factor * likelihood, factor * prior)
         if batch is not None and self.ranks.data > 1:
             own = self.ranks.rows(rows)
             batch = batch.map(lambda t: t[:, own])
         if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
             seeds = [mix(Purpose.SHARE, seed, self.ranks.data_rank) for seed in seeds]
-        call = Call(
+        evaluation = Evaluation(
             weights_MD,
             batch or self.data,  # type: ignore[arg-type]
             batch is None,
             buffers,
             seeds,
-            scales[0],
-            Into(gradient_MD, False),
+            scales,
+            gradient_MD,
         )
-        if self.plan is None:
-            self.plan = self._ways.plan(call._replace(batch=next(_parts(batch, self.data, self.chunk_size))))
-        if self.plan.way == "native":
-            # the sum over the ranks shall have the prior once
-            value_M, log_prior_M = _native(self, call, (scales[0], 0.0 if self.ranks.data_rank else scales[1]))
-            self.ranks.sum_(gradient_MD, value_M)
-        else:
-            value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
-            for number, part in enumerate(_parts(batch, self.data, self.chunk_size)):
-                value_M += self._ways.run(self.plan.way, call._replace(batch=part, into=Into(gradient_MD, number > 0)))
-            self.ranks.sum_(gradient_MD, value_M)
-            self.model.prior.add_gradient_(gradient_MD, weights_MD, scales[1])
-            with torch.no_grad():
-                log_prior_M = self.model.log_prior(weights_MD)
-        return Value(scales[0] * value_M + scales[1] * log_prior_M, gradient_MD, value_M * (self.num_data / rows))
+        value_M, log_prior_M = _summed(self, evaluation)
+        return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (self.num_data / rows)
 
     def leapfrog(
         self,
@@ -205,25 +206,21 @@ class LogDensity:
     ) -> Phase:
         """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, as one call where there is a way."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
-        kernel, scales = kernel_of(self.model), self.model.scales(self.num_data, self.num_data)
+        phase = None
         # where ranks share the data, every step needs the others
-        way = self.plan.way if self.plan is not None and self.data is not None and self.ranks.data == 1 else None
-        if way == "compiled" and self.num_data <= self.chunk_size:
-            self._unrolled = self._unrolled or Unrolled(self.model, self.data, scales)  # type: ignore[arg-type]
-            return self._unrolled(weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
-        if way != "native" or not isinstance(kernel, DenseModel) or not kernel.normal:
-            return leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
-        weights_MD, momentum_MD, gradient_MD, log_likelihood_M, log_prior_M = kernel.leapfrog(
-            weights_MD,
-            momentum_MD,
-            gradient_MD=gradient_MD,
-            rows=self.data,  # type: ignore[arg-type]
-            scales=scales,
-            chunk_size=self.chunk_size,
-            **options,
-        )
-        log_density_M = scales.likelihood * log_likelihood_M + scales.prior * log_prior_M
-        return Phase(weights_MD, momentum_MD, Value(log_density_M, gradient_MD, log_likelihood_M))
+        if self.plan is not None and self.data is not None and self.ranks.data == 1:
+            trajectory = Trajectory(
+                weights_MD,
+                momentum_MD,
+                gradient_MD,
+                step_size_M,
+                steps_M,
+                inverse_mass_MD,
+                self.data,
+                self.model.scales(self.num_data, self.num_data),
+            )
+            phase = self._backends[self.plan.way].leapfrog(trajectory)
+        return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
     def prior_stds(self) -> Tensor:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
@@ -237,31 +234,30 @@ def _taken(density: LogDensity, batch: Batch) -> Batch:
     return batch
 
 
-def _parts(batch: Batch | None, data: Batch | None, chunk_size: int) -> Iterator[Batch]:
-    """Yield the minibatch, or the full data in chunks."""
-    if batch is not None:
-        yield batch
-        return
-    assert data is not None
-    for start in range(0, data.size, chunk_size):
-        where = slice(start, start + chunk_size)
-        yield data.map(lambda t, where=where: t[where])
+def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+    """Return log likelihood and log prior of each member over the rows of all ranks; write the gradient of both.
 
-
-def _native(density: LogDensity, call: Call, scales: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Return log likelihood and log prior of each member, (M,), and write the gradient of both.
-
-    Raises:
-        SettingError: if the kernel cannot run this model.
+    The ranks' gradients are summed, and the sum shall have the prior once: from the first rank where the backend
+    computes it in its own pass, else it is added to the sum.
     """
-    kernel = kernel_of(density.model)
-    if isinstance(kernel, UnavailableError):
-        raise SettingError(f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'.")
-    return kernel.evaluate(
-        call.weights_MD,
-        *call.batch,
-        shared=call.shared,
-        scales=scales,
-        gradient_MD=call.into.gradient_MD,
-        chunk_size=density.chunk_size,
-    )
+    ranks, model, scales = density.ranks, density.model, evaluation.scales
+    weights_MD, gradient_MD = evaluation.weights_MD, evaluation.gradient_MD
+    if ranks.data_rank:
+        evaluation = evaluation._replace(scales=scales._replace(prior=0.0))
+    value_M, log_prior_M = _backend(density, evaluation).evaluate(evaluation)
+    ranks.sum_(value_M) if gradient_MD is None else ranks.sum_(gradient_MD, value_M)
+    if log_prior_M is None:
+        if gradient_MD is not None:
+            model.prior.add_gradient_(gradient_MD, weights_MD, scales.prior)
+        with torch.no_grad():
+            log_prior_M = model.log_prior(weights_MD)
+    return value_M, log_prior_M
+
+
+def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
+    """Return what runs the members; unless it is set, the first rows choose it."""
+    if density.plan is None:
+        gradient_MD = torch.empty_like(evaluation.weights_MD)
+        first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
+        density.plan = choose(density._backends, first)
+    return density._backends[density.plan.way]

@@ -25,6 +25,18 @@ class Value(NamedTuple):
     log_likelihood: Tensor
 
 
+class ValueOnly(NamedTuple):
+    """What a density returns where no gradient is asked for: the same numbers.
+
+    Attributes:
+        log_density: float64 tensor (M,), as of `Value`.
+        log_likelihood: float64 tensor (M,), as of `Value`.
+    """
+
+    log_density: Tensor
+    log_likelihood: Tensor
+
+
 class Phase(NamedTuple):
     """A point of phase space, and the density there.
 
@@ -44,6 +56,10 @@ class Density(Protocol):
 
     def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
         """Return value and gradient of each row."""
+        ...
+
+    def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
+        """Return the value of each row as a call does, without the gradient."""
         ...
 
     def leapfrog(
@@ -136,6 +152,13 @@ class FunctionDensity:
             (gradient_MD,) = torch.autograd.grad(value_M, leaf, torch.ones_like(value_M))
         value_M = value_M.detach().double()
         return Value(value_M, gradient_MD, value_M)
+
+    def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
+        """Return the value at each row; a batch is ignored."""
+        del batch
+        with torch.enable_grad():  # as in a call: the function may differentiate within
+            value_M = self._function(weights_MD.detach().requires_grad_()).detach().double()
+        return ValueOnly(value_M, value_M)
 
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
         """Return where leapfrog steps lead; options as of `leapfrog`."""

@@ -1,4 +1,4 @@
-"""Which models the library's own kernel can run, and the kernel made for one.
+"""The library's own kernel, and which models it can run.
 
 A model qualifies when its network is one that architecture.py can read off, all of whose parameters are random and
 untied, on a CPU, under a categorical, Gaussian or heteroscedastic likelihood. Any prior will do: the normal part of it
@@ -8,6 +8,7 @@ is the kernel's, the rest is added here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 
 from torchbayes.checks import SettingError
 from torchbayes.density.architecture import Architecture, architecture
+from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.dynamics import Phase, Value
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.univariate import Flat, Normal
 from torchbayes.native.build import UnavailableError
@@ -79,7 +83,7 @@ class DenseModel:
         *,
         shared: bool,
         scales: tuple[float, float],
-        gradient_MD: Tensor,
+        gradient_MD: Tensor | None,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
         """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
@@ -90,14 +94,16 @@ class DenseModel:
             targets: their targets.
             shared: whether all members see the same rows.
             scales: factors on the gradients of log likelihood and log prior.
-            gradient_MD: receives the gradient.
+            gradient_MD: receives the gradient; None if it is not wanted.
             chunk_size: rows that go through a network at once.
 
         Raises:
             ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
         """
         self._check(weights_MD, inputs, targets, shared=shared)
-        into = gradient_MD if gradient_MD.is_contiguous() else torch.empty_like(gradient_MD).contiguous()
+        into = gradient_MD
+        if gradient_MD is not None and not gradient_MD.is_contiguous():
+            into = torch.empty_like(gradient_MD).contiguous()
         log_likelihood_M, log_prior_M = self.kernel.evaluate(
             weights_MD,
             inputs,
@@ -109,7 +115,7 @@ class DenseModel:
             chunk_size=chunk_size,
         )
         log_prior_M += self.prior.add_rest_(into, weights_MD, scales[1])
-        if into is not gradient_MD:
+        if gradient_MD is not None and into is not None and into is not gradient_MD:
             gradient_MD.copy_(into)
         return log_likelihood_M, log_prior_M
 
@@ -154,6 +160,73 @@ class DenseModel:
                 f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
                 f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
             )
+
+
+class Native(Backend):
+    """The library's own kernel, the fastest wherever it runs."""
+
+    name, words, automatic = "native", "the library's own kernel", "wherever it runs"
+
+    @cached_property
+    def _kernel(self) -> DenseModel:
+        """The kernel of the model.
+
+        Raises:
+            SettingError: if there is none.
+        """
+        kernel = kernel_of(self.model)
+        if isinstance(kernel, UnavailableError):
+            raise SettingError(
+                f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'."
+            )
+        return kernel
+
+    def refuses(self, evaluation: Evaluation) -> str | None:
+        """Return why there is no kernel for this model, or that it does not take the rows; else None."""
+        kernel = kernel_of(self.model)
+        if isinstance(kernel, UnavailableError):
+            return str(kernel)
+        if kernel.takes(evaluation.weights_MD, *evaluation.batch, shared=evaluation.shared):
+            return None
+        return f"the kernel takes rows of {kernel.network.rows} in {kernel.dtype}, with targets to match"
+
+    def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+        """Return log likelihood and log prior of each member, (M,), and write the gradient of both."""
+        return self._kernel.evaluate(
+            evaluation.weights_MD,
+            *evaluation.batch,
+            shared=evaluation.shared,
+            scales=evaluation.scales,
+            gradient_MD=evaluation.gradient_MD,
+            chunk_size=self.chunk_size,
+        )
+
+    def leapfrog(self, trajectory: Trajectory) -> Phase | None:
+        """Return where leapfrog steps lead; None where the kernel does not have the whole density."""
+        kernel, scales = self._kernel, trajectory.scales
+        if not kernel.normal:
+            return None
+        weights_MD, momentum_MD, gradient_MD, log_likelihood_M, log_prior_M = kernel.leapfrog(
+            trajectory.weights_MD,
+            trajectory.momentum_MD,
+            gradient_MD=trajectory.gradient_MD,
+            rows=trajectory.data,
+            scales=scales,
+            chunk_size=self.chunk_size,
+            step_size_M=trajectory.step_size_M,
+            steps_M=trajectory.steps_M,
+            inverse_mass_MD=trajectory.inverse_mass_MD,
+        )
+        log_density_M = scales.likelihood * log_likelihood_M + scales.prior * log_prior_M
+        return Phase(weights_MD, momentum_MD, Value(log_density_M, gradient_MD, log_likelihood_M))
+
+    def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor | None:
+        """Return the outputs of S networks, (S, B, K), in one call; None if the kernel does not take the inputs."""
+        del buffers_S  # networks that the kernel runs have none
+        kernel = kernel_of(self.model)
+        if isinstance(kernel, UnavailableError) or not kernel.takes(weights_SD, inputs, shared=True):
+            return None
+        return kernel.kernel.predict(weights_SD, inputs, chunk_size=chunk_size)
 
 
 _KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDictionary()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any
 
@@ -16,15 +18,15 @@ from torchbayes.checks import (
     check_kind,
     check_memory,
     check_object,
-    free_memory,
     given,
     seen,
-    size_of,
 )
 from torchbayes.density.precision import check_precision
 from torchbayes.density.ranks import Ranks
-from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
+from torchbayes.model.rows.batch import tensors_of
+from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -34,7 +36,7 @@ def check_method(method: Any) -> None:
     Raises:
         TypeError: if it is none.
     """
-    check_object(("members", "init", "step"), "SWAG(epochs=60)", method=method)
+    check_object(("members", "needs", "init", "visit", "step"), "SWAG(epochs=60)", method=method)
 
 
 def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
@@ -44,7 +46,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         model: as of `fit`, like the others.
         method: how to infer.
         start: where to begin.
-        options: directory, resume, steps, callbacks and ranks.
+        options: directory, resume, steps, callbacks, ranks and space.
 
     Raises:
         TypeError: if one is of another kind than is meant, or weights are of lower precision than float32.
@@ -64,10 +66,14 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         for callback in callbacks:
             check_function("a list or tuple of functions", callbacks=callback)
     check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
+    space = options.get("space")
+    check_kind(Subspace, "a Subspace of the model", **given(space=space))
+    if space is not None and space.whole is not model:
+        raise ValueError("`space` is a subspace of another model's weights. Make it of the model that is fitted.")
 
 
-def check_size(model: Model, method: Any, *, members: int, in_memory: bool) -> None:
-    """Check that what a method keeps can be held.
+def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -> None:
+    """Check that weights, gradients and draws can be held.
 
     Args:
         model: the model.
@@ -76,39 +82,70 @@ def check_size(model: Model, method: Any, *, members: int, in_memory: bool) -> N
         in_memory: whether draws are kept there.
 
     Raises:
-        ValueError: if it cannot.
+        ValueError: if they cannot.
     """
     like_D, device = model.network.weights().new_empty(model.layout.size, device="meta"), model.network.device
-    name = "chains" if isinstance(method, Sampler) else "members"
-    total = members * like_D.nbytes
-    check_memory(2 * total, "weights and gradients of all members", device, **{name: members})
-    structure, rank = getattr(method, "structure", "low_rank"), getattr(method, "rank", 0)
-    if structure == "low_rank":
-        check_memory(rank * total, "directions of all members", device, rank=rank)
-    if structure == "dense" and (free := free_memory(device)) < total * len(like_D):
-        raise ValueError(
-            f"`structure='dense'` is a matrix of {len(like_D):,} by {len(like_D):,}, which would take "
-            f"{size_of(total * len(like_D))}, and {size_of(free)} are free. Use structure='kronecker'."
-        )
-    if isinstance(method, Sampler) and in_memory:
-        check_kept(method, like_D, device)
+    total = 2 * members * like_D.nbytes
+    check_memory(total, "weights and gradients of all members", device, **{method.needs.members: members})
+    if in_memory:
+        check_draws(method, like_D, device)
 
 
-def check_kept(method: Sampler, like_D: Tensor, device: torch.device) -> None:
-    """Check that the draws of a sampler can be held in memory.
+def check_draws(method: Method, like_D: Tensor, device: torch.device) -> None:
+    """Check that the draws of a run can be held in memory.
 
     Args:
-        method: the sampler.
-        like_D: weights of one chain.
+        method: the method.
+        like_D: weights of one member.
         device: where the draws are kept.
 
     Raises:
         ValueError: if they cannot.
     """
-    cycles = method.cycles
-    each = (method.steps - method.burn_in) // method.thin
-    kept = min(each, method.steps // cycles.length * cycles.draws) if cycles else each
-    check_memory(kept * method.members * like_D.nbytes, "the draws of all chains", device, steps=method.steps)
+    draws = method.needs.draws
+    if draws:
+        needed = draws * method.members * like_D.nbytes
+        check_memory(needed, "the draws of all chains", device, steps=method.length(1))
+
+
+def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
+    """Check that processes may share the rows of a batch, and the members.
+
+    Raises:
+        ValueError: if a batch norm would see the rows of its own process alone, or members that see each other would
+            be apart.
+    """
+    norms = (*model.network.batch_norms, *model.network.by_batch)
+    if ranks.data > 1 and method.needs.network == "train" and norms:
+        raise ValueError(
+            f"`{norms[0]}` is a batch norm, whose statistics are those of a whole batch, so ranks "
+            f"cannot split the data. Let them share the members (`Ranks.grid(data=1)`), or use group norm."
+        )
+    if ranks.chains > 1 and method.needs.coupled:
+        raise ValueError(
+            f"the members of {type(method).__name__} see each other, so {ranks.chains} ranks cannot split them. Let "
+            f"them share the data (`Ranks.grid(chains=1)`)."
+        )
+
+
+class ChangingDataWarning(UserWarning):
+    """The same rows come out differently at every pass, so that their number is not that of the observations."""
+
+
+def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
+    """Warn where the first rows of the data differ between two passes, as augmentation makes them.
+
+    Args:
+        inputs: makes a pass over the inputs in a fixed order.
+    """
+    first, again = (tensors_of(next(iter(inputs()))) for _ in range(2))
+    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+        warnings.warn(
+            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
+            "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
+            ChangingDataWarning,
+            stacklevel=3,
+        )
 
 
 def check_sample(density: Any, method: Any) -> None:
@@ -123,4 +160,5 @@ def check_sample(density: Any, method: Any) -> None:
             f"the weights in FunctionDensity."
         )
     check_method(method)
-    check_kind(Sampler, "a sampler, such as HMC()", method=method)
+    if method.needs.model:
+        raise TypeError(f"`method` must be a sampler, such as HMC(); got {seen(method)}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -15,32 +14,31 @@ from torchbayes.checks import as_seed
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
-from torchbayes.driver.checkpoint import all_finite
-from torchbayes.driver.checks import check_fit, check_size
+from torchbayes.driver.checks import check_fit, check_shares, check_size, warn_if_changing
+from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Share
-from torchbayes.driver.progress import Callback, Event, progress_bar, watched
+from torchbayes.driver.progress import Callback, progress_bar
+from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run, describe
-from torchbayes.driver.shelf import Kept
-from torchbayes.methods.laplace.mode import warn_if_changing
-from torchbayes.methods.optimise.descent import DivergedError, epochs_of
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
-from torchbayes.model.rows.sources import Source, Whole, as_source
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
-from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import Posterior, packed
+from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
-from torchbayes.posteriors.start import start_of
+from torchbayes.posteriors.start import number_of_starts, start_of
+from torchbayes.posteriors.subspace import InSubspace
 
 
 def fit(
     model: Model,
     data: Any,
-    method: Method | Sampler,
+    method: Method,
     *,
     start: nn.Module | Posterior | Tensor | None = None,
     seed: int = 0,
@@ -49,6 +47,7 @@ def fit(
     steps: int | None = None,
     callbacks: Sequence[Callback] | None = None,
     ranks: Ranks | None = None,
+    space: Subspace | None = None,
 ) -> Posterior:
     """Infer the posterior over a model's weights.
 
@@ -75,6 +74,8 @@ def fit(
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.
+        space: a subspace of the weights to infer in; the posterior is one over weights all the same. Members start at
+            its origin, or at what is nearest in it to `start`.
 
     Returns:
         The posterior, on every rank. With batch norm it can recalibrate its draws on the training data. The draws of a
@@ -89,83 +90,96 @@ def fit(
         TypeError: if an argument is of another kind than is meant, such as a class in the place of an object.
     """
     options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
-    check_fit(model, method, start, **options)
+    check_fit(model, method, start, **options, space=space)
     method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
     share = Share(method.members, ranks or Ranks())
+    check_shares(model, method, share.ranks)
     check_size(model, method, members=share.count, in_memory=directory is None)
-    warn_of(known := _problems_of_start(start), "`start`")
-    rows = method.rows if isinstance(method, Sampler) else method.batch_size
-    source = as_source(model, data, rows or 1024)
+    known = start.problems if isinstance(start, Posterior) else ()
+    warn_of(known, "`start`")
+    source = as_source(model, data, method.needs.batch_size or 1024)
     source.check()
-    if getattr(method, "takes_curvature", False):
+    if method.needs.fixed_rows:
         warn_if_changing(source.inputs)
-    source = source if rows else Whole(source)
-    _refuse_split(model, method, share.ranks)
-    weights_MD, buffers = start_of(model, start, member_seeds(seed, method.members))
-    weights_MD, buffers = weights_MD[share.mine], {name: buffer[share.mine] for name, buffer in buffers.items()}
-    about = {
-        "method": describe(method),
-        "seed": seed,
-        "num_data": source.num_data,
-        "steps_per_epoch": source.steps_per_epoch,
-        "model": describe_model(model),
-        "layout": {n: list(s) for n, s in model.layout.shapes.items()},
-    }
-    if isinstance(method, Sampler):
-        about["method"].pop("steps")  # a chain is the same chain however long it gets
-    with Run(directory, about, resume=resume, share=share) as run:
+    begin = start_of(model, start, member_seeds(seed, method.members), space=space)
+    model = model if space is None else space.model
+    with Run(directory, _about(model, source, method, seed), resume=resume, share=share) as run:
         density = _density(model, source, method, ranks=share.ranks)
-        seeds = member_seeds(seed, method.members)[share.mine]
-        fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-        state, found = run.restore(fresh)
-        if found.get("plan"):
-            # another plan rounds differently, so a resumed run keeps the one it began with
-            density.plan = Plan(found["plan"], "taken over from the checkpoint")
-        if isinstance(method, Sampler):
-            run.kept = Kept(model, method, state, directory=run.directory, share=share, run=run.name)
-        state = _loop(density, source, method, state=state, run=run, found=found, callbacks=callbacks)
+        state = _carried_out(density, source, method, run=run, begin=begin, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
+        posterior = posterior if space is None else InSubspace.of(posterior, space)
+        run.save(*run.shelf.packed(posterior))
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
 
 
+def _carried_out(
+    density: LogDensity,
+    source: Source,
+    method: Method,
+    *,
+    run: Run,
+    begin: tuple[Tensor, Buffers],
+    callbacks: Sequence[Callback] | None,
+) -> Any:
+    """Return the last state of a run, which begins at the weights and buffers of `begin`, or goes on."""
+    share, per_epoch = run.share, run.about["steps_per_epoch"]
+    seeds = member_seeds(run.about["seed"], method.members)[share.mine]
+    weights_MD, buffers = begin[0][share.mine], {name: buffer[share.mine] for name, buffer in begin[1].items()}
+    fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
+    state, found = run.restore(fresh)
+    if found.get("plan"):
+        # another plan rounds differently, so a resumed run keeps the one it began with
+        density.plan = Plan(found["plan"], "taken over from the checkpoint")
+    # what was said of an epoch when the run ended within it is said of all of it
+    within = state.step % per_epoch if method.visit(state) is not None else 0
+    run.take_up_log(state.step - within, epochs=found.get("epochs", 0))
+    run.shelf = _shelf(density.model, method, weights_MD, run=run, count=found.get("draws", 0))
+    total = -(-method.length(per_epoch) // per_epoch)
+    with _told(callbacks, method, (state.step // per_epoch, total), ranks=share.ranks) as listeners:
+        epochs = Epochs(per_epoch, total, Means(share, found.get("sums")), listeners)
+        return iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs)
+
+
 def _result(
     density: LogDensity,
     source: Source,
-    method: Method | Sampler,
+    method: Method,
     *,
     state: Any,
     run: Run,
     known: Sequence[str],
 ) -> tuple[Posterior, str]:
-    """Return the posterior that a state stands for, with what is known to be wrong with it, and write it.
+    """Return the posterior that a state stands for, with what is known to be wrong with it.
 
     Returns:
         The posterior, and what ended the check of it, if something did.
     """
-    if isinstance(method, Sampler):
-        assert run.kept is not None
-        kept, draws = run.kept, run.kept.posterior()
-        problems, raised = checked(lambda: kept.seen.problems(draws.weights_MSD))
-        draws = draws.with_problems(problems)
-        run.save({}, kept.header(draws))
-        return draws, raised
     whole = run.share.whole(state)
-    posterior = method.posterior(density, whole).calibrated(source.inputs)
-    problems, raised = checked(lambda: problems_of(posterior, whole, source))
+    posterior = method.posterior(density, whole, run.shelf).calibrated(source.inputs)
+    problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
     # what is said of modes is said of what stands on them; all else goes its own way from its start
-    inherited = known if getattr(method, "at_modes", False) else ()
-    posterior = posterior.with_problems((*inherited, *problems))
-    run.save(*packed(posterior))
-    return posterior, raised
+    inherited = known if method.needs.start == "modes" else ()
+    return posterior.with_problems((*inherited, *problems)), raised
 
 
-def _problems_of_start(start: nn.Module | Posterior | Tensor | None) -> tuple[str, ...]:
-    return start.problems if isinstance(start, Posterior) else ()
+def _about(model: Model, source: Source, method: Method, seed: int) -> dict[str, Any]:
+    """Return what is written of a run, and must be the same when it goes on."""
+    settings = describe(method)
+    if method.needs.extendable:  # such a run is the same run however long it gets
+        settings.pop("steps")
+    return {
+        "method": settings,
+        "seed": seed,
+        "num_data": source.num_data,
+        "steps_per_epoch": source.steps_per_epoch if method.needs.batch_size else 1,
+        "model": describe_model(model),
+        "layout": {n: list(s) for n, s in model.layout.shapes.items()},
+    }
 
 
-def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
+def _of_length(method: Method, steps: int | None) -> Method:
     """Return the method with the length that was asked for.
 
     Raises:
@@ -173,120 +187,54 @@ def _of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
     """
     if steps is None:
         return method
-    if not isinstance(method, Sampler):
+    if not method.needs.extendable:
         raise ValueError(
             f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
             f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
-    return dataclasses.replace(method, steps=steps)
+    return dataclasses.replace(method, steps=steps)  # type: ignore[type-var]
 
 
-def _at_modes(method: Method | Sampler, start: nn.Module | Posterior | Tensor | None) -> Method | Sampler:
+def _at_modes(method: Method, start: nn.Module | Posterior | Tensor | None) -> Method:
     """Return the method with one member for every mode it is to start at, if it is one that starts at modes.
 
     Raises:
         ValueError: if it is, and there is no start.
     """
-    if not getattr(method, "at_modes", False):
+    if method.needs.start != "modes":
         return method
     if start is None:
         raise ValueError(
             f"{type(method).__name__} approximates the posterior around modes and does not look for them. Pass them as "
             f"`start`: a trained module, or the posterior of a MAP fit with the same Model."
         )
-    weights = start.weights_MD if isinstance(start, Point) else start
-    members = len(weights) if isinstance(weights, Tensor) and weights.ndim == 2 else 1
-    return dataclasses.replace(method, members=members)  # type: ignore[type-var]
+    return dataclasses.replace(method, members=number_of_starts(start))  # type: ignore[type-var]
 
 
-def _epochs(method: Method, steps_per_epoch: int) -> int:
-    """Return the length of a run: a method whose passes are not all descent counts them itself."""
-    own = getattr(method, "epochs_at", None)
-    return own(steps_per_epoch) if own else epochs_of(method.epochs, steps_per_epoch)
+def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:
+    """Return the density that a method moves on."""
+    needs = method.needs
+    return LogDensity(
+        model,
+        source.num_data,
+        source.rows() if needs.all_rows else None,
+        plan=method.plan,
+        chunk_size=needs.chunk_size,
+        training=needs.network == "train",
+        ranks=ranks,
+    )
 
 
-def _refuse_split(model: Model, method: Method | Sampler, ranks: Ranks) -> None:
-    """Check that rows of a batch may be seen apart.
-
-    Raises:
-        ValueError: if a batch norm would see its rank's rows alone.
-    """
-    norms = (*model.network.batch_norms, *model.network.by_batch)
-    if ranks.data > 1 and not isinstance(method, Sampler) and norms:
-        raise ValueError(
-            f"`{norms[0]}` is a batch norm, whose statistics are those of a whole batch, so ranks "
-            f"cannot split the data. Let them share the members (`Ranks.grid(data=1)`), or use group norm."
-        )
-
-
-def _density(model: Model, source: Source, method: Method | Sampler, *, ranks: Ranks) -> LogDensity:
-    """Return the density a method moves on: samplers see the network in evaluation mode, optimisers in training."""
-    if not isinstance(method, Sampler):
-        return LogDensity(model, source.num_data, plan=method.plan, training=True, ranks=ranks)  # type: ignore[arg-type]
-    rows, options = None if method.rows else source.rows(), {"chunk_size": method.chunk_size, "ranks": ranks}
-    return LogDensity(model, source.num_data, rows, plan=method.plan, **options)  # type: ignore[arg-type]
-
-
-def _loop(
-    density: LogDensity,
-    source: Source,
-    method: Method | Sampler,
-    *,
-    state: Any,
-    run: Run,
-    found: dict[str, Any],
-    callbacks: Sequence[Callback] | None,
-) -> Any:
-    """Return the state after the run is over or a callback says stop.
-
-    Raises:
-        DivergedError: as the method raised it, once the last finite state is written.
-        ValueError: as the source raised it for a bad batch, likewise.
-        OSError: as the disk raised it when a draw could not be written, likewise.
-    """
-    share, per_epoch, kept = run.share, source.steps_per_epoch, run.kept
-    seeds = member_seeds(run.about["seed"], method.members)[share.mine]
-    steps = method.steps if isinstance(method, Sampler) else _epochs(method, per_epoch) * per_epoch
-    first, skip = divmod(state.step, per_epoch)
-    if skip and state.step < steps:  # what was said of an epoch when the run ended within it is said of all of it below
-        run.cut_log(state.step - skip)
-    means = Means(share, found.get("sums"))
-    with _told(callbacks, method, (first, -(-steps // per_epoch)), ranks=share.ranks) as listeners:
-        for epoch in range(first, -(-steps // per_epoch) if state.step < steps else first):
-            began, info = time.monotonic(), None
-            try:
-                for batch in watched(source.epoch(seeds, epoch, skip), listeners):
-                    if state.step >= steps:
-                        break
-                    state, info = method.step(density, state, batch, donate=True)
-                    means.add(info)
-                    if kept:
-                        kept.add(state)
-                    if state.step % per_epoch:  # the end of an epoch is kept below, once it is logged
-                        # at once after the first step, so that no kill loses the plan
-                        run.checkpoint(state, density, means, force=state.step == 1)
-            except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
-                run.rescue(error, state, density, means=means)
-                raise
-            if not all_finite(state):
-                raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
-            share.check_equal(state)
-            seen = {**means.values(), **(info.now() if info else {})}
-            record = {"epoch": epoch + 1, "step": state.step, **seen, "seconds": round(time.monotonic() - began, 3)}
-            run.log(record)
-            skip, means = 0, means if state.step % per_epoch else Means(share)  # the epoch may be gone on with
-            event = Event(epoch + 1, -(-steps // per_epoch), state.step, state, info, record)
-            stop = any([callback(event) is True for callback in listeners])  # a list: every callback is called
-            if share.ranks.agree(stop):
-                break
-            run.checkpoint(state, density, means, force=state.step == 1)
-    run.checkpoint(state, density, means, force=True)
-    return state
+def _shelf(model: Model, method: Method, weights_MD: Tensor, *, run: Run, count: int) -> Shelf:
+    """Return where the draws of a run go: to its directory, if it has one."""
+    if run.directory is None or not method.needs.draws:
+        return MemoryShelf(run.share)
+    return DiskShelf(model, weights_MD, run.share, directory=run.directory, run=run.name, count=count)
 
 
 @contextmanager
 def _told(
-    callbacks: Sequence[Callback] | None, method: Method | Sampler, epochs: tuple[int, int], *, ranks: Ranks
+    callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, ranks: Ranks
 ) -> Iterator[Sequence[Callback]]:
     """Yield what is called after every epoch: on the first rank alone, and a progress bar if nothing is said."""
     if callbacks is not None or not ranks.first:

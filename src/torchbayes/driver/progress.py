@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
-from torchbayes.model.model import Batch
 
 FIRST, GROWTH, LONGEST = 10.0, 1.5, 600.0  # seconds before the first line, what waits grow by, and the longest one
 
@@ -92,25 +90,8 @@ class Lines:
         self._due = now + self._wait
 
 
-def watched(batches: Iterable[Batch], listeners: Sequence[Callback]) -> Iterator[Batch]:
-    """Yield batches, and let lines be written between them: an epoch may take hours.
-
-    Args:
-        batches: of an epoch.
-        listeners: what is told of the epochs.
-
-    Yields:
-        The batches.
-    """
-    lines = [listener for listener in listeners if isinstance(listener, Lines)]
-    for batch in batches:
-        yield batch
-        for line in lines:
-            line.look()
-
-
 @contextmanager
-def progress_bar(method: Method | Sampler, done: int, epochs: int) -> Iterator[Callback]:
+def progress_bar(method: Method, done: int, epochs: int) -> Iterator[Callback]:
     """Show progress on standard error while the `with` lasts: a bar on a terminal, else a line now and then.
 
     Args:

@@ -26,9 +26,10 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.driver import log
 from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.driver.history import History
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Share
-from torchbayes.driver.shelf import Kept
+from torchbayes.driver.shelf import Shelf
 from torchbayes.posteriors.files import (
     CHECKPOINT,
     CONFIG,
@@ -77,7 +78,8 @@ class Run:
         self.directory = None if directory is None else Path(directory)
         self.about, self.share, self._resume = dict(about), share, resume
         self.name = ""  # known to the process that writes
-        self.kept: Kept | None = None  # a checkpoint must not outlive draws that it counts
+        self.history = History()
+        self.shelf: Shelf  # put up once it is known where the run goes on; no checkpoint outlives draws that it counts
         self._saved, self._wrote = time.monotonic(), 0.0
         self._lock: Locked | None = None
         self._open = ExitStack()
@@ -109,7 +111,7 @@ class Run:
         self._open.close()
 
     def _begin(self, directory: Path) -> None:
-        """Describe a new run in its directory, or check that the one found there is this one.
+        """Name a new run, or check that the one found in the directory is this one.
 
         Raises:
             ValueError: if it is not to be resumed, is another one, or its description is damaged.
@@ -131,26 +133,36 @@ class Run:
             found = about_of(checkpoint)
             check_same_run(checkpoint, found, self.about)
             self.name = found["run"]
-        write_described(config, {"run": self.name, **self.about})
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.
 
-        The log is cut back to the checkpoint, so that a resumed run leaves the log of an uninterrupted one.
+        A new run is described in its directory now that it has a state to begin with.
         """
+        if (config := self._path(CONFIG)) is not None and not config.exists():
+            write_described(config, {"run": self.name, **self.about})
         path = None if self.directory is None else self.directory / CHECKPOINT
         if path is None or not path.exists():
-            self.cut_log(0)
             return fresh, {}
         about = {**self.about, "run": self.name} if self.name else self.about
-        state, about = load_checkpoint(path, fresh, about, members=self.share.mine)
-        self.cut_log(state.step, epochs=about["epochs"])
-        return state, about
+        return load_checkpoint(path, fresh, about, members=self.share.mine)
+
+    def take_up_log(self, step: int, *, epochs: int = 0) -> None:
+        """Forget the lines of the log after a step, so that a resumed run leaves the log of an uninterrupted one.
+
+        Args:
+            step: where the run goes on.
+            epochs: how many epochs must have left a line.
+        """
+        path = self._path(log.NAME)
+        if path is not None:
+            log.cut(path, step, self.name, epochs=epochs)
+        if self.directory is not None and step:
+            self.history = History(record for record in log.records(self.directory) if record["step"] <= step)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one record to the log, and let the draws be judged by it."""
-        if self.kept is not None:
-            self.kept.seen.add(record)
+        """Append one record to the log."""
+        self.history.add(record)
         path = self._path(log.NAME)
         if path is not None:
             log.append(path, record, self.name)
@@ -178,9 +190,9 @@ class Run:
             epochs = state.step // self.about["steps_per_epoch"]  # each has its line in the log
             way = density.plan.way if density.plan else None
             extra = {"run": self.name, "plan": way, "sums": sums, "epochs": epochs}
-            if self.kept is not None:
-                self.kept.sync()
-                extra["draws"] = self.kept.count
+            self.shelf.sync()
+            if (count := self.shelf.count) is not None:
+                extra["draws"] = count
             save_checkpoint(path, state, {**self.about, **extra})
         self._saved = time.monotonic()
         self._wrote = time.perf_counter() - began
@@ -203,8 +215,7 @@ class Run:
         """
         self.check()
         alone = self.directory is not None and self.share.ranks.chains == 1
-        whole = alone and (self.kept is None or self.kept.holds(state))
-        if whole and self.checkpoint(state, density, means, force=True):
+        if alone and self.shelf.whole and self.checkpoint(state, density, means, force=True):
             error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
 
     def save(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -226,9 +237,3 @@ class Run:
         """Return where to write, None for nowhere, once it is sure that the directory is still this run's."""
         self.check()
         return None if self._lock is None else self._lock.directory / name
-
-    def cut_log(self, step: int, *, epochs: int = 0) -> None:
-        """Forget the records of the log that were written after step number `step`; `epochs` of them must be there."""
-        path = self._path(log.NAME)
-        if path is not None:
-            log.cut(path, step, self.name, epochs=epochs)

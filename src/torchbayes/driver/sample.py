@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Density
-from torchbayes.driver.checks import check_kept, check_sample
+from torchbayes.driver.checks import check_draws, check_sample
+from torchbayes.driver.processes import Share
+from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.mcmc.health import problems
-from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.protocol import Method
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import check_finite_start
@@ -36,7 +38,7 @@ class Chains:
     problems: tuple[str, ...] = ()
 
 
-def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0) -> Chains:
+def sample(density: Density, method: Method, start_MD: Tensor, *, seed: int = 0) -> Chains:
     """Draw from a density, which need not be a network's.
 
     A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
@@ -60,7 +62,7 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
     check_sample(density, method)
     found = run_chains(density, method, start_MD, seed=seed)
     exact = "acceptance" in found.numbers
-    columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
+    columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
     wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault, identified=identified))
     found = replace(found, problems=tuple(wrong))
@@ -69,21 +71,20 @@ def sample(density: Density, method: Sampler, start_MD: Tensor, *, seed: int = 0
     return found
 
 
-def run_chains(density: Density, method: Sampler, start_MD: Tensor, *, seed: int) -> Chains:
+def run_chains(density: Density, method: Method, start_MD: Tensor, *, seed: int) -> Chains:
     """Return what `sample` does of chains that are not to be judged together, as they have targets of their own."""
-    start_MD = _start(start_MD, method.chains)
-    check_kept(method, start_MD[0], start_MD.device)
-    state = method.init(density, start_MD, seeds=member_seeds(seed, method.chains))
-    weights, numbers, fault = [], [], ""
-    for _ in range(method.steps):
-        state, info = method.step(density, state)
-        numbers.append(info.means())
-        if state.step > method.burn_in:
+    start_MD = _start(start_MD, method.members)
+    check_draws(method, start_MD[0], start_MD.device)
+    state = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
+    shelf, seen, fault = MemoryShelf(Share(method.members)), [], ""
+    while method.visit(state) is not None:  # a density of its own has no rows to read
+        state, info = method.step(density, state, None)
+        shelf.add(method.draw(state))
+        seen.append(info.means())
+        if state.step > method.needs.burn_in:
             fault = fault or info.now().get("fault", "")
-        if method.keeps(state.step):
-            weights.append(state.weights_MD.clone())
-    stacked = {name: torch.stack([n[name] for n in numbers], dim=1).double() for name in numbers[0]}
-    return Chains(torch.stack(weights, dim=1), stacked, state, fault)
+    stacked = {name: torch.stack([means[name] for means in seen], dim=1).double() for name in seen[0]}
+    return Chains(shelf.weights_MSD(), stacked, state, fault)
 
 
 def _start(start_MD: Tensor, chains: int) -> Tensor:

@@ -1,85 +1,135 @@
-"""The weights a sampler keeps: in memory, or streamed to the run directory."""
+"""The shelf of a run: where the weights go that its method draws, in memory or streamed to the run directory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.driver.log import records
 from torchbayes.driver.processes import Share
-from torchbayes.methods.mcmc.health import Seen
-from torchbayes.methods.sampler import Sampler
 from torchbayes.model.model import Model
-from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.load import read_draws
-from torchbayes.posteriors.posterior import header_of
+from torchbayes.posteriors.posterior import Posterior, packed
 from torchbayes.posteriors.store import DrawFile
 
 
-class Kept:
-    """Draws of a run, in the order they are taken.
+class MemoryShelf:
+    """Draws kept in memory. Where several processes share the members, each of them keeps the draws of all."""
 
-    Where several processes share the chains, all of them keep all draws in memory, or the first writes all to disk.
-    """
+    def __init__(self, share: Share) -> None:
+        """Make an empty shelf, for the members of this process."""
+        self._share = share
+        self._draws: list[Tensor] = []
 
-    def __init__(
-        self, model: Model, method: Sampler, state: Any, *, directory: Path | None, share: Share, run: str = ""
-    ) -> None:
-        """Take up the draws of the steps before `state`; those after it, of a run that was killed, are forgotten."""
-        self._model, self._method, self._directory, self._share = model, method, directory, share
-        self._like_MD: Tensor = share.gather(state.weights_MD)
-        self._memory: list[Tensor] = []
-        self._file: DrawFile | None = None
-        before = [] if directory is None else [r for r in records(directory) if r["step"] <= state.step]
-        self.seen = Seen(method.burn_in, before)
-        if directory is not None and share.ranks.first:
-            self._file = DrawFile.create(directory, self._like_MD, model.layout.shapes, run=run)
-            self._file.truncate(method.kept(state.step))
-
-    def add(self, state: Any) -> None:
-        """Keep the weights of a state if the method says so."""
-        if not self._method.keeps(state.step):
-            return
-        weights_MD = self._share.gather(state.weights_MD)
-        if self._file is not None:
-            self._file.append(weights_MD)
-        elif self._directory is None:
-            self._memory.append(weights_MD.clone())
-
-    def holds(self, state: Any) -> bool:
-        """Return whether the weights of a state, if it is kept, and all before them could be written."""
-        return self._file is None or self.count >= self._method.kept(state.step)
+    def add(self, weights_MD: Tensor | None) -> None:
+        """Keep a copy of the weights, or nothing of None."""
+        if weights_MD is not None:
+            self._draws.append(self._share.gather(weights_MD.clone()))
 
     @property
-    def count(self) -> int:
-        """Number of weights of each chain that are on disk."""
-        return 0 if self._file is None else len(self._file)
+    def count(self) -> int | None:
+        """How many draws a checkpoint can count on: none of them outlives the process."""
+        return None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all draws could be kept."""
+        return True
+
+    def sync(self) -> None:
+        """Do nothing: there is no disk."""
+
+    def weights_MSD(self) -> Tensor:
+        """Return the draws, (M, S, D): one view (S M, D) in the order in which they were taken.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not self._draws:
+            raise ValueError(_NONE)
+        return torch.stack(self._draws).transpose(0, 1)
+
+    def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the header of the posterior's file."""
+        return packed(posterior)
+
+
+class DiskShelf:
+    """Draws streamed to a run directory by the first process, from which all of them are read."""
+
+    def __init__(
+        self, model: Model, like_MD: Tensor, share: Share, *, directory: Path, run: str, count: int = 0
+    ) -> None:
+        """Take up the draws of a run, or begin.
+
+        Args:
+            model: what they are weights of.
+            like_MD: weights of this process's members, with the dtype of a draw.
+            share: the members of this process.
+            directory: of the run.
+            run: name of the run.
+            count: draws of the checkpoint that the run goes on from; those after it, of a run that was killed, are
+                forgotten.
+        """
+        self._model, self._share, self._directory = model, share, directory
+        self._file: DrawFile | None = None
+        self._taken = count
+        self._read: Tensor | None = None
+        whole_MD = share.gather(like_MD)
+        if share.ranks.first:
+            self._file = DrawFile.create(directory, whole_MD, model.layout.shapes, run=run)
+            self._file.truncate(count)
+
+    def add(self, weights_MD: Tensor | None) -> None:
+        """Write the weights to the disk, or nothing of None."""
+        if weights_MD is None:
+            return
+        self._taken += 1
+        whole_MD = self._share.gather(weights_MD)
+        if self._file is not None:
+            self._file.append(whole_MD)
+
+    @property
+    def count(self) -> int | None:
+        """How many draws of each member are on disk, as far as this process knows."""
+        return None if self._file is None else len(self._file)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all draws could be written."""
+        return self._file is None or len(self._file) >= self._taken
 
     def sync(self) -> None:
         """Wait until all draws are on the disk itself."""
         if self._file is not None:
             self._file.sync()
 
-    def posterior(self) -> Draws:
-        """Return the draws as a posterior; those on disk are mapped into memory.
+    def weights_MSD(self) -> Tensor:
+        """Return the draws, (M, S, D), mapped into memory where the model is on a CPU.
 
         Raises:
-            ValueError: if there are none yet.
+            ValueError: if there are none.
         """
         self._share.ranks.wait()
-        if self._directory is not None:
-            weights_MSD = read_draws(self._directory, self._model)
-        else:
-            # draw after draw, as in the file: all of them then are one view (S M, D)
-            weights_MSD = torch.stack(self._memory).transpose(0, 1) if self._memory else self._like_MD[:, None][:, :0]
-        if not weights_MSD.shape[1]:
-            raise ValueError("the run ended within its burn-in, before weights were kept. Resume it with more steps.")
-        weights_MSD = weights_MSD.to(self._model.network.device)
-        return Draws(self._model, weights_MSD)
+        if self._read is None:
+            self._read = read_draws(self._directory, self._model)
+        if not self._read.shape[1]:
+            raise ValueError(_NONE)
+        return self._read
 
-    def header(self, posterior: Draws) -> dict[str, Any]:
-        """Return the header of a posterior file without tensors, which refers to the draws beside it."""
-        return {**header_of(posterior, {"draws": self.count, "beside": True}), "statistics_known": True}
+    def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the header of the posterior's file, which refers to the draws beside it."""
+        tensors, header = packed(posterior)
+        if self._read is None or tensors.get(_DRAWS) is not self._read:  # they are not those of the posterior as it is
+            return tensors, header
+        own = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
+        settings: Mapping[str, Any] = {**header["settings"], "draws": self.count, "beside": True}
+        return own, {**header, "settings": settings}
+
+
+_DRAWS = "weights_MSD"  # the tensor of a posterior that may stay in the file of the draws
+_NONE = "the run ended within its burn-in, before weights were kept. Resume it with more steps."
+Shelf = MemoryShelf | DiskShelf

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_function, check_object, check_tensor, seen
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import FunctionDensity, Phase, Value, leapfrog
+from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.plans import Way
 from torchbayes.density.precision import check_precision
 from torchbayes.methods.sampler import refuse_batch_norm
@@ -156,6 +156,11 @@ class AnnealedDensity:
         """Return value and gradient of each row; `log_likelihood` is that at β = 1, and a batch is ignored."""
         del batch
         return self.target.parts(weights_MD).at(self.beta_M.to(weights_MD.device))
+
+    def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
+        """Return the value of each row; targets give prior and likelihood with their gradients, which are left out."""
+        value = self(weights_MD, batch)
+        return ValueOnly(value.log_density, value.log_likelihood)
 
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
         """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""

@@ -1,4 +1,4 @@
-"""Claims from papers, put to the test: one file per claim, a recipe at two scales, a verdict from several seeds."""
+"""Claims from papers, put to the test: one folder per claim, a recipe at two scales, a verdict from several seeds."""
 
 from torchbayes.experiments.experiment import Experiment, Findings
 from torchbayes.experiments.registry import get, names, reproduce

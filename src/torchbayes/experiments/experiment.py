@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.driver.run import describe
+from torchbayes.experiments.records import as_json, load_or_compute
 from torchbayes.experiments.verdicts import Verdict
 from torchbayes.posteriors.files import read_json, write_whole
 from torchbayes.report import Picture, Table
@@ -20,9 +21,9 @@ class Findings:
     """The results of an experiment over several seeds.
 
     Attributes:
-        verdict: what they say about the claim.
+        verdict: whether the claim holds.
         tables: the numbers.
-        figures: the pictures; the first stands for the experiment.
+        figures: the pictures; the first represents the experiment.
     """
 
     verdict: Verdict
@@ -35,15 +36,15 @@ class Experiment:
     """A claim and how to test it.
 
     Attributes:
-        name: what `reproduce` calls it.
+        name: the name that `reproduce` takes.
         claim: one sentence.
-        source: the paper that makes it.
+        source: the paper that makes the claim.
         expected: the result to expect, with its source.
-        differences: in what the recipes differ from the paper.
+        differences: how the recipes differ from the paper.
         recipes: scale (`small`, `paper`) -> frozen dataclass of settings.
         cost: scale -> cost of one seed, in words.
-        run: (recipe, seed, directory) -> numbers of one seed, JSON-serialisable; called again on the directory of a run
-            that was interrupted it continues there.
+        run: (recipe, seed, directory) -> numbers of one seed, JSON-serialisable. Called again on the directory of an
+            interrupted run, it continues that run.
         summarise: numbers of several seeds -> findings.
     """
 
@@ -58,7 +59,7 @@ class Experiment:
     summarise: Callable[[Sequence[dict[str, Any]]], Findings]
 
     def recipe(self, scale: str) -> Any:
-        """Return the recipe of a scale.
+        """Return the recipe at a scale.
 
         Args:
             scale: a key of `recipes`.
@@ -67,7 +68,7 @@ class Experiment:
             The recipe.
 
         Raises:
-            ValueError: if there is none of that scale.
+            ValueError: if there is no recipe at that scale.
         """
         if scale not in self.recipes:
             raise ValueError(f"`scale` of {self.name} must be one of {', '.join(self.recipes)}; got {scale!r}.")
@@ -75,7 +76,7 @@ class Experiment:
 
 
 def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[str, Any]:
-    """Make a directory the home of one experiment at one scale, or check that it is.
+    """Reserve a directory for one experiment at one scale, or check that it already belongs to it.
 
     Args:
         experiment: what is run.
@@ -83,16 +84,17 @@ def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[
         directory: made if needed.
 
     Returns:
-        Name, scale and recipe as they stand in `recipe.json`.
+        Name, scale and recipe, as `recipe.json` holds them.
 
     Raises:
         ValueError: if the directory holds results of other settings.
     """
     path = directory / "recipe.json"
-    settings = {"experiment": experiment.name, "scale": scale, "recipe": describe(experiment.recipe(scale))}
-    about: dict[str, Any] = json.loads(json.dumps(settings))
+    about = {"experiment": experiment.name, "scale": scale, "recipe": _recorded(describe(experiment.recipe(scale)))}
+    about = json.loads(json.dumps(about))
     if path.exists():
         found = read_json(path)
+        found["recipe"] = _recorded(found["recipe"])
         if found != about:
             old, new = ({**a, **a["recipe"]} for a in (found, about))
             said = [f"{k} {old.get(k)!r}, now {new.get(k)!r}" for k in new if k != "recipe" and old.get(k) != new[k]]
@@ -105,6 +107,11 @@ def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[
     return about
 
 
+def _recorded(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return described settings without the name of their class, so that the class can be renamed."""
+    return {**recipe, "name": "Recipe"}
+
+
 def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Path) -> dict[str, Any]:
     """Run one seed, or read its results if it has been run.
 
@@ -115,20 +122,14 @@ def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Pa
         directory: of the whole experiment; the seed's own is `seed_SEED` in it.
 
     Returns:
-        `seed`, `seconds` (of the sitting that finished it) and `results`.
+        `seed`, `seconds` (of the call that finished the seed) and `results`.
     """
     home = directory / f"seed_{seed}"
-    path = home / "results.json"
-    if path.exists():
-        return read_json(path)
-    home.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    results = experiment.run(experiment.recipe(scale), seed, home)
-    record = {"seed": seed, "seconds": round(time.monotonic() - began, 1), "results": results}
-    write_whole(path, as_json(record))
-    return json.loads(as_json(record))
 
+    def compute() -> dict[str, Any]:
+        home.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        results = experiment.run(experiment.recipe(scale), seed, home)
+        return {"seed": seed, "seconds": round(time.monotonic() - began, 1), "results": results}
 
-def as_json(record: Mapping[str, Any]) -> bytes:
-    """Return a record as the text of a JSON file."""
-    return (json.dumps(record, indent=1) + "\n").encode()
+    return load_or_compute(home / "results.json", compute)

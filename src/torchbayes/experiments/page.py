@@ -1,4 +1,4 @@
-"""The page an experiment leaves: claim, verdict, numbers and figures, as HTML and as Markdown."""
+"""The page of an experiment: claim, verdict, numbers and figures, as HTML and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torchbayes.experiments.experiment import Experiment, Findings, as_json
+from torchbayes.experiments.experiment import Experiment, Findings
+from torchbayes.experiments.records import as_json
 from torchbayes.experiments.verdicts import Verdict
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report import Picture, Table, png, versions, write_report
@@ -24,11 +25,11 @@ def write_page(
     """Write `report.html`, `page.md`, its pictures `figure_1.png`, ... and `results.json`.
 
     Args:
-        directory: where.
+        directory: where the files go.
         experiment: what was run.
-        findings: what came out.
+        findings: what `experiment.summarise` returned.
         about: name, scale and recipe of the run.
-        records: what each seed left: `seed`, `seconds`, `results`.
+        records: the record of each seed: `seed`, `seconds`, `results`.
 
     Returns:
         Path of `report.html`.

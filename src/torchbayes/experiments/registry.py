@@ -1,46 +1,33 @@
-"""The experiments by name, and `reproduce`: run one for several seeds and leave its page."""
+"""The experiments by name, and `reproduce`: run one for several seeds and write its page."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from torchbayes.data.base import check_name
-from torchbayes.experiments import (
-    evidence_agreement,
-    evidence_occam,
-    evidence_random_labels,
-    evidence_support,
-    hmc_mixing,
-    hmc_mnist,
-    hmc_reference,
-    hmc_uci,
-    laplace_redux,
-    multiswag_corruption,
-    uci_table,
-)
 from torchbayes.experiments.experiment import Experiment, open_directory, seed_results
 from torchbayes.experiments.page import write_page
 from torchbayes.posteriors.locks import Locked
 
-_MODULES = (
-    multiswag_corruption,
-    uci_table,
-    hmc_reference,
-    hmc_mixing,
-    hmc_mnist,
-    hmc_uci,
-    evidence_agreement,
-    evidence_occam,
-    evidence_support,
-    evidence_random_labels,
-    laplace_redux,
+NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, imported when it is asked for
+    "multiswag_corruption",
+    "uci_table",
+    "hmc_reference",
+    "hmc_mixing",
+    "hmc_mnist",
+    "hmc_uci",
+    "evidence_agreement",
+    "evidence_occam",
+    "evidence_support",
+    "evidence_random_labels",
+    "laplace_redux",
 )
-_ALL = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 
 
 def names() -> dict[str, str]:
     """Return the name of every experiment with its claim."""
-    return {name: experiment.claim for name, experiment in _ALL.items()}
+    return {name: get(name).claim for name in NAMES}
 
 
 def get(name: str) -> Experiment:
@@ -52,8 +39,8 @@ def get(name: str) -> Experiment:
     Returns:
         The experiment.
     """
-    check_name("experiment", name, _ALL)
-    return _ALL[name]
+    check_name("experiment", name, NAMES)
+    return import_module(f"torchbayes.experiments.{name}").EXPERIMENT
 
 
 def reproduce(
@@ -67,8 +54,8 @@ def reproduce(
     Args:
         experiment: one of `names()`, or an experiment of your own.
         scale: `small` (minutes on 2 cores) or `paper` (the paper's setting, for a GPU).
-        seeds: how many seeds; one has no spread, so its verdict is inconclusive.
-        directory: where everything goes; `experiments/NAME-SCALE` if None.
+        seeds: how many seeds; with one there is no spread, so the verdict is inconclusive.
+        directory: where all files go; `experiments/NAME-SCALE` if None.
 
     Returns:
         Path of `report.html`; beside it lie `page.md`, `figure_1.png`, ..., `results.json` and the seeds' directories.
@@ -81,7 +68,7 @@ def reproduce(
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1; got {seeds}.")
     home = Path("experiments", f"{chosen.name}-{scale}") if directory is None else Path(directory)
-    chosen.recipe(scale)  # there is one
+    chosen.recipe(scale)  # refuses an unknown scale before anything is written
     with Locked(home):
         about = open_directory(chosen, scale, home)
         records = [seed_results(chosen, scale, seed, directory=home) for seed in range(seeds)]

@@ -1,4 +1,4 @@
-"""Verdicts: what several repeats of an experiment say about its claim, by one stated rule.
+"""Verdicts: whether several repeats of an experiment support its claim, by one stated rule.
 
 A claim is split into parts, each of the form "this mean is below that bound". With R repeats of mean m and sample
 standard deviation s the mean's 95 % interval is
@@ -28,9 +28,10 @@ class Part:
 
     Attributes:
         statement: what is tested, in words.
-        outcome: what came out.
+        outcome: the result of the test.
         evidence: the numbers behind it.
-        precondition: whether the part says only that the comparison is fair; the claim is inconclusive if not.
+        precondition: whether the part tests only that the comparison is fair; if it does not hold, the claim is
+            inconclusive.
     """
 
     statement: str
@@ -41,11 +42,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the repeats say about the whole claim.
+    """The outcome for the whole claim.
 
     Attributes:
         outcome: holds, does not hold or inconclusive.
-        parts: what it was made from.
+        parts: the parts of the claim with their outcomes.
     """
 
     outcome: Outcome
@@ -53,9 +54,9 @@ class Verdict:
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Verdict:
-        """Combine the parts: the claim holds if all hold, and does not if one does not.
+        """Combine the parts: the claim holds if all parts hold, and does not hold if one part does not.
 
-        A precondition that does not hold leaves the claim inconclusive, whatever the other parts say.
+        A precondition that does not hold makes the claim inconclusive, whatever the other parts say.
 
         Args:
             parts: at least one.
@@ -76,7 +77,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """A sentence or two: how many parts hold, and the first that do not."""
+        """One or two sentences: how many parts hold, and the first that do not."""
         open_parts = [part for part in self.parts if part.outcome != "holds"]
         if not open_parts:
             return f"All {len(self.parts)} parts hold." if len(self.parts) > 1 else "Its one part holds."
@@ -117,6 +118,21 @@ def mean_and_error(values: Values) -> tuple[float, float] | float:
     if len(array) < 2:
         return float(array.mean())
     return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))
+
+
+def two_standard_errors(values: Values) -> np.ndarray:
+    """Return two standard errors of the mean over the first axis, for error bars; zero for one repeat.
+
+    Args:
+        values: (R, ...), R repeats.
+
+    Returns:
+        Array (...).
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return np.zeros(array.shape[1:])
+    return 2 * array.std(0, ddof=1) / np.sqrt(len(array))
 
 
 def below(statement: str, values: Values, bound: float = 0.0, *, precondition: bool = False) -> Part:

@@ -8,6 +8,8 @@ is clear which of them fail.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,31 +61,48 @@ def worded(error: Exception) -> str:
     return f"{type(error).__name__.lstrip('_')}: {first}"
 
 
-def evaluated(density: Density, weights_MD: Tensor, *, known_MD: Tensor) -> tuple[Value, Faults]:
+def evaluated(density: Density, weights_MD: Tensor, *, known_MD: Tensor, gradient: bool = True) -> tuple[Value, Faults]:
     """Return the density at each row; −∞ with a gradient of zero where it raises an exception.
 
     Args:
         density: the target.
         weights_MD: where.
         known_MD: weights at which it can be computed.
+        gradient: whether the gradient is wanted; else it has no columns, (M, 0).
 
     Returns:
         The density, and where it failed.
     """
+    look = density if gradient else partial(_without_gradient, density)
     try:
-        return density(weights_MD), Faults.none(weights_MD)
+        return look(weights_MD), Faults.none(weights_MD)
     except Exception as error:
         if not is_fault(error, density):
             raise
         raised = error
     nothing_M = weights_MD.new_full((len(weights_MD),), -torch.inf, dtype=torch.float64)
-    value, faults = Value(nothing_M, torch.zeros_like(weights_MD), nothing_M.clone()), Faults.none(weights_MD)
-    _fill(value, faults, density, (weights_MD, known_MD), rows=range(len(weights_MD)))
+    gradient_MD = torch.zeros_like(weights_MD if gradient else weights_MD[:, :0])
+    value, faults = Value(nothing_M, gradient_MD, nothing_M.clone()), Faults.none(weights_MD)
+    fails = partial(is_fault, density=density)
+    _fill(value, faults, (look, fails), (weights_MD, known_MD), rows=range(len(weights_MD)))
     return value, faults._replace(first=worded(raised))
 
 
-def _fill(value: Value, faults: Faults, density: Density, weights: tuple[Tensor, Tensor], *, rows: range) -> None:
+def _without_gradient(density: Density, weights_MD: Tensor) -> Value:
+    log_density_M, log_likelihood_M = density.value(weights_MD)
+    return Value(log_density_M, weights_MD[:, :0], log_likelihood_M)
+
+
+def _fill(
+    value: Value,
+    faults: Faults,
+    target: tuple[Callable[[Tensor], Value], Callable[[Exception], bool]],
+    weights: tuple[Tensor, Tensor],
+    *,
+    rows: range,
+) -> None:
     """Write the density at some rows, of which at least one fails, and mark those that do."""
+    look, fails = target
     if len(rows) == 1:
         faults.raised_M[rows] = True
         return
@@ -91,11 +110,11 @@ def _fill(value: Value, faults: Faults, density: Density, weights: tuple[Tensor,
         mixed_MD = weights[1].clone()
         mixed_MD[half] = weights[0][half]
         try:
-            found = density(mixed_MD)
+            found = look(mixed_MD)
         except Exception as error:
-            if not is_fault(error, density):
+            if not fails(error):
                 raise
-            _fill(value, faults, density, weights, rows=half)
+            _fill(value, faults, target, weights, rows=half)
         else:
             for whole, part in zip(value, found, strict=True):
                 whole[half] = part[half].to(whole.dtype)

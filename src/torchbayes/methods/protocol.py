@@ -1,20 +1,129 @@
-"""Method: frozen settings of one way to infer, plus its pure `step`."""
+"""What a method is: frozen settings of one way to infer, and functions of them that whoever runs it calls in turn.
+
+    state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps)
+    while (visit := method.visit(state)) is not None:
+        state, info = method.step(density, state, source.read(visit), donate=True)
+        shelf.add(method.draw(state))
+    posterior = method.posterior(density, state, shelf)
+
+`fit` runs this loop with log, checkpoints and callbacks, `sample` runs it on any density in memory, and users may run
+it themselves. None of them asks which method it is: what differs between methods is declared in `Needs`, and said by
+the methods themselves. Every function is one of its arguments alone: random numbers depend on seeds and step, so that a
+run which was interrupted goes on as if it had not been.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from torchbayes.density.density import LogDensity
-from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs of those who run it.
+
+    Attributes:
+        batch_size: rows of a minibatch or a site, where the data do not bring batches of their own; None for a method
+            that reads none.
+        all_rows: whether the density holds all rows, so that a step can see them without reading.
+        chunk_size: rows that go through a network at once where the density holds all of them.
+        start: where it begins: at "fresh" weights, unless others are given, or at "modes", which must be given and of
+            which there is one for each member.
+        network: mode of the network while it moves. In "train" mode dropout is on and batch norm sees the batch.
+        model: whether it needs a model; else any density will do.
+        fixed_rows: whether the same rows must come at every pass; a warning says if they do not.
+        extendable: whether its length, its setting `steps`, is no part of what it is: a run that is over can go on.
+        coupled: whether members see each other, so that processes cannot share them.
+        burn_in: steps at the beginning of which nothing is shelved or judged.
+        draws: how many draws of each member a whole run shelves, at most.
+        members: what its members are called in its settings.
+    """
+
+    batch_size: int | None = None
+    all_rows: bool = False
+    chunk_size: int = 1024
+    start: Literal["fresh", "modes"] = "fresh"
+    network: Literal["train", "eval"] = "eval"
+    model: bool = True
+    fixed_rows: bool = False
+    extendable: bool = False
+    coupled: bool = False
+    burn_in: int = 0
+    draws: int = 0
+    members: Literal["members", "chains"] = "members"
+
+
+class DivergedError(RuntimeError):
+    """Weights, a loss or a gradient are not finite; the state before the step is intact."""
+
+
+class Visit(NamedTuple):
+    """Which rows the next step reads.
+
+    Attributes:
+        kind: "minibatch": one of a shuffled stream, in which each member has an order of its own; "site": a fixed part
+            of the rows, the same for all members; "all": none are read, as the density holds them, or there are none.
+        number: which minibatch, counted through all epochs; or which site, of as many as an epoch has minibatches.
+    """
+
+    kind: Literal["minibatch", "site", "all"]
+    number: int = 0
+
+
+class Info(Protocol):
+    """What a step reports for the log; no later step needs it."""
+
+    def means(self) -> Mapping[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        ...
+
+    def now(self) -> Mapping[str, Any]:
+        """Return what is true of the last step of an epoch: numbers and texts by name."""
+        ...
+
+
+class Shelf(Protocol):
+    """The draws of a run, in the order they were taken."""
+
+    def weights_MSD(self) -> Tensor:
+        """Return them, (M, S, D).
+
+        Raises:
+            ValueError: if there are none.
+        """
+        ...
+
+
+class History(Protocol):
+    """The log of a run, from its first step on."""
+
+    def columns(self, after: int = 0) -> dict[str, Tensor]:
+        """Return what the lines after a step hold for each member, by name, each (M, lines), float64."""
+        ...
+
+    def first(self, name: str, after: int = 0) -> str:
+        """Return the first text of a name after a step; empty if there is none."""
+        ...
+
+
+class State(Protocol):
+    """What the next step needs: a frozen dataclass of tensors (M, ...), numbers, mappings and such dataclasses."""
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        ...
+
+
 class Method(Protocol):
-    """What `fit` needs of a method. Settings are fields of a frozen dataclass; there is no other state."""
+    """Frozen settings of one way to infer, with the functions that whoever runs it calls. There is no other state."""
 
     @property
     def members(self) -> int:
@@ -22,30 +131,56 @@ class Method(Protocol):
         ...
 
     @property
-    def epochs(self) -> int | None:
-        """Passes over the data; None for the usual length, of `descent.epochs_of`."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per step where the data do not bring their own batches."""
-        ...
-
-    @property
     def plan(self) -> Any:
         """How the stack of members is run: auto, native, loop, vmap or compiled."""
         ...
 
+    @property
+    def needs(self) -> Needs:
+        """What it needs."""
+        ...
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return how many steps a run takes at most, for an epoch of so many minibatches."""
+        ...
+
     def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+        self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Any:
-        """Return the state before the first step."""
+        """Return the state before the first step.
+
+        Args:
+            density: the target: a `LogDensity`, or any density if no model is needed.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: minibatches, or sites, that hold all rows once; 1 for a method that reads none.
+        """
         ...
 
-    def step(self, density: LogDensity, state: Any, batch: Batch, *, donate: bool = False) -> tuple[Any, Any]:
-        """Return the new state and what was seen: an object whose `means()` and `now()` are the numbers of the log."""
+    def visit(self, state: Any) -> Visit | None:
+        """Return which rows the next step reads; None when the run is over."""
         ...
 
-    def posterior(self, density: LogDensity, state: Any) -> Posterior:
-        """Return the posterior a state stands for."""
+    def step(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
+        """Return the new state and what was seen; the old state stays as it was unless it is donated."""
+        ...
+
+    def draw(self, state: Any) -> Tensor | None:
+        """Return weights (M, D) to put on the shelf now, or None."""
+        ...
+
+    def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Posterior:
+        """Return the posterior that a state and the draws on the shelf stand for."""
+        ...
+
+    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> Sequence[str]:
+        """Return what is known to be wrong with the result of a run, one clause each.
+
+        Args:
+            posterior: what `posterior` gave.
+            state: the last state, of all members.
+            history: the log of the run.
+            source: the training data.
+        """
         ...

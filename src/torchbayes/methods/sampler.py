@@ -15,9 +15,13 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import Way
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.faults import Faults, begun
+from torchbayes.methods.mcmc.health import problems_of
 from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cycles
 from torchbayes.model.network import refuse_by_batch
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.draws import Draws
 
 # an energy error above this is a divergence: the integrator has left the trajectory (Betancourt 2017, section 6.2)
 DIVERGENCE = 1000.0
@@ -43,6 +47,9 @@ class Sampler(ABC):
     plan: Way | str = field(default="auto", kw_only=True)
     chunk_size: int = field(default=1024, kw_only=True)
 
+    batch_size = None  # samplers on minibatches have a setting of this name,
+    schedule = None  # and of this one
+
     def __post_init__(self) -> None:
         plain(self)
         check_counts(chains=self.chains, steps=self.steps, thin=self.thin, chunk_size=self.chunk_size)
@@ -57,9 +64,10 @@ class Sampler(ABC):
             raise ValueError(
                 f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
             )
-        if self.cycles and not any(self.keeps(step) for step in range(self.steps, self.burn_in, -1)):
+        cycles = _cycles(self)
+        if cycles and not any(self.keeps(step) for step in range(self.steps, self.burn_in, -1)):
             raise ValueError(
-                f"no cycle of `length` {self.cycles.length} ends after burn-in within {self.steps} steps, so nothing "
+                f"no cycle of `length` {cycles.length} ends after burn-in within {self.steps} steps, so nothing "
                 f"would be kept. Shorten the cycles, or sample longer."
             )
 
@@ -85,26 +93,70 @@ class Sampler(ABC):
         return self.chains
 
     @property
-    def rows(self) -> int | None:
-        """Rows per step, the setting `batch_size` of stochastic samplers; None for all the data."""
-        return getattr(self, "batch_size", None)
+    def needs(self) -> Needs:
+        """All the data or minibatches, any density, a shelf for draws; more steps make the same chain longer."""
+        return Needs(
+            batch_size=self.batch_size,
+            all_rows=self.batch_size is None,
+            chunk_size=self.chunk_size,
+            model=False,
+            extendable=True,
+            burn_in=self.burn_in,
+            draws=_most(self),
+            members="chains",
+        )
 
-    @property
-    def cycles(self) -> Cycles | None:
-        """The cycles of a cyclical sampler, at whose ends weights are kept."""
-        schedule = getattr(self, "schedule", None)
-        return schedule if isinstance(schedule, Cycles) else None
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a chain, burn-in included, whatever an epoch is."""
+        del steps_per_epoch
+        return self.steps
+
+    def visit(self, state: Any) -> Visit | None:
+        """Return the next minibatch, or all the data; None when the chain is as long as it should be."""
+        if state.step >= self.steps:
+            return None
+        return Visit("all") if self.batch_size is None else Visit("minibatch", state.step)
+
+    def draw(self, state: Any) -> Tensor | None:
+        """Return the weights of the chains if they are kept."""
+        return state.weights_MD if self.keeps(state.step) else None
+
+    def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Draws:
+        """Return the draws on the shelf.
+
+        Raises:
+            ValueError: if there are none yet.
+        """
+        del state
+        assert shelf is not None, "a sampler puts its draws on a shelf"
+        return Draws(density.model, shelf.weights_MSD(), statistics_known=True)
+
+    def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
+        """Return what is wrong with the chains: see `torchbayes.methods.mcmc.health`."""
+        del state, source
+        return problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
 
     def keeps(self, step: int) -> bool:
         """Return whether the weights after `step` steps are kept."""
-        if self.cycles:
-            left = -step % self.cycles.length  # steps to the end of the cycle
-            return step > self.burn_in and left % self.thin == 0 and left // self.thin < self.cycles.draws
+        if cycles := _cycles(self):
+            left = -step % cycles.length  # steps to the end of the cycle
+            return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
     def kept(self, step: int) -> int:
         """Return how many weights of each chain are kept in the first `step` steps."""
         return sum(self.keeps(number) for number in range(1, step + 1))
+
+
+def _cycles(method: Sampler) -> Cycles | None:
+    """Return the cycles of a cyclical sampler, at whose ends weights are kept."""
+    return method.schedule if isinstance(method.schedule, Cycles) else None
+
+
+def _most(method: Sampler) -> int:
+    """Return how many weights of each chain a whole run keeps, at most."""
+    each, cycles = (method.steps - method.burn_in) // method.thin, _cycles(method)
+    return min(each, method.steps // cycles.length * cycles.draws) if cycles else each
 
 
 @dataclass(frozen=True)

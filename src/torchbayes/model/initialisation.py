@@ -132,8 +132,12 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
 
 
 def random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
-    """Return the identities of the random parameters: tied ones have one name and several owners."""
-    return frozenset(id(p) for n, p in module.named_parameters() if n in layout.shapes)
+    """Return the identities of the random parameters, and of those that the module says it computes from them.
+
+    Tied parameters have one name and several owners.
+    """
+    names = {*layout.shapes, *getattr(module, "derived", ())}
+    return frozenset(id(p) for n, p in module.named_parameters() if n in names)
 
 
 def loaded(module: nn.Module, layout: Layout) -> tuple[str, ...]:

@@ -254,12 +254,19 @@ def ready(model: Model, batch: Batch, *, members: bool = False) -> Batch:
     return found
 
 
-def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood | None = None) -> Model:
-    """Return a model of the same network with another prior or likelihood; the network is shared, not copied.
+def having(
+    model: Model,
+    *,
+    network: Network | None = None,
+    prior: PriorRules | Joint | None = None,
+    likelihood: Likelihood | None = None,
+) -> Model:
+    """Return a model with another network, prior or likelihood; what is not another one is shared, not copied.
 
     Args:
         model: the model; it stays as it is.
-        prior: over all weights together; the same prior if None.
+        network: another one, whose prior must be given too; the same network if None.
+        prior: of the weights; the same prior if None.
         likelihood: with the same learned parameters; the same likelihood if None.
 
     Returns:
@@ -273,8 +280,11 @@ def having(model: Model, *, prior: Joint | None = None, likelihood: Likelihood |
         if likelihood.parameters().keys() != model.likelihood.parameters().keys():
             raise ValueError("the other likelihood must learn the same parameters.")
         other.likelihood = likelihood
+    if network is not None:
+        other.network = network
+        other.layout = network.layout + Layout({PREFIX + n: p.shape for n, p in model._learned.items()})
     if prior is not None:
-        other.prior = BoundPrior(model.layout, prior)
+        other.prior = BoundPrior(other.layout, _with_learned_priors(prior, other._learned))
     return other
 
 

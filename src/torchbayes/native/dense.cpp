@@ -449,7 +449,10 @@ struct Density {
     const T factor = static_cast<T>(scale);
     value = threads == 1 ? passes(net, w, x, y, rows.count, rows, factor, gradient)
                          : shared(net, w, x, y, rows, factor, gradient, threads);
-    log_prior = add_prior(prior, w, static_cast<T>(prior_scale), gradient, threads);
+    // with somewhere to write in any case: compilers sum in another order where nothing is written
+    static thread_local Aligned<T> unused;
+    T* into = gradient ? gradient : unused.at_least(net.size);
+    log_prior = add_prior(prior, w, static_cast<T>(prior_scale), into, threads);
   }
 };
 

@@ -57,6 +57,7 @@ class Purpose(enum.IntEnum):
     KEPT = 24  # which of the kept draws
     TARGETS = 25  # of a predictive
     OUTPUTS = 26  # of a linearised network
+    SUBSPACE = 27  # directions of one
     # curvature
     PIECE = 31  # seeds of the rows that are seen together
     FISHER = 32  # targets drawn from the model

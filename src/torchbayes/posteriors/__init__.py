@@ -8,11 +8,13 @@ from torchbayes.posteriors.load import load
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import ProblemWarning
+from torchbayes.posteriors.subspace import InSubspace
 
 __all__ = [
     "Draws",
     "Functions",
     "Gaussian",
+    "InSubspace",
     "LaplacePosterior",
     "Point",
     "Posterior",

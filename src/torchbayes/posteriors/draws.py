@@ -11,9 +11,10 @@ from torch import Tensor
 from torchbayes.checks import as_seed, check_memory
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import Posterior, readable
 
 
+@readable
 @dataclass(frozen=True)
 class Draws(Posterior):
     """q(w) = (1/(M S)) Σ_m Σ_s δ(w − w_ms).

@@ -8,20 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
-from torchbayes.density.native import DenseModel, kernel_of
+from torchbayes.checks import check_counts, check_kind, check_tensor
+from torchbayes.density.plans import outputs
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, taking
-from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size
 
 
 @dataclass(frozen=True)
 class Functions:
     """S drawn functions f_s(x).
-
-    They are evaluated one after the other: on every network measured (benchmarks/prediction.py) a loop over draws is
-    at least as fast as `vmap`, whose stacked products are slower than S plain ones, and it needs S times less memory.
 
     Attributes:
         model: the model.
@@ -62,30 +59,9 @@ class Functions:
         """
         check_counts(chunk_size=chunk_size)
         inputs = self.model.place(inputs)
-        rows = batch_size(inputs)
-        if rows == 0:
+        if batch_size(inputs) == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        kernel = kernel_of(self.model)
-        if isinstance(kernel, DenseModel) and kernel.takes(self.weights_SD, inputs, shared=True):
-            return kernel.kernel.predict(self.weights_SD, inputs, chunk_size=chunk_size)
-        views, _ = self.model.split(self.weights_SD)
-        inputs = self.model.network.arrange(inputs)
-        results = []
-        for s in range(self.draws):
-            own = {n: v[s] for n, v in views.items()}
-            buffers = {n: b[s] for n, b in self.buffers_S.items()} if self.buffers_S else None
-            parts = []
-            for start in range(0, rows, chunk_size):
-                where = slice(start, start + chunk_size)
-                part = inputs if rows <= chunk_size else rows_of(inputs, where)
-                with taking(part):
-                    parts.append(self.model.network(own, part, buffers))
-                if s == start == 0:
-                    needed = self.draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
-                    check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=self.draws)
-            results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-        outputs = torch.stack(results)
-        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return outputs(self.model, self.weights_SD, inputs, buffers_S=self.buffers_S, chunk_size=chunk_size)
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 from torchbayes.checks import check_object
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
-from torchbayes.posteriors.posterior import Posterior, normals
+from torchbayes.posteriors.posterior import Posterior, normals, readable
 
 
+@readable
 @dataclass(frozen=True)
 class Gaussian(Posterior):
     """q(w) = (1/M) Σ_m N(w; μ_m, Σ_m).

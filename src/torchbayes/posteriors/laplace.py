@@ -22,10 +22,11 @@ from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, re
 from torchbayes.model.model import having
 from torchbayes.model.priors.joint import Joint
 from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import Posterior, readable
 from torchbayes.posteriors.problems import warn_of
 
 
+@readable
 @dataclass(frozen=True)
 class LaplacePosterior(Posterior):
     """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).

@@ -11,15 +11,9 @@ from torch import Tensor
 from torchbayes.model.description import model_differences
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
-from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.laplace import LaplacePosterior
-from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import BUFFERS, Calibration, Posterior
+from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
 from torchbayes.posteriors.store import DrawFile
-
-KINDS: dict[str, Any] = {c.kind: c for c in (Point, Gaussian, Draws, LaplacePosterior)}
 
 
 def load(path: str | Path, model: Model, *, calibration: Calibration | None = None) -> Posterior:
@@ -42,7 +36,9 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:
-        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {', '.join(KINDS)}.")
+        raise ValueError(
+            f"{path} holds a {header.get('kind')!r}, not a posterior; known are {', '.join(sorted(KINDS))}."
+        )
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
     try:
         _check_layout(path, header["layout"], model)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory
 from torchbayes.posteriors.functions import check_weights
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import Posterior, readable
 
 
+@readable
 @dataclass(frozen=True)
 class Point(Posterior):
     """q(w) = (1/M) Σ_m δ(w − w_m).

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ Calibration = Callable[[], Iterable[Any]]
 """Makes a fresh pass over training inputs, batch by batch; batch-norm statistics of a draw are taken on it."""
 
 BUFFERS = "buffers."
+
+
+KINDS: dict[str, Any] = {}
+"""Every kind of posterior by the name that files have for it."""
+
+_Kind = TypeVar("_Kind", bound=Any)
+
+
+def readable(kind: _Kind) -> _Kind:
+    """Return a kind of posterior, whose files can be read from now on: a decorator of its class."""
+    KINDS[kind.kind] = kind
+    return kind
 
 
 @dataclass(frozen=True)

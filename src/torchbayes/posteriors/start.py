@@ -10,14 +10,50 @@ from torch import Tensor, nn
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
+from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
 
+def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
+    """Return how many sets of weights a start holds: the rows of a matrix, the members of a point posterior, or one."""
+    weights = start.weights_MD if isinstance(start, Point) else start
+    return len(weights) if isinstance(weights, Tensor) and weights.ndim == 2 else 1
+
+
 def start_of(
+    model: Model,
+    start: nn.Module | Posterior | Tensor | None,
+    seeds: Sequence[int],
+    *,
+    space: Subspace | None = None,
+) -> tuple[Tensor, Buffers]:
+    """Return starting weights (M, D) and buffers (M, ...) of the members; coordinates (M, R) in a subspace.
+
+    Args:
+        model: the model.
+        start: as of `fit`.
+        seeds: one seed per member.
+        space: a subspace, at whose origin they start if nothing is said.
+
+    Returns:
+        Both.
+
+    Raises:
+        ValueError: if `start` does not fit the model or the number of members.
+    """
+    if space is None:
+        return _start_of(model, start, seeds)
+    if start is None:
+        return space.model.starting_weights(seeds)
+    weights_MD, buffers = _start_of(model, start, seeds)
+    return space.coordinates(weights_MD), space.lowered(buffers)
+
+
+def _start_of(
     model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]
 ) -> tuple[Tensor, Buffers]:
-    """Return starting weights (M, D) and buffers (M, ...) of the members.
+    """Return starting weights and buffers of the members over all weights.
 
     Raises:
         ValueError: if `start` does not fit the model or the number of members.

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_flags
+from torchbayes.checks import check_choice, check_flags, check_memory, free_memory, size_of
 from torchbayes.curvature.collect import ROWS, Collector, Where, units
 from torchbayes.curvature.discovery import Findings, anatomy, look
 from torchbayes.curvature.exact import Beside, is_needed
@@ -20,7 +20,7 @@ from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg.added import plus_precision
 from torchbayes.methods.checks import check_counts
-from torchbayes.methods.optimise.descent import DivergedError
+from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -144,6 +144,22 @@ class Survey:
         copies = {n: {k: t.clone() for k, t in getattr(self, n).items()} for n in ("buffers", "sums")}
         tensors = {n: getattr(self, n).clone() for n in ("weights_MD", "log_likelihood_M", "gradient_MD")}
         return replace(self, **copies, **tensors)
+
+
+def check_held(recipe: Recipe, weights_MD: Tensor) -> None:
+    """Check that what is added up can be held.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    size, device = weights_MD.shape[-1], weights_MD.device
+    if recipe.structure == "low_rank":
+        check_memory(recipe.rank * weights_MD.nbytes, "directions of all members", device, rank=recipe.rank)
+    if recipe.structure == "dense" and (free := free_memory(device)) < weights_MD.nbytes * size:
+        raise ValueError(
+            f"`structure='dense'` is a matrix of {size:,} by {size:,}, which would take "
+            f"{size_of(weights_MD.nbytes * size)}, and {size_of(free)} are free. Use structure='kronecker'."
+        )
 
 
 def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> Survey:

@@ -31,9 +31,12 @@ from torchbayes.methods.laplace.curvature_pass import (
 )
 from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.problems import not_finite
 
 State = Survey
 PriorName = Literal["model", "scalar", "layer", "weight"]
@@ -96,7 +99,6 @@ class Laplace:
     members: int = field(default=1, kw_only=True)
 
     plan = "loop"
-    at_modes = takes_curvature = True
 
     def __post_init__(self) -> None:
         plain(self)
@@ -121,9 +123,18 @@ class Laplace:
         )
 
     @property
+    def needs(self) -> Needs:
+        """Modes, and passes over the same rows at them."""
+        return Needs(batch_size=self.batch_size, start="modes", fixed_rows=True)
+
+    @property
     def epochs(self) -> int:
         """Passes over the data."""
         return self.recipe.sums.passes
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the batches of all passes."""
+        return self.epochs * steps_per_epoch
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -141,10 +152,15 @@ class Laplace:
             The state.
 
         Raises:
-            ValueError: if the network has batch norm without running statistics.
+            ValueError: if the network has batch norm without running statistics, or the curvature cannot be held.
         """
         refuse_by_batch(density.model.network)
+        survey.check_held(self.recipe, weights_MD)
         return survey.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next batch of a pass; None when the passes are over."""
+        return Visit("minibatch", state.step) if state.step < self.length(state.steps_per_epoch) else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Add one batch to the sums of every member.
@@ -161,15 +177,25 @@ class Laplace:
         now, nll_M = survey.add(self.recipe, density, state if donate else state.clone(), batch=batch)
         return now, Info(nll_M)
 
-    def posterior(self, density: LogDensity, state: State) -> LaplacePosterior:
+    def draw(self, state: State) -> None:
+        """Return nothing: what the run leaves is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
         """Return the mixture of the modes' Gaussians, its prior tuned if the settings say so.
 
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
+        del shelf
         found = survey.finish(self.recipe, density, state)
         # under the prior that was trained under, so before another is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
         _ = found.gaussian  # now, so that what is not positive definite is said here
         return found.with_problems(problems)
+
+    def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
+        """Return whether numbers are not finite; what is known of modes the posterior has told already."""
+        del state, history, source
+        return not_finite(posterior.tensors())

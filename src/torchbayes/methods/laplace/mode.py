@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from torchbayes.linalg import Scaled
 from torchbayes.linalg.dropped import rest_diagonal
-from torchbayes.model.rows.batch import tensors_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 
 AWAY = "is not at a mode of this model"
 """What is said of a member, as a problem, where the gradient of the log joint density is too large for a mode."""
-
-
-class ChangingDataWarning(UserWarning):
-    """The same rows come out differently at every pass, so that their number is not that of the observations."""
-
-
-def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
-    """Warn where the first rows of the data differ between two passes, as augmentation makes them.
-
-    Args:
-        inputs: makes a pass over the inputs in a fixed order.
-    """
-    first, again = (tensors_of(next(iter(inputs()))) for _ in range(2))
-    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
-        warnings.warn(
-            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
-            "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
-            ChangingDataWarning,
-            stacklevel=3,
-        )
 
 
 def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:

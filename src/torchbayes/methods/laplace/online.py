@@ -38,11 +38,14 @@ from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.model.priors.univariate import Normal
+from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.problems import not_finite
 
 PriorName = Literal["model", "scalar", "layer", "weight"]
 
@@ -163,7 +166,6 @@ class OnlineLaplace:
     plan: Way | str = field(default="auto", kw_only=True)
 
     members = 1
-    takes_curvature = True
 
     def __post_init__(self) -> None:
         check_training(self)
@@ -172,19 +174,18 @@ class OnlineLaplace:
         check_flags(noise=self.noise)
         check_share(burn_in=self.burn_in)
         check_choices({"prior": (self.prior, PriorName)})
-        _ = self.recipe
+        _ = _recipe(self)
 
     @property
-    def recipe(self) -> Recipe:
-        """What a pass adds up."""
-        shared = {"samples": self.samples, "sharing": self.sharing, "joint_bias": self.joint_bias, "chunk": self.chunk}
-        return Recipe(self.structure, self.curvature, exact=self.noise, **shared)  # type: ignore[arg-type]
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode, of rows that are the same at every pass."""
+        return Needs(batch_size=self.batch_size, network="train", fixed_rows=True)
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
         """Return for every epoch of the run whether it trains; else it is a pass."""
         epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
-        return _order(epochs, round(self.burn_in * epochs), every, self.recipe.sums.passes)
+        return _order(epochs, round(self.burn_in * epochs), every, _recipe(self).sums.passes)
 
     @property
     def epochs(self) -> int | None:
@@ -194,6 +195,10 @@ class OnlineLaplace:
     def epochs_at(self, steps_per_epoch: int) -> int:
         """Return the passes over the data, by training or else."""
         return len(self.order(steps_per_epoch))
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, by training or else, for an epoch of so many minibatches."""
+        return self.epochs_at(steps_per_epoch) * steps_per_epoch
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -222,9 +227,14 @@ class OnlineLaplace:
             raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)
+        surveys.check_held(_recipe(self), weights_MD)
         survey = surveys.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
         return State(trajectory, survey, torch.ones_like(weights_MD), noise_M, 0)
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch, to train by or of a pass; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < self.length(state.survey.steps_per_epoch) else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step, or add one batch to a pass; the last one of a pass chooses prior and noise.
@@ -241,43 +251,64 @@ class OnlineLaplace:
         per_epoch = state.survey.steps_per_epoch
         order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
         if order[epoch]:
-            now, nll_M, lr = self._descend(density, state, batch, donate=donate)
+            now, nll_M, lr = _descend(self, density, state, batch=batch, donate=donate)
         else:
             begins = position == 0 and order[epoch - 1]
-            survey = self._begun(state) if begins else state.survey if donate else state.survey.clone()
-            survey, nll_M = surveys.add(self.recipe, density, survey, batch=batch)
+            survey = _begun(state) if begins else state.survey if donate else state.survey.clone()
+            survey, nll_M = surveys.add(_recipe(self), density, survey, batch=batch)
             now, lr = replace(state, survey=survey, step=state.step + 1), 0.0
-            if survey.step == self.recipe.sums.passes * survey.steps_per_epoch:
-                tuned = self._tuned(density, survey)
+            if survey.step == _recipe(self).sums.passes * survey.steps_per_epoch:
+                tuned = _tuned(self, density, survey)
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
         return now, Info(nll_M, lr, float(now.strength_MD.log().mean().exp()), float(now.noise_M[0]))
 
-    def posterior(self, density: LogDensity, state: State) -> LaplacePosterior:
+    def draw(self, state: State) -> None:
+        """Return nothing: what the run leaves is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
         """Return the Gaussian at the weights of the last pass, under the prior and noise chosen there.
 
         Raises:
             ValueError: if the run ended within a pass.
         """
-        found = self._tuned(density, state.survey)
+        del shelf
+        found = _tuned(self, density, state.survey)
         return found.with_problems(off_mode(found, state.survey.gradient_MD))
 
-    def _descend(self, density: LogDensity, state: State, batch: Batch, *, donate: bool) -> tuple[State, Tensor, float]:
-        lr, weights_MD = self.optimizer.lr * self.schedule.factor(state.trajectory.done), state.trajectory.weights_MD
-        prior_MD = torch.zeros_like(weights_MD)
-        density.model.prior.add_gradient_(prior_MD, weights_MD, -1 / density.num_data)
-        optimizer = Reweighted(self.optimizer, prior_MD, state.strength_MD, float(state.noise_M[0]) ** -2)
-        trajectory, info = descent.descend(density, state.trajectory, batch, optimizer=optimizer, lr=lr, donate=donate)
-        return replace(state, trajectory=trajectory, step=state.step + 1), info.nll_M, lr
+    def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
+        """Return whether numbers are not finite; what is known of the mode the posterior has told already."""
+        del state, history, source
+        return not_finite(posterior.tensors())
 
-    def _begun(self, state: State) -> Survey:
-        trajectory = state.trajectory
-        options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
-        fresh = surveys.begin(trajectory.weights_MD, trajectory.buffers, **options)
-        return replace(fresh, found=state.survey.found)
 
-    def _tuned(self, density: LogDensity, survey: Survey) -> LaplacePosterior:
-        return tune(surveys.finish(self.recipe, density, survey), prior=self.prior, noise=self.noise)
+def _recipe(method: OnlineLaplace) -> Recipe:
+    """Return what a pass adds up."""
+    own = {"samples": method.samples, "sharing": method.sharing, "joint_bias": method.joint_bias, "chunk": method.chunk}
+    return Recipe(method.structure, method.curvature, exact=method.noise, **own)  # type: ignore[arg-type]
+
+
+def _descend(
+    method: OnlineLaplace, density: LogDensity, state: State, *, batch: Batch, donate: bool
+) -> tuple[State, Tensor, float]:
+    lr, weights_MD = method.optimizer.lr * method.schedule.factor(state.trajectory.done), state.trajectory.weights_MD
+    prior_MD = torch.zeros_like(weights_MD)
+    density.model.prior.add_gradient_(prior_MD, weights_MD, -1 / density.num_data)
+    optimizer = Reweighted(method.optimizer, prior_MD, state.strength_MD, float(state.noise_M[0]) ** -2)
+    trajectory, info = descent.descend(density, state.trajectory, batch, optimizer=optimizer, lr=lr, donate=donate)
+    return replace(state, trajectory=trajectory, step=state.step + 1), info.nll_M, lr
+
+
+def _begun(state: State) -> Survey:
+    trajectory = state.trajectory
+    options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
+    fresh = surveys.begin(trajectory.weights_MD, trajectory.buffers, **options)
+    return replace(fresh, found=state.survey.found)
+
+
+def _tuned(method: OnlineLaplace, density: LogDensity, survey: Survey) -> LaplacePosterior:
+    return tune(surveys.finish(_recipe(method), density, survey), prior=method.prior, noise=method.noise)
 
 
 @lru_cache

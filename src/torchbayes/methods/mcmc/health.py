@@ -24,15 +24,13 @@ judged.
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from torchbayes.diagnostics import ebfmi, rhat
+from torchbayes.methods.protocol import History
 
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
 _SOME, _MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
@@ -41,30 +39,20 @@ _LOOKED_AT = 1000  # weights whose R-hat is looked at
 _BLOCK = 1 << 22  # weights that are looked at at once
 
 
-class Seen:
-    """What the iterations of a sampler on all the data saw after burn-in; nothing of one on minibatches."""
+def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple[str, ...]:
+    """Return what is wrong with the chains that left weights and a log.
 
-    def __init__(self, burn_in: int, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Begin with the records of a run that goes on."""
-        self._burn_in, self._chains, self._fault = burn_in, 0, ""
-        self._columns = {name: array("d") for name in _COLUMNS}
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Take up the line that the log has of an iteration."""
-        if record["step"] <= self._burn_in or "acceptance" not in record:
-            return
-        self._chains, self._fault = len(record["acceptance"]), self._fault or record.get("fault", "")
-        for name, column in self._columns.items():
-            column.extend(record.get(name, [math.nan] * self._chains))
-
-    def problems(self, weights_MSD: Tensor) -> tuple[str, ...]:
-        """Return what is wrong with the chains that left these weights."""
-        seen = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items() if column}
-        # a column of nothing but NaN is one that this sampler does not report
-        columns = {name: column.view(-1, self._chains).T for name, column in seen.items() if not column.isnan().all()}
-        return problems(weights_MSD, columns, fault=self._fault)
+    Args:
+        weights_MSD: what they left.
+        history: the log, with a line for every iteration of a sampler on all the data. Of one on minibatches the
+            weights alone are judged.
+        burn_in: iterations that do not count.
+    """
+    seen = history.columns(after=burn_in)
+    # a column of nothing but NaN is one that this sampler does not report
+    columns = {name: seen[name] for name in _COLUMNS if name in seen and not seen[name].isnan().all()}
+    exact = "acceptance" in columns
+    return problems(weights_MSD, columns if exact else {}, fault=history.first("fault", after=burn_in))
 
 
 def problems(

@@ -12,7 +12,7 @@ with a Metropolis correction. The scale ε is given, or adapted to a target acce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class State:
 
     Attributes:
         weights_MD: weights.
-        gradient_MD: gradient of the log density there.
+        gradient_MD: gradient of the log density there; without columns, (M, 0), for a random walk, which needs none.
         log_density_M: log density there, float64.
         log_likelihood_M: log likelihood there, float64.
         step_size: step sizes.
@@ -77,7 +77,8 @@ class RandomWalk(Sampler):
     ) -> State:
         """Return the state before the first proposal; `buffers` and `steps_per_epoch` are not used."""
         del buffers, steps_per_epoch
-        return _start(density, weights_MD, seeds, first=self.step_size or 2.38 / weights_MD.shape[-1] ** 0.5)
+        state = _start(density, weights_MD, seeds, first=self.step_size or 2.38 / weights_MD.shape[-1] ** 0.5)
+        return replace(state, gradient_MD=state.weights_MD[:, :0].clone())
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Make one proposal for every chain.
@@ -94,7 +95,7 @@ class RandomWalk(Sampler):
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         proposal_MD = state.weights_MD + _column(state.step_size.step_size_M, noise_MD) * noise_MD
-        value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
+        value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD, gradient=False)
         log_ratio_M = value.log_density - state.log_density_M
         return _decide(self, state, proposal_MD, value=value, log_ratio_M=log_ratio_M, faults=faults)
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
+from torchbayes.methods.protocol import DivergedError, History, Needs, Visit
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import tensors_of
+from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose, mix
 
 # a run whose length is not set: enough steps to train a small table, where an epoch has few
 USUAL_EPOCHS, USUAL_STEPS = 50, 2000
 # marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
 WORKSPACE = {"workspace": True}
-
-
-class DivergedError(RuntimeError):
-    """The loss or its gradient is not finite; the state before the step is intact."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,36 @@ class Info:
     def now(self) -> dict[str, float]:
         """Return what is true of the last step of an epoch."""
         return {"lr": self.lr}
+
+
+class Descent(ABC):
+    """What methods that descend share: minibatches from the first step to the last, nothing drawn on the way."""
+
+    epochs: int | None
+    batch_size: int
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode."""
+        return Needs(batch_size=self.batch_size, network="train")
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def visit(self, state: Any) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.trajectory
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def draw(self, state: Any) -> None:
+        """Return nothing: what the run leaves is in its state."""
+        del state
+
+    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
+        """Return what is wrong with the result, by the training rows: see `torchbayes.methods.optimise.health`."""
+        del history
+        return problems_of(posterior, state, source)
 
 
 class Update(Protocol):

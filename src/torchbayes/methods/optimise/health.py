@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.interpolation import noise_problems
 from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
-from torchbayes.model.network import taking
+from torchbayes.model.network import Buffers, taking
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.rows.batch import Batch, tensors_of
 from torchbayes.model.rows.sources import Source
@@ -46,21 +45,33 @@ _RISING = 0.01  # nats: a search that gained as much in its last step has not co
 _BLOCK = 1 << 22  # weights that are looked at at once
 
 
-@runtime_checkable
+class End(Protocol):
+    """Where a trajectory ended."""
+
+    @property
+    def weights_MD(self) -> Tensor:
+        """The weights of the members."""
+        ...
+
+    @property
+    def buffers(self) -> Buffers:
+        """The buffers of the network of each member."""
+        ...
+
+
 class Descending(Protocol):
     """The state of a method that descends."""
 
     @property
-    def trajectory(self) -> Trajectory:
+    def trajectory(self) -> End:
         """The running weights."""
         ...
 
 
-def problems_of(posterior: Posterior, state: Any, source: Source) -> list[str]:
-    """Return what is wrong with the result of a fit, as clauses.
+def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) -> list[str]:
+    """Return what is wrong with the result of a descent, as clauses.
 
-    Methods that do not descend are only asked for numbers that are not finite. What is found does not depend on whether
-    the run was interrupted, or which processes shared it.
+    What is found does not depend on whether the run was interrupted, or which processes shared it.
 
     Args:
         posterior: the result.
@@ -68,7 +79,7 @@ def problems_of(posterior: Posterior, state: Any, source: Source) -> list[str]:
         source: the training data.
     """
     found = not_finite(posterior.tensors())
-    if found or not isinstance(state, Descending) or not isinstance(posterior, Point | Gaussian):
+    if found:
         return found
     batches = source.some(_ROWS)
     posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))

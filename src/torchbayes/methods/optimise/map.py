@@ -16,8 +16,9 @@ from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Way
 from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -27,7 +28,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class MAP:
+class MAP(Descent):
     """Maximum a posteriori: standard training for one member, a deep ensemble for several.
 
     Attributes:
@@ -86,6 +87,7 @@ class MAP:
         lr = self.optimizer.lr * self.schedule.factor(state.done)
         return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
 
-    def posterior(self, density: LogDensity, state: State) -> Point:
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
+        del shelf
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

@@ -18,8 +18,9 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Way
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
-from torchbayes.methods.optimise.descent import Info, Trajectory, start
+from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
@@ -46,7 +47,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SWA:
+class SWA(Descent):
     """Stochastic weight averaging.
 
     Attributes:
@@ -111,12 +112,13 @@ class SWA:
         mean_MD = state.mean_MD.lerp(trajectory.weights_MD, 1 / (state.snapshots + 1))
         return State(trajectory, mean_MD, state.snapshots + 1), info
 
-    def posterior(self, density: LogDensity, state: State) -> Point:
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the averages.
 
         Raises:
             ValueError: if no snapshot has been taken yet.
         """
+        del shelf
         if not state.snapshots:
             raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `burn_in`.")
         return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_not_negative, given
+from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Way
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
-from torchbayes.methods.optimise.descent import Info, Trajectory, start
+from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
@@ -129,7 +130,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SWAG:
+class SWAG(Descent):
     """Stochastic weight averaging, Gaussian; with several members MultiSWAG.
 
     Attributes:
@@ -179,9 +180,11 @@ class SWAG:
             The state.
 
         Raises:
-            ValueError: if the run is too short for two snapshots.
+            ValueError: if the run is too short for two snapshots, or the deviations cannot be held.
         """
         del density
+        needed = self.rank * weights_MD.nbytes
+        check_memory(needed, "directions of all members", weights_MD.device, rank=self.rank)
         trajectory = start(
             weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
         )
@@ -210,12 +213,13 @@ class SWAG:
             return replace(state, trajectory=trajectory), info
         return State(trajectory, state.moments.collect(trajectory.weights_MD, donate=donate)), info
 
-    def posterior(self, density: LogDensity, state: State) -> Gaussian:
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians.
 
         Raises:
             ValueError: if fewer than two snapshots were taken.
         """
+        del shelf
         buffers = state.trajectory.buffers or None
         mean_MD = state.moments.mean_MD.clone()
         return Gaussian(density.model, mean_MD, state.moments.covariance(self.scale), buffers_M=buffers)

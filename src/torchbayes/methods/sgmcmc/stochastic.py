@@ -13,7 +13,7 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.faults import is_fault, worded
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.optimise.descent import DivergedError
+from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import check_shapes
 from torchbayes.methods.schedules import StepSchedule
 

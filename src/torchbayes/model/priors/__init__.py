@@ -1,6 +1,5 @@
 """p(w): what is believed about the weights before the data."""
 
-from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import (
     FanInNormal,
     Flat,
@@ -20,7 +19,6 @@ from torchbayes.model.priors.univariate import (
 __all__ = [
     "FanInNormal",
     "Flat",
-    "Joint",
     "Laplace",
     "Logistic",
     "Normal",

@@ -197,11 +197,11 @@ class BoundPrior:
         for segment in self.segments:
             segment.add_gradient_(gradient, weights, scale)
 
-    def add_rest_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
+    def add_rest_(self, gradient: Tensor | None, weights: Tensor, scale: float) -> Tensor:
         """Do what is left to do once −½ ((w − loc)/scale)² of the normal segments is done elsewhere.
 
         Args:
-            gradient: tensor (..., D); receives the gradient of the segments that are not normal.
+            gradient: tensor (..., D); receives the gradient of the segments that are not normal, unless it is None.
             weights: tensor (..., D).
             scale: factor on the prior's gradient.
 
@@ -213,7 +213,8 @@ class BoundPrior:
             if isinstance(segment.prior, Normal):
                 total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
             elif not isinstance(segment.prior, Flat):
-                segment.add_gradient_(gradient, weights, scale)
+                if gradient is not None:
+                    segment.add_gradient_(gradient, weights, scale)
                 total += _total(segment.prior, weights[..., segment.where])
         return total
 

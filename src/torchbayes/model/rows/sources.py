@@ -7,7 +7,7 @@ by at most one, so there is never a tiny last batch that would upset batch norm.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +43,10 @@ class Source(Protocol):
 
     def rows(self) -> Batch:
         """Return all rows, in a fixed order."""
+        ...
+
+    def site(self, number: int, members: int) -> Batch:
+        """Return a fixed part of the rows, of as many as an epoch has batches, every tensor (M, B, ...)."""
         ...
 
     def some(self, count: int) -> list[Batch]:
@@ -114,6 +118,11 @@ class Table:
         """Yield the inputs in a fixed order."""
         for start, stop in zip(self._bounds[:-1], self._bounds[1:], strict=True):
             yield rows_of(self._rows.inputs, slice(start, stop))
+
+    def site(self, number: int, members: int) -> Batch:
+        """Return a slice of the table, the same for all members."""
+        where = slice(self._bounds[number], self._bounds[number + 1])
+        return self._rows.map(lambda t: t[where].expand(members, -1, *t.shape[1:]))
 
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the table, in whole batches."""
@@ -194,6 +203,12 @@ class Loader:
             _checked(self._model, self._first, batch) for batch in self._read([list(range(self._size))])
         ])
 
+    def site(self, number: int, members: int) -> Batch:
+        """Return neighbouring rows of the data set, the same for all members."""
+        found = self._read([list(range(self._bounds[number], self._bounds[number + 1]))])
+        rows = _checked(self._model, self._first, next(iter(found)))
+        return rows.map(lambda t: t.expand(members, *t.shape))
+
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the data set, in whole batches."""
         found = self._read(whole_batches(count, self._bounds))
@@ -271,6 +286,11 @@ class Stream:
         """Return all rows, checked, in the order of the stream."""
         return concatenate([_checked(self._model, self._first, batch) for batch in self._batches])
 
+    def site(self, number: int, members: int) -> Batch:
+        """Return a batch of the stream, the same for all members; those before it are passed over."""
+        rows = _checked(self._model, self._first, next(islice(iter(self._batches), number, None)))
+        return rows.map(lambda t: t.expand(members, *t.shape))
+
     def some(self, count: int) -> list[Batch]:
         """Return whole batches spread over the stream."""
         wanted = set(spread(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
@@ -283,46 +303,6 @@ class Stream:
             ValueError: if something does not fit; the message says what.
         """
         self._first = First(self._model, self._model.unpack(next(iter(self._batches))))
-
-
-class Whole:
-    """All rows at every step: an epoch is one step, whose batch is None because the density has the rows."""
-
-    def __init__(self, source: Source) -> None:
-        """Read everything."""
-        self._source, self._rows = source, source.rows()
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return self._rows.size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """One."""
-        return 1
-
-    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Any]:
-        """Yield None once, unless it is skipped."""
-        del seeds, epoch
-        if not skip:
-            yield None
-
-    def inputs(self) -> Iterator[Any]:
-        """Yield the inputs in the order of the source."""
-        yield from self._source.inputs()
-
-    def some(self, count: int) -> list[Batch]:
-        """Return rows of the source."""
-        return self._source.some(count)
-
-    def check(self) -> None:
-        """Check the source."""
-        self._source.check()
-
-    def rows(self) -> Batch:
-        """Return all rows."""
-        return self._rows
 
 
 class First:

@@ -1,0 +1,76 @@
+"""What backends that differentiate by autograd share: modes, chunks of rows, and where gradients are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.density.precision import full_precision
+from torchbayes.model.layout import Layout
+from torchbayes.model.model import Batch
+
+
+class Into(NamedTuple):
+    """Where a gradient goes: written over what is there, or added to it; nowhere if there is no tensor.
+
+    A value without its gradient comes from the same forward pass as one with it, graph and all: PyTorch has other
+    kernels for networks that are not differentiated, and differences of values must not see their rounding.
+    """
+
+    gradient_MD: Tensor | None
+    add: bool
+
+    def write(self, layout: Layout, members: int | slice, *, total: Tensor, leaves: dict[str, Tensor]) -> None:
+        """Differentiate `total` into the rows of `members`: each part goes to its place, without a joined copy."""
+        if self.gradient_MD is None:
+            return
+        parts = torch.autograd.grad(total, tuple(leaves.values()), materialize_grads=True)
+        for view, part in zip(layout.split(self.gradient_MD[members]).values(), parts, strict=True):
+            view.add_(part) if self.add else view.copy_(part)
+
+
+def chunks(evaluation: Evaluation, chunk_size: int) -> Iterator[Batch]:
+    """Yield all the data in chunks, or the minibatch.
+
+    Args:
+        evaluation: what is asked for.
+        chunk_size: rows of a chunk.
+
+    Yields:
+        Rows.
+    """
+    if not evaluation.shared:
+        yield evaluation.batch
+        return
+    for start in range(0, evaluation.batch.size, chunk_size):
+        where = slice(start, start + chunk_size)
+        yield evaluation.batch.map(lambda t, where=where: t[where])
+
+
+def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batch, Into], Tensor]) -> Tensor:
+    """Return the log likelihood of each member, float64 (M,), over all chunks, and write the gradient.
+
+    Args:
+        backend: whose evaluation it is.
+        evaluation: what is asked for.
+        run: rows, and where the gradient goes -> their log likelihood (M,).
+    """
+    weights_MD = evaluation.weights_MD
+    mode = backend.model.network.training() if backend.training else nullcontext()
+    # calls on all the data are those of Metropolis tests
+    precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
+    value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
+    with torch.enable_grad(), mode, precision:
+        for number, rows in enumerate(chunks(evaluation, backend.chunk_size)):
+            value_M += run(rows, Into(evaluation.gradient_MD, number > 0))
+    return value_M
+
+
+def leaves_of(layout: Layout, weights: Tensor) -> dict[str, Tensor]:
+    """Return named views of `weights` (..., D) to differentiate with respect to."""
+    return {name: view.detach().requires_grad_() for name, view in layout.split(weights).items()}

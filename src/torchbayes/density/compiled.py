@@ -1,0 +1,107 @@
+"""All members together under `vmap`, compiled; and leapfrog steps compiled together.
+
+For small networks, whose steps are mostly calls of Python and of small kernels: several steps of all chains, gradients
+included, become one compiled function. Chains whose steps are not a multiple of its length, or fewer than another's,
+take steps of size zero at the end, which leave them where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.dynamics import Phase, Value
+from torchbayes.density.precision import full_precision
+from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
+from torchbayes.model.model import Batch, Model, Scales
+
+LENGTH = 4  # a longer function compiles longer and gains nothing that was measured
+
+
+class Compiled(Backend):
+    """All members together, compiled."""
+
+    name, words, automatic = "compiled", "compiled members", "never"
+
+    def __init__(self, model: Model, *, training: bool = False, chunk_size: int = 1024) -> None:
+        super().__init__(model, training=training, chunk_size=chunk_size)
+        self._stacks: dict[bool, Stack] = {}
+        self._unrolled: Unrolled | None = None
+
+    def refuses(self, evaluation: Evaluation) -> str | None:
+        """Return that members need random numbers of their own, which `vmap` does not give them; else None."""
+        return refuses_random(self, evaluation)
+
+    def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
+        """Return the log likelihood of each member, (M,), and write its gradient."""
+        shared = evaluation.shared
+        if shared not in self._stacks:
+            # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
+            self._stacks[shared] = torch.compile(stack(self.model, shared))
+        return evaluate_stack(self, evaluation, self._stacks[shared], under=nullcontext), None
+
+    def leapfrog(self, trajectory: Trajectory) -> Phase | None:
+        """Return where leapfrog steps lead; None where the data are too many to go through the network at once."""
+        if trajectory.data.size > self.chunk_size:
+            return None
+        self._unrolled = self._unrolled or Unrolled(self.model, trajectory.data, trajectory.scales)
+        return self._unrolled(trajectory)
+
+
+class Unrolled:
+    """Leapfrog on the log joint density of a model and all its data, which go through the network at once."""
+
+    def __init__(self, model: Model, data: Batch, scales: Scales) -> None:
+        """Bind a model to its data; nothing is compiled before it is needed.
+
+        Args:
+            model: the model.
+            data: all rows.
+            scales: factors on log likelihood and log prior.
+        """
+        self._model, self._data, self._scales = model, data, scales
+        self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
+
+    def __call__(self, trajectory: Trajectory) -> Phase:
+        """Return where leapfrog steps lead."""
+        weights_MD, momentum_MD, gradient_MD, step_size_M, steps_M, inverse_mass_MD, *_ = trajectory
+        most = int(steps_M.max())
+        length = LENGTH if most >= LENGTH else 1
+        steps_L = torch.arange(-(-most // length) * length)
+        sizes_LM = (step_size_M * (steps_L.unsqueeze(-1) < steps_M.cpu())).to(weights_MD)
+        mass_MD = torch.ones_like(weights_MD) if inverse_mass_MD is None else inverse_mass_MD
+        if length not in self._functions:
+            self._functions[length] = torch.compile(self._steps, dynamic=False)
+        phase = (weights_MD, momentum_MD, gradient_MD)
+        likelihood_M = prior_M = step_size_M  # set by the first call: at least one step is taken
+        with full_precision(weights_MD.device), torch.no_grad():
+            for sizes_UM in sizes_LM.split(length):
+                *phase, likelihood_M, prior_M = self._functions[length](
+                    *phase, mass_MD, sizes_UM.unsqueeze(-1), self._data
+                )
+        value_M = self._scales.likelihood * likelihood_M + self._scales.prior * prior_M
+        return Phase(phase[0], phase[1], Value(value_M, phase[2], likelihood_M))
+
+    def _steps(
+        self, weights: Tensor, momentum: Tensor, gradient: Tensor, mass: Tensor, sizes_UM1: Tensor, data: Batch
+    ) -> tuple[Tensor, ...]:
+        """Return weights, momenta, gradients (M, D), log likelihoods and log priors (M,) after U steps."""
+
+        def joint(weights_D: Tensor) -> tuple[Tensor, Any]:
+            likelihood = self._model.log_likelihood(weights_D, data).sum(dtype=torch.float64)
+            prior = self._model.log_prior(weights_D)
+            return self._scales.likelihood * likelihood + self._scales.prior * prior, (likelihood, prior)
+
+        gradients, seen = vmap(grad(joint, has_aux=True)), ()
+        for size_M1 in sizes_UM1:
+            momentum = momentum + size_M1 / 2 * gradient
+            weights = weights + size_M1 * mass * momentum
+            gradient, seen = gradients(weights)
+            momentum = momentum + size_M1 / 2 * gradient
+        return weights, momentum, gradient, *seen

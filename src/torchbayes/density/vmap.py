@@ -1,0 +1,104 @@
+"""All members together under `torch.func.vmap`, by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from torchbayes.density.autograd import Into, differentiated, leaves_of
+from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.density.stacked import StackedLayers
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import row_axes
+from torchbayes.native.seeds import Purpose, seeded
+
+Stack = Callable[[dict[str, Tensor], Batch, Buffers], Tensor]
+"""Named weights, batch, buffers -> Σ_b log p(y_b|f_b), shape (M,)."""
+
+
+class Vmap(Backend):
+    """All members together."""
+
+    name, words, automatic = "vmap", "stacked members", "if faster"
+
+    def refuses(self, evaluation: Evaluation) -> str | None:
+        """Return that members need random numbers of their own, which `vmap` does not give them; else None."""
+        return refuses_random(self, evaluation)
+
+    def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
+        """Return the log likelihood of each member, (M,), and write its gradient."""
+        return evaluate_stack(self, evaluation, stack(self.model, evaluation.shared), under=StackedLayers), None
+
+
+def stack(model: Model, shared: bool) -> Stack:
+    """Return the log likelihood as a function vectorised over members.
+
+    Args:
+        model: the model.
+        shared: whether all members see the same rows.
+
+    Returns:
+        The function.
+    """
+
+    def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
+        rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
+        return rows.sum(dtype=torch.float64)  # samplers need differences that are small beside the sum
+
+    def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
+        axis = None if shared else 0
+        axes = row_axes(batch.inputs, axis), row_axes(batch.targets, axis)
+        return vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+
+    return run
+
+
+def evaluate_stack(
+    backend: Backend, evaluation: Evaluation, function: Stack, *, under: Callable[[], AbstractContextManager[Any]]
+) -> Tensor:
+    """Return the log likelihood of each member, (M,), by a vectorised function, and write its gradient.
+
+    Args:
+        backend: whose evaluation it is.
+        evaluation: what is asked for.
+        function: as of `stack`.
+        under: the context in which the function is called.
+    """
+    layout, weights_MD = backend.model.layout, evaluation.weights_MD
+
+    def run(batch: Batch, into: Into) -> Tensor:
+        leaves = leaves_of(layout, weights_MD)
+        with under():
+            total_M = function(leaves, batch, evaluation.buffers or {})
+        into.write(layout, slice(None), total=total_M.sum() * evaluation.scales.likelihood, leaves=leaves)
+        return total_M.detach()
+
+    return differentiated(backend, evaluation, run)
+
+
+def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
+    """Return that a network draws random numbers, if two seeds give two values on the same rows; else None.
+
+    Args:
+        backend: which runs it.
+        evaluation: on the rows to try.
+    """
+    if not backend.training:
+        return None
+    model, buffers = backend.model, evaluation.buffers
+    rows = evaluation.batch if evaluation.shared else evaluation.batch.map(lambda t: t[0])
+    values = []
+    with model.network.training(), torch.no_grad():
+        for seed in (1, 2):
+            own = {n: b[0].clone() for n, b in buffers.items()} if buffers else None
+            with seeded(Purpose.TRIAL, seed, device=evaluation.weights_MD.device):
+                values.append(model.log_likelihood(evaluation.weights_MD[0], rows, own))
+    if torch.equal(*values):
+        return None
+    return "the network draws random numbers in training mode, so each member needs its own seed"

@@ -1,0 +1,1 @@
+"""What several experiments share, each piece in one place."""

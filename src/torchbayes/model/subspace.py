@@ -1,0 +1,211 @@
+r"""Subspaces of the weights: a network as a function of a few coordinates (Izmailov et al. 2019).
+
+An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. Coordinates u are chosen
+in which the model's normal prior N(m, S), given that the weights lie in the subspace, is standard normal:
+
+    A = P S⁻¹ Pᵀ = L Lᵀ,    w = o + (m' + u L⁻¹) P,    m' = (m − o) S⁻¹ Pᵀ A⁻¹,    u ~ N(0, I)
+
+so that the prior is that of the model, and methods meet directions of like scale. Learned parameters of the likelihood
+are no weights of the network: they stay coordinates of their own, after u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchbayes.checks import check_kind, check_tensor, whole
+from torchbayes.model.model import Model, having
+from torchbayes.model.network import Buffers, Network
+from torchbayes.model.priors import Normal
+from torchbayes.native.seeds import Purpose, generator
+
+NETWORK = "network."
+
+
+class Reduced(nn.Module):
+    """A network as a function of coordinates in a subspace of its random weights.
+
+    Attributes:
+        coordinates: u, the one random parameter.
+        network: the network, whose random parameters are computed from the coordinates at every call.
+        derived: names of those, which follow the mode of training that random parameters do.
+    """
+
+    def __init__(self, module: nn.Module, place: Callable[[Tensor], dict[str, Tensor]], start_R: Tensor) -> None:
+        """Put a network and the coordinates together.
+
+        Args:
+            module: the network.
+            place: coordinates -> the network's random parameters by name.
+            start_R: coordinates to begin with.
+        """
+        super().__init__()
+        self.coordinates = nn.Parameter(start_R.clone())
+        self.network = module
+        self._place = place
+        self.derived = tuple(NETWORK + name for name in place(start_R))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the network gives at the weights of the coordinates."""
+        return functional_call(self.network, self._place(self.coordinates), args, kwargs)
+
+
+class Subspace:
+    """An affine subspace of a network's random weights, for any method: `fit(model, data, method, space=subspace)`.
+
+    Attributes:
+        whole: the model over all weights.
+        origin_D: weights at which coordinates are those of `start`.
+        basis_RD: P.
+        rank: R.
+    """
+
+    def __init__(self, model: Model, origin: Tensor, basis_RD: Tensor) -> None:
+        """Describe the subspace.
+
+        Args:
+            model: the model, with a normal prior.
+            origin: o, the random weights of the network, (D,); learned parameters of the likelihood may follow.
+            basis_RD: P, R directions (R, D), linearly independent; what follows the network's D weights is left out.
+
+        Raises:
+            TypeError: if these are something else.
+            ValueError: if shapes do not fit the network, a number is not finite, directions depend on each other, or
+                the prior has no precision along one of them.
+        """
+        check_kind(Model, "a Model", model=model)
+        check_tensor("D", origin=origin)
+        check_tensor("R", "D", basis_RD=basis_RD)
+        size = model.network.layout.size
+        for name, tensor in (("origin", origin), ("basis_RD", basis_RD)):
+            if tensor.shape[-1] not in {size, model.layout.size} or not len(tensor):
+                raise ValueError(
+                    f"`{name}` must have {size} columns, the network's random weights; got shape {tuple(tensor.shape)}."
+                )
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"`{name}` must be finite; it holds NaN or infinite values. Leave those weights out.")
+        self.whole, like = model, model.network.weights()
+        self.origin_D, self.basis_RD = (t[..., :size].detach().to(like) for t in (origin, basis_RD))
+        self.rank = len(basis_RD)
+        self._set_axes(model.prior.locs()[:size].to(like.device))
+
+    def _set_axes(self, loc_D: Tensor) -> None:
+        """Find origin and directions of the coordinates u.
+
+        Raises:
+            ValueError: if the prior is not proper along all directions, or they depend on each other.
+        """
+        origin_D, basis_RD = self.origin_D.double(), self.basis_RD.double()
+        weighted_RD = _precise(self.whole, basis_RD)
+        gram_RR = weighted_RD @ basis_RD.T
+        lower_RR, failed = torch.linalg.cholesky_ex(gram_RR)
+        relative_R = lower_RR.diagonal().square() / gram_RR.diagonal()
+        if int(failed) or not (relative_R > 1e-12).all():
+            raise ValueError(
+                f"the {self.rank} rows of `basis_RD` must be linearly independent, with a proper prior along each of "
+                f"them. Leave out rows that are combinations of others; use priors.Normal."
+            )
+        shift_R = torch.cholesky_solve((weighted_RD @ (loc_D - origin_D)).unsqueeze(-1), lower_RR)[:, 0]
+        axes_RD = torch.linalg.solve_triangular(lower_RR, basis_RD, upper=False)
+        self._weighted_RD = torch.linalg.solve_triangular(lower_RR, weighted_RD, upper=False)
+        self._centre_D, self._axes_RD = (t.to(self.basis_RD) for t in (origin_D + shift_R @ basis_RD, axes_RD))
+
+    @classmethod
+    def random(cls, model: Model, origin: Tensor, rank: int, *, seed: int = 0) -> Subspace:
+        """Return a subspace through an origin, along directions drawn at random.
+
+        Args:
+            model: the model.
+            origin: weights of the network.
+            rank: R.
+            seed: of the directions.
+
+        Returns:
+            The subspace.
+        """
+        shape = (whole("rank", rank), model.network.layout.size)
+        drawn = torch.randn(shape, generator=generator(Purpose.SUBSPACE, seed), dtype=torch.float64)
+        return cls(model, origin, drawn / shape[1] ** 0.5)
+
+    @classmethod
+    def spanned(cls, model: Model, weights_SD: Tensor, rank: int) -> Subspace:
+        """Return the subspace through the mean of weights, along their principal components.
+
+        Args:
+            model: the model.
+            weights_SD: snapshots of a trajectory, draws, or members.
+            rank: R, fewer than there are weights.
+
+        Returns:
+            The subspace; a direction is as long as the standard deviation along it.
+
+        Raises:
+            ValueError: if there are not more weights than directions.
+        """
+        check_tensor("S", "D", weights_SD=weights_SD)
+        if not 1 <= whole("rank", rank) < len(weights_SD):
+            raise ValueError(
+                f"`rank` must lie in 1..{len(weights_SD) - 1} for {len(weights_SD)} sets of weights; got {rank}."
+            )
+        mean_D = weights_SD.double().mean(0)
+        _, lengths, rows = torch.linalg.svd(weights_SD.double() - mean_D, full_matrices=False)
+        scale = (len(weights_SD) - 1) ** 0.5
+        return cls(model, mean_D, lengths[:rank, None] / scale * rows[:rank])
+
+    @cached_property
+    def model(self) -> Model:
+        """The model over the coordinates: all is that of the model over the weights but the prior, u ~ N(0, I)."""
+        make = partial(Reduced, self.whole.network.module, self._place, self.coordinates(self.origin_D))
+        return having(self.whole, network=Network(make, "coordinates"), prior={"coordinates": Normal()})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Subspace:
+        """Return itself, as nothing changes it: modules that are copied hold it."""
+        return self
+
+    def lift(self, coordinates: Tensor) -> Tensor:
+        """Return weights (..., D) of coordinates (..., R), learned parameters of the likelihood behind both."""
+        own, rest = coordinates[..., : self.rank], coordinates[..., self.rank :]
+        return torch.cat([self._centre_D + own @ self._axes_RD, rest], dim=-1)
+
+    def coordinates(self, weights: Tensor) -> Tensor:
+        """Return the coordinates (..., R) of the weights in the subspace nearest to (..., D), as the prior measures."""
+        size = len(self._centre_D)
+        own, rest = weights[..., :size], weights[..., size:]
+        found = (own.double() - self._centre_D.double()) @ self._weighted_RD.T
+        return torch.cat([found.to(own), rest], dim=-1)
+
+    def lowered(self, buffers: Buffers) -> Buffers:
+        """Return buffers of the network by the names that the model over the coordinates has for them."""
+        return {NETWORK + name: buffer for name, buffer in buffers.items()}
+
+    def lifted(self, buffers: Buffers) -> Buffers:
+        """Return buffers of the model over the coordinates by the network's own names."""
+        return {name.removeprefix(NETWORK): buffer for name, buffer in buffers.items()}
+
+    def _place(self, coordinates_R: Tensor) -> dict[str, Tensor]:
+        network = self.whole.network
+        return dict(network.picked.whole(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
+
+
+def _precise(model: Model, basis_RD: Tensor) -> Tensor:
+    """Return P S⁻¹.
+
+    Raises:
+        ValueError: if the prior is not normal.
+    """
+    joint, size = model.prior.joint, basis_RD.shape[1]
+    if joint is not None and size == model.layout.size:
+        return joint.covariance.solve(basis_RD.to(joint.loc_D).unsqueeze(1))[:, 0].double()
+    own = [segment.prior for segment in model.prior.segments if segment.where.start < size]
+    if not all(isinstance(prior, Normal) for prior in own):
+        raise ValueError(
+            "a subspace takes the model's prior along its directions, which must be normal, and if it correlates "
+            "weights, without learned parameters of the likelihood. Use priors.Normal."
+        )
+    return basis_RD / model.prior.stds()[:size].to(basis_RD).square()

@@ -1,0 +1,85 @@
+"""Posteriors in a subspace: over a few coordinates, and so over weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.checks import check_memory
+from torchbayes.model.subspace import Subspace
+from torchbayes.posteriors.posterior import KINDS, Posterior, readable
+
+_INNER = "inner."
+
+
+@readable
+@dataclass(frozen=True)
+class InSubspace(Posterior):
+    """w = lift(u), u ~ q(u): a posterior over the coordinates of a subspace, which speaks of the weights.
+
+    Attributes:
+        inner: q(u), over the coordinates; its model is `space.model`, and gives the same functions.
+        space: the subspace.
+    """
+
+    inner: Posterior
+    space: Subspace
+
+    kind = "subspace"
+
+    @classmethod
+    def of(cls, inner: Posterior, space: Subspace) -> InSubspace:
+        """Return the posterior over weights that one over coordinates makes."""
+        return cls(
+            space.whole,
+            inner,
+            space,
+            buffers_M=space.lifted(inner.buffers_M) if inner.buffers_M else None,
+            statistics_known=inner.statistics_known,
+            calibration=inner.calibration,
+            problems=inner.problems,
+        )
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.inner.members
+
+    @property
+    def default_draws(self) -> int:
+        """As many as the posterior over the coordinates draws by default."""
+        return self.inner.default_draws
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return weights of drawn coordinates.
+
+        Args:
+            draws: S, a multiple of M.
+            seed: of the draws.
+
+        Returns:
+            Tensor (S, D).
+
+        Raises:
+            ValueError: if S is not a multiple of M, or so many weights cannot be held.
+        """
+        check_memory(draws * self.model.layout.size * self.space.origin_D.itemsize, "the drawn weights", draws=draws)
+        return self.space.lift(self.inner.sample(draws, seed=seed))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the posterior over the coordinates, and those of the subspace, by name."""
+        inner = {_INNER + name: tensor for name, tensor in self.inner.tensors().items()}
+        return {**inner, "origin_D": self.space.origin_D, "basis_RD": self.space.basis_RD}
+
+    def settings(self) -> dict[str, Any]:
+        """Return kind and settings of the posterior over the coordinates."""
+        return {"kind": self.inner.kind, "inner": self.inner.settings()}
+
+    @classmethod
+    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> InSubspace:
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+        space = Subspace(model, tensors["origin_D"], tensors["basis_RD"])
+        own = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items() if name.startswith(_INNER)}
+        return cls.of(KINDS[settings["kind"]].restore(space.model, own, settings["inner"]), space)

@@ -1,0 +1,99 @@
+"""Leapfrog steps compiled together are leapfrog steps."""
+
+import os
+import shutil
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.oracles import assert_close, classes, normal
+from torch import Tensor, nn
+
+from torchbayes.density import LogDensity
+from torchbayes.density.compiled import LENGTH
+from torchbayes.density.dynamics import leapfrog
+from torchbayes.model import Batch, Model, likelihoods, priors
+
+M, N = 3, 20
+
+
+class Residual(nn.Module):
+    """A network that the library's kernels do not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        return self.head(hidden + torch.tanh(self.second(hidden)))
+
+
+def density(prior: Any, plan: Any = "compiled", **settings: Any) -> LogDensity:
+    model = Model(Residual().double(), likelihoods.Categorical(), prior, temperature=0.7)
+    return LogDensity(model, N, Batch(normal(N, 4, seed=1), classes(N, 3)), plan=plan, **settings)
+
+
+def go(target: LogDensity, how: Any, steps: list[int], *, massive: bool) -> tuple[Tensor, ...]:
+    size = target.model.layout.size
+    weights_MD = normal(M, size, seed=2)
+    phase = how(
+        weights_MD,
+        normal(M, size, seed=3),
+        gradient_MD=LogDensity(target.model, N, target.data, plan="vmap")(weights_MD).gradient,
+        step_size_M=torch.tensor([0.01, 0.02, -0.03], dtype=torch.float64),
+        steps_M=torch.tensor(steps),
+        inverse_mass_MD=normal(M, size, seed=4).exp() if massive else None,
+    )
+    return phase.weights_MD, phase.momentum_MD, *phase.value
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Compile by tracing alone; returns a list with one entry per function that was compiled."""
+    compiled, own = [], torch.compile
+
+    def tracing(function: Any, **options: Any) -> Any:
+        compiled.append(1)
+        return own(function, **options, backend="eager", fullgraph=True)
+
+    monkeypatch.setattr(torch, "compile", tracing)
+    torch.compiler.reset()
+    return compiled
+
+
+@pytest.mark.parametrize("steps", [[1, 1, 1], [3, 1, 2], [5, 2, 4], [2 * LENGTH, LENGTH, 1]])
+def test_it_is_the_plain_integrator(quick: list[int], steps: list[int]) -> None:
+    massive = max(steps) > LENGTH
+    prior = {"head.*": priors.Laplace(0.5), "*": priors.StudentT()} if massive else priors.Normal(0.8)
+    target = density(prior)
+    plain = go(target, partial(leapfrog, target), steps, massive=massive)
+    quick.clear()
+    for _ in range(2):
+        for found, expected in zip(go(target, target.leapfrog, steps, massive=massive), plain, strict=True):
+            assert_close(found, expected)
+    assert len(quick) == 1, "one function is compiled, once"
+
+
+def test_data_in_chunks_are_left_to_the_plain_integrator(quick: list[int]) -> None:
+    target = density(priors.Normal(0.8), chunk_size=7)
+    target(normal(M, target.model.layout.size))
+    quick.clear()
+    go(target, target.leapfrog, [5, 5, 5], massive=False)
+    assert not quick
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.skipif(
+    not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")),
+    reason="torch.compile needs a C++ compiler, and none is installed",
+)
+def test_compiled_code_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr("torchbayes.density.compiled.LENGTH", 2)  # half as much to compile
+    target = density(priors.Normal(0.8))
+    plain = go(target, partial(leapfrog, density(priors.Normal(0.8), "vmap")), [5, 2, 4], massive=True)
+    for found, expected in zip(go(target, target.leapfrog, [5, 2, 4], massive=True), plain, strict=True):
+        assert_close(found, expected)

@@ -1,0 +1,222 @@
+"""Subspaces of the weights: any method in them, and a posterior that speaks of all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.laws.cases import assert_same_tensors, made, model_of, rows_of
+from tests.oracles import LinearGaussian, assert_close, normal
+from torchbayes.diagnostics import mcse_mean
+from torchbayes.linalg import Dense
+
+FEATURES, RANK, NOISE = 5, 2, 0.7
+INPUTS = normal(30, FEATURES, seed=1)
+ORIGIN, BASIS = normal(FEATURES + 1, seed=4), normal(RANK, FEATURES + 1, seed=3)
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "map": lambda: tb.MAP(2, epochs=5),
+    "swag": lambda: tb.SWAG(2, epochs=8, rank=2),
+    "hmc": lambda: tb.HMC(2, 30, 10, step_size=0.05),
+    "nuts": lambda: tb.NUTS(2, 30, 10),
+    "random walk": lambda: tb.RandomWalk(2, 30, 10),
+    "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8),
+    "laplace": lambda: tb.Laplace("kronecker", check_mode=False),
+    "online": lambda: tb.OnlineLaplace("dense", epochs_of_descent=4),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
+methods = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+
+
+def exact(scale: float = 1.5) -> LinearGaussian:
+    return LinearGaussian(INPUTS, normal(30, seed=2), scale, NOISE)
+
+
+def linear(prior: Any = None) -> tb.Model:
+    prior = tb.priors.Normal(1.5) if prior is None else prior
+    return tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian(NOISE), prior)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    return INPUTS, exact().targets_N.unsqueeze(1)
+
+
+def conditional(mean_D: Tensor, covariance_DD: Tensor) -> tuple[Tensor, Tensor]:
+    """N(mean, covariance) given that the weights are ORIGIN + z BASIS: mean (D,) and covariance (D, D) of rank R."""
+    precision_DD = torch.linalg.inv(covariance_DD)
+    own_RR = torch.linalg.inv(BASIS @ precision_DD @ BASIS.T)
+    shift_R = own_RR @ BASIS @ precision_DD @ (mean_D - ORIGIN)
+    return ORIGIN + shift_R @ BASIS, BASIS.T @ own_RR @ BASIS
+
+
+def fitted(make: Callable[[], Any], model: tb.Model, space: tb.Subspace, rows: Any, **options: Any) -> tb.InSubspace:
+    method = make()
+    start = space.origin_D if isinstance(method, tb.Laplace) else None
+    return tb.fit(model, rows, method, space=space, start=start, callbacks=(), **options)  # type: ignore[return-value]
+
+
+# --- truth ---
+
+
+@pytest.mark.parametrize("prior", ["normal", "shifted", "correlated"])
+def test_coordinates_have_the_conditional_prior(prior: str) -> None:
+    """u ~ N(0, I) is the law of the weights under the prior, given the subspace."""
+    root = torch.linalg.cholesky(torch.cov(normal(FEATURES + 1, 20, seed=9))).flip(0, 1)  # upper triangular
+    priors: dict[str, tuple[Any, Tensor, Tensor]] = {
+        "normal": (tb.priors.Normal(1.5), torch.zeros(6).double(), 2.25 * torch.eye(6).double()),
+        "shifted": (
+            tb.priors.Normal(0.5, 0.3),
+            torch.full((6,), 0.3, dtype=torch.float64),
+            0.25 * torch.eye(6).double(),
+        ),
+    }
+    if prior == "correlated":
+        gaussian = tb.Gaussian(linear(), normal(1, 6, seed=8), Dense(root.unsqueeze(0)))
+        found, mean_D, covariance_DD = tb.as_prior(gaussian), normal(1, 6, seed=8)[0], root @ root.T
+    else:
+        found, mean_D, covariance_DD = priors[prior]
+    space = tb.Subspace(linear(found), ORIGIN, BASIS)
+    expected = conditional(mean_D, covariance_DD)
+    lifted = space.lift(torch.eye(3, RANK).double().flip(0))
+    axes = torch.stack([lifted[1], lifted[2]]) - lifted[0]
+    assert_close(lifted[0], expected[0], rtol=1e-9)
+    assert_close(axes.T @ axes, expected[1], rtol=1e-9, atol=1e-11)
+    assert_close(space.lift(space.coordinates(ORIGIN)), ORIGIN, rtol=1e-9)
+
+
+def test_laplace_in_a_subspace_is_the_exact_conditional() -> None:
+    space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
+    model = space.whole
+    found = tb.fit(model, data(), tb.Laplace("dense"), start=mean_D, space=space, callbacks=())
+    assert isinstance(found, tb.InSubspace)
+    assert isinstance(found.inner, tb.LaplacePosterior)
+    assert found.problems == ()
+    assert_close(space.lift(found.inner.mean_MD)[0], mean_D, rtol=1e-9)
+    axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
+    covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
+    assert_close(covariance, covariance_DD, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_hmc_in_a_subspace_meets_the_exact_conditional() -> None:
+    space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
+    method = tb.HMC(4, 2500, 500, jitter=0.3, trajectory=0.5)
+    found: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
+    weights_MSD = space.lift(found.inner.weights_MSD)
+    centred = weights_MSD - mean_D
+    for value, expected in ((centred, 0.0), (centred.square(), covariance_DD.diagonal())):
+        assert ((value.mean((0, 1)) - expected).abs() < 4.5 * mcse_mean(value)).all()
+
+
+def test_a_mode_in_a_subspace_is_the_conditional_mean() -> None:
+    space, expected = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())[0]
+    found = tb.fit(space.whole, data(), tb.MAP(epochs=300, optimizer=tb.Adam(0.05)), space=space, callbacks=())
+    assert_close(found.sample(1)[0], expected, rtol=1e-5)
+
+
+# --- any method, any network ---
+
+
+@methods
+def test_every_method_runs_in_a_subspace_and_speaks_of_weights(make: Callable[[], Any], tmp_path: Path) -> None:
+    model, rows = model_of(), rows_of()
+    space = tb.Subspace.random(model, model.network.weights(), 3, seed=5)
+    found = fitted(make, model, space, rows, directory=tmp_path)
+    assert isinstance(found, tb.InSubspace)
+    assert found.model is model
+    draws = 2 * found.members
+    weights_SD = found.sample(draws, seed=1)
+    assert weights_SD.shape == (draws, model.layout.size)
+    outside = weights_SD - space.lift(space.coordinates(weights_SD))
+    assert_close(outside, torch.zeros_like(outside), atol=1e-12)
+    here, there = (tb.predict(posterior, rows[0], draws=draws, seed=1).probs for posterior in (found, found.inner))
+    assert_close(here, there, rtol=1e-9)
+    loaded = tb.load(tmp_path / "posterior.safetensors", model)
+    assert_same_tensors(loaded.tensors(), found.tensors())
+    assert torch.equal(loaded.sample(draws, seed=1), weights_SD)
+
+
+@methods
+def test_a_run_in_a_subspace_goes_on(make: Callable[[], Any], tmp_path: Path) -> None:
+    model, rows = model_of(), rows_of()
+    space = tb.Subspace.random(model, model.network.weights(), 3, seed=5)
+    expected = fitted(make, model, space, rows)
+    start = space.origin_D if isinstance(make(), tb.Laplace) else None
+    stop: Any = [lambda event: event.epoch == 2]
+    with pytest.raises(ValueError, match=r"ended|snapshots|not over|burn-in") if _needs_more(make()) else _nothing():
+        tb.fit(model, rows, make(), space=space, start=start, callbacks=stop, directory=tmp_path)
+    resumed = fitted(make, model, space, rows, directory=tmp_path, resume=True)
+    assert_same_tensors(resumed.tensors(), expected.tensors())
+
+
+def _needs_more(method: Any) -> bool:
+    return not isinstance(method, tb.MAP | tb.Laplace)
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_batch_norm_and_dropout_train_as_they_do_outside() -> None:
+    for network in ("conv_batch_norm", "dropout", "tied", "frozen"):
+        model, rows = model_of(network), rows_of(network)
+        space = tb.Subspace.random(model, model.network.weights(), 3)
+        found = tb.fit(model, rows, tb.MAP(2, epochs=3, batch_size=8), space=space, seed=1, callbacks=())
+        if network == "conv_batch_norm":
+            assert found.buffers_M is not None
+            assert found.buffers_M.keys() == model.network.buffers.keys()
+            assert (found.buffers_M["1.running_mean"] != 0).all()
+        assert torch.isfinite(tb.predict(found, rows[0]).probs).all()
+        assert_same_tensors(dict(made(network).state_dict()), dict(made(network).state_dict()))
+
+
+def test_learned_noise_stays_a_coordinate_of_its_own() -> None:
+    model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"), tb.priors.Normal(1.5))
+    space = tb.Subspace(model, ORIGIN, BASIS)
+    found = tb.fit(model, data(), tb.MAP(epochs=2000, optimizer=tb.Adam(0.05)), space=space, callbacks=())
+    weights_D = found.sample(1)[0]
+    assert weights_D.shape == (FEATURES + 2,)
+    residual = data()[1][:, 0] - INPUTS @ weights_D[:FEATURES] - weights_D[FEATURES]
+    assert_close(weights_D[-1].exp(), residual.square().mean().sqrt(), rtol=0.1)
+
+
+def test_the_principal_components_of_draws() -> None:
+    mixing = torch.tensor([[2.0, 0, 0, 1, 0, 0], [0, 0.5, 0, 0, 0, 1]]).double()
+    weights_SD = ORIGIN + normal(500, 2, seed=6) @ mixing
+    space = tb.Subspace.spanned(linear(), weights_SD, 2)
+    assert_close(space.lift(space.coordinates(weights_SD)), weights_SD, rtol=1e-8)
+    assert_close(torch.cov(space.basis_RD.T @ normal(2, 10**5, seed=7)), torch.cov(weights_SD.T), rtol=0.05, atol=0.02)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda m: tb.Subspace(m, ORIGIN[:3], BASIS), "`origin` must have 6 columns"),
+        (lambda m: tb.Subspace(m, ORIGIN, BASIS[:, :4]), "`basis_RD` must have 6 columns"),
+        (lambda m: tb.Subspace(m, ORIGIN, BASIS * torch.nan), "`basis_RD` must be finite"),
+        (lambda m: tb.Subspace(m, ORIGIN, BASIS[[0, 1, 0]]), "the 3 rows of `basis_RD` must be linearly independent"),
+        (lambda m: tb.Subspace(m, ORIGIN, 0 * BASIS), "the 2 rows of `basis_RD` must be linearly independent"),
+        (lambda m: tb.Subspace(m, ORIGIN, BASIS[:0]), "`basis_RD` must have 6 columns"),
+        (lambda _: tb.Subspace(linear(tb.priors.Laplace(1.0)), ORIGIN, BASIS), "prior along its directions, .* normal"),
+        (lambda _: tb.Subspace(linear(tb.priors.Flat()), ORIGIN, BASIS), "prior along its directions, .* normal"),
+        (lambda m: tb.Subspace.spanned(m, BASIS, 2), r"`rank` must lie in 1..1 for 2 sets of weights; got 2"),
+        (
+            lambda m: tb.fit(m, data(), tb.MAP(epochs=1), space=tb.Subspace(linear(), ORIGIN, BASIS)),
+            "`space` is a subspace of another model's weights",
+        ),
+    ],
+)
+def test_what_is_refused(make: Callable[[tb.Model], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(linear())
