@@ -10,7 +10,7 @@ import pytest
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, read_config
 from torchbayes.cli import main
-from torchbayes.linalg.curvature import DiagonalCurvature
+from torchbayes.linalg import DiagonalCurvature
 
 MOONS = ["--data", "two_moons", "--network_settings.hidden", "[8]", "--train_size", "60", "--prior_scale", "0.7"]
 MAP = [*MOONS, "--method", "MAP", "--method.epochs", "150", "--method.batch_size", "60"]

@@ -10,7 +10,7 @@ import torchbayes as tb
 from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, places
 from tests.oracles import normal
-from torchbayes.curvature.discovery import Anatomy, Findings, anatomy, look
+from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
 
 every_net = pytest.mark.parametrize("name", NETS)
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -26,11 +26,11 @@ SHARED = {
 }
 
 
-def found(name: str, rows: int = 4, *, joint: bool = True) -> Anatomy:
+def found(name: str, rows: int = 4, *, joint: bool = True) -> NetworkLayers:
     net = NETS[name]
     weights_D, inputs = oracle.weights_of(net)[1], net.inputs(rows)
     model = oracle.model_of(net, torch.zeros(1, dtype=torch.int64))
-    return anatomy(model, look(model, weights_D, inputs), joint_bias=joint)
+    return network_layers(model, look(model, weights_D, inputs), joint_bias=joint)
 
 
 @pytest.mark.parametrize("rows", [4, 1])
@@ -81,7 +81,7 @@ def test_more_than_a_single_layer_is_known_as_such(name: str):
 
 def test_a_convolution_alone_is_no_single_layer():
     model = tb.Model(nn.Sequential(nn.Conv2d(2, 3, 4), nn.Flatten()).double(), tb.likelihoods.Categorical())
-    assert anatomy(model, look(model, model.given_weights(), normal(4, 2, 4, 4))).single is None
+    assert network_layers(model, look(model, model.given_weights(), normal(4, 2, 4, 4))).single is None
 
 
 @pytest.mark.parametrize("name", ["mlp", "groups", "conv1d"])

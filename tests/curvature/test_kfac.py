@@ -13,7 +13,7 @@ import torchbayes as tb
 from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, flat, places
 from tests.oracles import assert_close, classes, normal
-from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
 from torchbayes.model.priors.joint import Joint
 
 ROWS = 6

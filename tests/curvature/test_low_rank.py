@@ -15,7 +15,7 @@ from tests.curvature.networks import NETS
 from tests.curvature.oracle import ROWS
 from tests.oracles import assert_close, classes, normal
 from torchbayes.curvature import exact as beside
-from torchbayes.linalg.curvature import LowRankCurvature
+from torchbayes.linalg import LowRankCurvature
 from torchbayes.linalg.dropped import dropped
 
 SOME = (

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.catalogue.methods import classes
-from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
-from torchbayes.linalg.curvature import BlockCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
 

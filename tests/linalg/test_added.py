@@ -7,9 +7,18 @@ import torch
 from torch import Tensor
 
 from tests.oracles import assert_close, normal
-from torchbayes.linalg import Blocks, Diagonal, Kronecker, LowRankPlusDiagonal, Scaled
+from torchbayes.linalg import (
+    BlockCurvature,
+    Blocks,
+    DenseCurvature,
+    Diagonal,
+    DiagonalCurvature,
+    Kronecker,
+    KroneckerCurvature,
+    LowRankPlusDiagonal,
+    Scaled,
+)
 from torchbayes.linalg.added import plus_precision
-from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
 
 UNITS, INPUTS = 3, 4
 SIZE = UNITS * INPUTS

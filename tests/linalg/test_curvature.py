@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles import assert_close, normal
-from torchbayes.linalg.curvature import (
+from torchbayes.linalg import (
     CURVATURES,
     BlockCurvature,
     DenseCurvature,
@@ -18,7 +18,7 @@ from torchbayes.linalg.curvature import (
     LowRankCurvature,
     restore_curvature,
 )
-from torchbayes.linalg.dense import eigh, eigvalsh
+from torchbayes.linalg.matrices import eigh, eigvalsh
 
 M, D = 2, 6
 

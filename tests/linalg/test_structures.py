@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.linalg.circulant import Circulant, circulant, circulant_matrices
 from tests.oracles import assert_close, normal
 from torchbayes import linalg
 from torchbayes.linalg import (
@@ -22,7 +23,7 @@ from torchbayes.linalg import (
     Structure,
     restore,
 )
-from torchbayes.linalg.dense import add_gram_, invert_lower_
+from torchbayes.linalg.matrices import add_gram_, invert_lower_
 
 M, D = 3, 5
 
@@ -74,6 +75,9 @@ CASES: dict[str, Structure] = {
     "kronecker, one member": kronecker(2, "rows and columns", 1),
     "blocks": blocks(),
     "blocks, one member": blocks(1),
+    "circulant": circulant(M, D),
+    "scaled circulant": Scaled(normal(M, D, seed=7).exp(), circulant(M, D)),
+    "a circulant block": Blocks(torch.tensor([4, 1, 9, 7, 0, 2, 3, 8, 5, 6]), (circulant(M, D), dense())),
     "scaled": Scaled(normal(M, D, seed=7).exp(), dense()),
     "scaled blocks": Scaled(normal(M, 15, seed=7).exp(), blocks()),
     "scaled twice": Scaled(normal(M, D, seed=7).exp(), Scaled(normal(M, D, seed=8).exp(), low_rank(2))),
@@ -100,6 +104,8 @@ def matrices(structure: Structure) -> Tensor:
                 for j, column in enumerate(where):
                     found[:, row, column] = part[:, i, j]
         return found
+    if isinstance(structure, Circulant):
+        return circulant_matrices(structure)
     if isinstance(structure, Kronecker):
         return torch.stack([_kronecker(structure, m) for m in range(len(structure.variance_MGOI))])
     if isinstance(structure, Dense):

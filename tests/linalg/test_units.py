@@ -10,15 +10,8 @@ from torch import Tensor
 
 from tests.linalg.test_curvature import CASES, is_factored, matrices
 from tests.oracles import assert_close, normal
-from torchbayes.linalg.curvature import (
-    BlockCurvature,
-    DenseCurvature,
-    DiagonalCurvature,
-    KroneckerCurvature,
-    LowRankCurvature,
-)
+from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.linalg.dropped import dropped
-from torchbayes.linalg.units import in_units, undetermined
 
 every = pytest.mark.parametrize("curvature", CASES.values(), ids=CASES.keys())
 D = 12
@@ -28,14 +21,14 @@ D = 12
 def test_units_multiply_both_sides(curvature: Any) -> None:
     size = curvature.size
     scale_D = torch.full((size,), 1.7, dtype=torch.float64) if is_factored(curvature) else normal(size).exp()
-    found = in_units(curvature, scale_D)
+    found = curvature.in_units(scale_D)
     assert type(found) is type(curvature)
     assert_close(found.dense(), torch.outer(scale_D, scale_D) * matrices(curvature), atol=1e-12)
 
 
 def test_a_kronecker_product_has_one_unit() -> None:
     with pytest.raises(ValueError, match="one unit"):
-        in_units(CASES["kronecker"], torch.arange(1.0, 7.0).double())
+        CASES["kronecker"].in_units(torch.arange(1.0, 7.0).double())
 
 
 def without(matrix_DD: Tensor, lost_DN: Tensor) -> Tensor:
@@ -53,11 +46,11 @@ def test_directions_without_precision_are_found_in_dense_matrices(dtype: torch.d
     lost[3, 0], lost[5, 1], lost[7, 1] = 1.0, 0.6, -0.8  # one weight alone, and a combination of two
     scale_D = torch.logspace(0, 1, D, dtype=torch.float64) ** torch.tensor(units).log10()
     matrix = without(half @ half.mT, lost) * torch.outer(scale_D, scale_D)
-    found = undetermined(DenseCurvature(matrix.to(dtype).unsqueeze(0)), torch.zeros(D, dtype=dtype))[0]
+    found = DenseCurvature(matrix.to(dtype).unsqueeze(0)).undetermined(torch.zeros(D, dtype=dtype))[0]
     assert found.nonzero()[:, 0].tolist() == [3, 5, 7]
     given = torch.zeros(D, dtype=dtype)
     given[[3, 5]] = float(scale_D[5]) ** 2  # a prior for one weight of each direction
-    assert not undetermined(DenseCurvature(matrix.to(dtype).unsqueeze(0)), given).any()
+    assert not DenseCurvature(matrix.to(dtype).unsqueeze(0)).undetermined(given).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -65,11 +58,11 @@ def test_directions_without_precision_are_found_in_factors_and_blocks(dtype: tor
     values = torch.tensor([[[4.0, 1e-30], [9.0, -1e-30]]], dtype=dtype).unsqueeze(0)
     rows, columns = torch.linalg.qr(normal(1, 1, 2, 2)).Q.to(dtype), torch.eye(2, dtype=dtype).expand(1, 1, 2, 2)
     kron = KroneckerCurvature(values, rows, columns)
-    assert undetermined(kron, torch.zeros(4, dtype=dtype)).tolist() == [[False, True, False, True]]
-    assert not undetermined(kron, torch.ones(4, dtype=dtype)).any()
+    assert kron.undetermined(torch.zeros(4, dtype=dtype)).tolist() == [[False, True, False, True]]
+    assert not kron.undetermined(torch.ones(4, dtype=dtype)).any()
     diagonal = DiagonalCurvature(torch.tensor([[1e-20, 0.0, 3.0]], dtype=dtype))
     block = BlockCurvature(torch.tensor([6, 1, 0, 3, 2, 4, 5]), (kron, diagonal))
-    found = undetermined(block, torch.zeros(7, dtype=dtype))[0]
+    found = block.undetermined(torch.zeros(7, dtype=dtype))[0]
     assert found.nonzero()[:, 0].tolist() == [1, 3, 4]  # the second and the last of four, the second of three
 
 
@@ -123,7 +116,7 @@ def test_others_leave_nothing_out_and_blocks_add_up() -> None:
 
 def test_units_take_what_is_left_out_along() -> None:
     curvature, _ = truncated(4, 0.2)
-    moved = in_units(curvature, torch.full((30,), 3.0).double())
+    moved = curvature.in_units(torch.full((30,), 3.0).double())
     found, expected = dropped(moved, torch.full((30,), 9.0).double()), dropped(curvature, torch.ones(30).double())
     for own, other in zip(found, expected, strict=True):
         assert_close(own, other, rtol=1e-9)
@@ -136,10 +129,10 @@ def test_a_product_of_small_eigenvalues_is_judged_by_its_factors(dtype: torch.dt
     rows, columns = (torch.tensor([1.0, small], dtype=dtype) for _ in range(2))
     nothing = torch.zeros(4, dtype=dtype)
     grid = (rows.unsqueeze(-1) * columns).view(1, 1, 2, 2)
-    assert not undetermined(KroneckerCurvature(grid), nothing).any()
+    assert not KroneckerCurvature(grid).undetermined(nothing).any()
     rows[1] = torch.finfo(dtype).eps
     grid = (rows.unsqueeze(-1) * columns).view(1, 1, 2, 2)
-    assert undetermined(KroneckerCurvature(grid), nothing).tolist() == [[False, False, True, True]]
+    assert KroneckerCurvature(grid).undetermined(nothing).tolist() == [[False, False, True, True]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -148,4 +141,4 @@ def test_eigenvalues_that_are_no_products_are_squares(dtype: torch.dtype) -> Non
     eps, nothing = torch.finfo(dtype).eps, torch.zeros(4, dtype=dtype)
     for value, lost in ((0.0, True), (eps**2, True), (eps**1.5, False), (0.1, False)):
         grid = torch.tensor([[1.0, 0.5], [0.7, value]], dtype=dtype).view(1, 1, 2, 2)
-        assert undetermined(KroneckerCurvature(grid), nothing).tolist() == [[False, False, False, lost]]
+        assert KroneckerCurvature(grid).undetermined(nothing).tolist() == [[False, False, False, lost]]

@@ -21,7 +21,7 @@ import torchbayes as tb
 from tests.damage import DAMAGES, WEIGHTS, unreadable
 from tests.laws.cases import POSTERIORS, everything, model_of, normal, rows_of
 from torchbayes.assess.diagnose import read_log
-from torchbayes.linalg.curvature import DenseCurvature, DiagonalCurvature, LowRankCurvature
+from torchbayes.linalg import DenseCurvature, DiagonalCurvature, LowRankCurvature
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.store import DrawFile, _verify

@@ -1,13 +1,13 @@
 """Curvature of log likelihoods in the weights: what a pass over the data adds up, layer by layer.
 
-`roots` has the curvature of the likelihood in the outputs, `layers` and `anatomy` what the layers of a network make of
-it, `parts` the Jacobian in factors, `sums`, `kfac` and `passes` how one structure adds it up, `collect` the pass
+`roots` has the curvature of the likelihood in the outputs, `layers` and `discovery` what the layers of a network make
+of it, `parts` the Jacobian in factors, `sums`, `kfac` and `passes` how one structure adds it up, `collect` the pass
 itself; `features` and `tangent` turn covariances of weights into covariances of outputs.
 """
 
 from torchbayes.curvature.collect import Collector, Where, units
-from torchbayes.curvature.discovery import Anatomy, Findings, anatomy, look
+from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
 from torchbayes.curvature.sums import Piece
 from torchbayes.curvature.tangent import Tangent
 
-__all__ = ["Anatomy", "Collector", "Findings", "Piece", "Tangent", "Where", "anatomy", "look", "units"]
+__all__ = ["Collector", "Findings", "NetworkLayers", "Piece", "Tangent", "Where", "look", "network_layers", "units"]

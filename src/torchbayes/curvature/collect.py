@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Anatomy
-from torchbayes.curvature.exact import Beside
+from torchbayes.curvature.discovery import NetworkLayers
+from torchbayes.curvature.exact import exact_beside
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
 from torchbayes.density.ranks import Ranks
-from torchbayes.linalg.curvature import BlockCurvature, Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg import Curvature, DenseCurvature
+from torchbayes.linalg.blocks import with_independent
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
@@ -87,14 +88,14 @@ class Collector:
     """Adds up the curvature of M members.
 
     Attributes:
-        anatomy: the layers of the network.
+        network: the layers of the network.
         sums: how one structure adds up.
         kind: of curvature: "ggn", "fisher", "empirical" or "hessian".
         samples: targets drawn for each row by "fisher".
         rows: rows in a piece of a batch.
     """
 
-    anatomy: Anatomy
+    network: NetworkLayers
     sums: Sums
     kind: str
     samples: int
@@ -103,13 +104,13 @@ class Collector:
     @property
     def model(self) -> Model:
         """The model."""
-        return self.anatomy.model
+        return self.network.model
 
     def empty(self, where: Where) -> Sum:
         """Return the sums over no data, each (M, ...)."""
         size = self.model.network.layout.size
         each = [
-            self.sums.empty(self.anatomy, w[:size], seed) for w, seed in zip(where.weights_MD, where.seeds, strict=True)
+            self.sums.empty(self.network, w[:size], seed) for w, seed in zip(where.weights_MD, where.seeds, strict=True)
         ]
         total = {name: torch.stack([own[name] for own in each]) for name in each[0]}
         total[ROWS] = torch.zeros(len(each), 1, dtype=torch.float64, device=where.weights_MD.device)
@@ -183,7 +184,7 @@ class Collector:
         log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
         for number, part in enumerate(_pieces(rows, self.rows)):
             piece = Piece(
-                self.anatomy,
+                self.network,
                 views,
                 parameters,
                 part,
@@ -211,7 +212,7 @@ class Collector:
         size = self.model.network.layout.size
         for m in range(len(where.weights_MD)):
             own = {n: t[m] for n, t in totals_M.items()}
-            self.sums.turn_(own, self.anatomy, scale_MD[m, :size], number=number)
+            self.sums.turn_(own, self.network, scale_MD[m, :size], number=number)
 
     def curvature(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> Curvature:
         """Return H in units of the prior, over all weights of the model.
@@ -225,20 +226,14 @@ class Collector:
         """
         size = self.model.network.layout.size
         scale_MD = reference_MD.rsqrt()
-        found = self.sums.curvature(self.anatomy, dict(totals_M), scale_MD[:, :size])
+        found = self.sums.curvature(self.network, dict(totals_M), scale_MD[:, :size])
         if NOISE not in totals_M:
             return found
-        noise = DiagonalCurvature(totals_M[NOISE] * scale_MD[:, size:] ** 2)
-        if isinstance(found, DiagonalCurvature):
-            return DiagonalCurvature(torch.cat([found.values_MD, noise.values_MD], dim=1))
-        order = torch.arange(scale_MD.shape[1], device=scale_MD.device)
-        return BlockCurvature(order, (found, noise))
+        return with_independent(found, totals_M[NOISE] * scale_MD[:, size:] ** 2)
 
     def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
         """Return the exact H that was added up beside a structured one, or None."""
-        if not isinstance(self.sums, Beside):
-            return None
-        return self.sums.exact(self.anatomy, dict(totals_M), reference_MD.rsqrt())
+        return exact_beside(self.network, dict(totals_M), reference_MD.rsqrt())
 
 
 def _pieces(rows: Batch, size: int) -> Iterator[Batch]:

@@ -88,7 +88,7 @@ class Whole:
 
 
 @dataclass(frozen=True, eq=False)
-class Anatomy:
+class NetworkLayers:
     """The layers of a model's random weights.
 
     Attributes:
@@ -114,6 +114,11 @@ class Anatomy:
     def parts(self) -> tuple[Any, ...]:
         """All layers, the rest of the weights last."""
         return (*self.layers, self.whole) if self.whole else self.layers
+
+    @property
+    def size(self) -> int:
+        """Random weights of the network."""
+        return self.model.network.layout.size
 
     @property
     def order(self) -> Tensor:
@@ -167,7 +172,7 @@ class Findings:
         return cls(**{**found, "shared": tuple(found["shared"])})
 
 
-def anatomy(model: Model, findings: Findings, *, joint_bias: bool = True) -> Anatomy:
+def network_layers(model: Model, findings: Findings, *, joint_bias: bool = True) -> NetworkLayers:
     """Return the layers of a model's random weights.
 
     Args:
@@ -189,7 +194,7 @@ def anatomy(model: Model, findings: Findings, *, joint_bias: bool = True) -> Ana
         layout = Layout({n: s for n, s in network.layout.shapes.items() if n in findings.lost})
         index = torch.cat([places[name].flatten() for name in layout.names])
         whole = Whole(index, network, layout, "; ".join(dict.fromkeys(findings.lost.values())), findings.stacked)
-    return Anatomy(model, tuple(layers), whole, frozenset(findings.shared))
+    return NetworkLayers(model, tuple(layers), whole, frozenset(findings.shared))
 
 
 def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
@@ -220,7 +225,7 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         said |= probe(network, views, network.arrange(order), modules=list(owners))
     while True:  # until every layer's gradient is autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
-        found = anatomy(model, Findings(lost, (), True, {}))
+        found = network_layers(model, Findings(lost, (), True, {}))
         wrong = _wrong(found, views, rows)
         if not wrong:
             break
@@ -277,7 +282,7 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
     return owners, lost
 
 
-def _wrong(found: Anatomy, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
+def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
     """Return the modules whose layers do not give autograd's gradient of a random combination of the outputs."""
     if not found.layers:
         return []
@@ -325,7 +330,7 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: Anatomy, seen: Seen, shared: Sequence[str]) -> dict[Held, int]:
+def _numbers(found: NetworkLayers, seen: Seen, shared: Sequence[str]) -> dict[Held, int]:
     """Return how many numbers one row takes, by what is held of it."""
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
     columns = min(TOGETHER, seen.outputs[0].numel())

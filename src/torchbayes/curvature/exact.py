@@ -17,9 +17,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Anatomy, Held
+from torchbayes.curvature.discovery import Held, NetworkLayers
 from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
-from torchbayes.linalg.curvature import Curvature, DenseCurvature
+from torchbayes.linalg import Curvature, DenseCurvature
+from torchbayes.linalg.curvature import Correlations
 
 _MARK = "beside."
 _FEW = 1024  # weights of which a dense matrix costs little; for more there is none
@@ -49,6 +50,7 @@ class Beside:
     dense: DenseSums
 
     held: ClassVar[tuple[Held, ...]] = ("everywhere", "in turn", "few")
+    correlations: ClassVar[Correlations] = "some"
 
     @staticmethod
     def made(total: Mapping[str, Tensor]) -> bool:
@@ -60,10 +62,10 @@ class Beside:
         """Those of the structure."""
         return self.sums.passes
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
-        matrix = {_MARK + name: tensor for name, tensor in self.dense.empty(anatomy, like).items()}
-        return {**self.sums.empty(anatomy, like, seed), **matrix}
+        matrix = {_MARK + name: tensor for name, tensor in self.dense.empty(network, like).items()}
+        return {**self.sums.empty(network, like, seed), **matrix}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add rows in place."""
@@ -71,17 +73,18 @@ class Beside:
         if number == 0:
             self.dense.add_(_matrix(total), replace(piece))  # of its own forward pass: the columns of one go once
 
-    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+    def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Do what the structure does."""
-        self.sums.turn_(_own(total), anatomy, scale_D, number=number)
+        self.sums.turn_(_own(total), network, scale_D, number=number)
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> Curvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> Curvature:
         """Return the structure's."""
-        return self.sums.curvature(anatomy, _own(totals_M), scale_MD)
+        return self.sums.curvature(network, _own(totals_M), scale_MD)
 
-    def exact(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
-        """Return diag(s) H diag(s)."""
-        return self.dense.curvature(anatomy, _matrix(totals_M), scale_MD)
+
+def exact_beside(network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature | None:
+    """Return the exact diag(s) H diag(s) that `Beside` has added up, or None where sums are of a structure alone."""
+    return DenseSums().curvature(network, _matrix(totals_M), scale_MD) if Beside.made(totals_M) else None
 
 
 def _own(total: Sum) -> Sum:

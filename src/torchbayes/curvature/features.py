@@ -18,16 +18,8 @@ from torch import Tensor
 
 from torchbayes.curvature.layers import sum_of
 from torchbayes.curvature.parts import Part
-from torchbayes.linalg import (
-    Blocks,
-    Dense,
-    Diagonal,
-    Kronecker,
-    LowRankPlusDiagonal,
-    LowRankPrecision,
-    Scaled,
-    Structure,
-)
+from torchbayes.linalg import Form
+from torchbayes.linalg.structure import PlacedForm
 
 
 class Share(NamedTuple):
@@ -53,77 +45,55 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A structure that is not composed of others.
+    """A covariance of independent weights that is not composed of others.
 
     Attributes:
-        structure: Σ of one member; a Kronecker product may have columns that are not orthogonal.
+        form: Σ of one member, as a sum of products.
         shares: the weights it is over.
     """
 
-    structure: Structure
+    form: Form
     shares: list[Share]
 
     def block(self, unit: int, other: int) -> Tensor:
-        """Return a dense Σ between the weights of two output units of its layer, multiplied out once."""
-        assert isinstance(self.structure, Dense)
+        """Return a Σ known by its root, between the weights of two output units of its layer, multiplied out once."""
+        assert self.form.root_MDZ is not None
         if (unit, other) not in self._blocks:
-            (where,), root = self.shares[0].where, self.structure.root_MDD[0]
+            (where,), root = self.shares[0].where, self.form.root_MDZ[0]
             self._blocks[unit, other] = root[where[unit]] @ root[where[other]].T
         return self._blocks[unit, other]
+
+    @property
+    def is_root(self) -> bool:
+        """Whether Σ is R Rᵀ alone."""
+        return self.form.variance is None and self.form.directions_MRD is None
 
     @cached_property
     def _blocks(self) -> dict[tuple[int, int], Tensor]:
         return {}
 
 
-def leaves(structure: Structure, places: Sequence[Tensor], scale_D: Tensor | None = None) -> list[Leaf]:
-    """Return the independent structures that Σ of one member is made of, scales taken into them.
+def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[Leaf]:
+    """Return the independent groups of Σ of one member, with the weights of the parts that they are over.
 
     Args:
-        structure: Σ.
-        places: where the weights of every part stand in Σ, shape of the layer's index; −1 if not at all.
-        scale_D: s of diag(s) Σ diag(s); None for one.
+        covariance: Σ, as `linalg.structure.forms` gives it.
+        places: where the weights of every part stand in Σ, shape of the layer's index.
     """
-    if isinstance(structure, Scaled):
-        own = structure.scale_MD[0]
-        return leaves(structure.structure, places, own if scale_D is None else own * scale_D)
-    if isinstance(structure, Blocks):
-        found = []
-        local = structure.order_D.new_full((structure.size + 1,), -1)  # the last for what is not in Σ
-        for block, where in zip(structure.blocks, structure.order_D.split(structure.sizes), strict=True):
-            local[where] = torch.arange(len(where), device=where.device)
-            found += leaves(block, [local[place] for place in places], None if scale_D is None else scale_D[where])
-            local[where] = -1
-        return found
-    shares = []
-    for number, place in enumerate(places):
-        mask = place >= 0
-        if mask.all():
-            shares.append(Share(number, place, None))
-        elif mask.any():
-            shares.append(Share(number, place[mask], mask))
-    return [Leaf(structure if scale_D is None else _rescaled(structure, scale_D), shares)] if shares else []
-
-
-def _rescaled(structure: Structure, scale_D: Tensor) -> Structure:
-    """Return diag(s) Σ diag(s) in the form of Σ, for one member."""
-    if isinstance(structure, Diagonal):
-        return Diagonal(structure.variance_MD * scale_D**2)
-    if isinstance(structure, LowRankPlusDiagonal):
-        return LowRankPlusDiagonal(structure.variance_MD * scale_D**2, structure.factor_MRD * scale_D)
-    if isinstance(structure, LowRankPrecision):
-        return LowRankPrecision(structure.precision_MD / scale_D**2, structure.factor_MRD / scale_D)
-    if isinstance(structure, Kronecker):
-        variance, rows, columns = structure.variance_MGOI, structure.rows_MGOO, structure.columns_MGII
-        scale_GOI = scale_D.view(variance.shape[1:])
-        if (scale_GOI == scale_GOI[:, :1]).all():
-            if columns is None:
-                return Kronecker(variance * scale_GOI**2, rows)
-            return Kronecker(variance, rows, scale_GOI[:, 0].unsqueeze(-1) * columns)
-        identity = torch.eye(structure.noise_size, dtype=scale_D.dtype, device=scale_D.device).unsqueeze(1)
-        return Dense((structure.sqrt_matvec(identity)[:, 0] * scale_D).T.unsqueeze(0))
-    assert isinstance(structure, Dense)
-    return Dense(scale_D.unsqueeze(-1) * structure.root_MDD)
+    found, size = [], sum(len(where) for where, _ in covariance)
+    for where, form in covariance:
+        local = where.new_full((size,), -1)
+        local[where] = torch.arange(len(where), device=where.device)
+        shares = []
+        for number, place in enumerate(local[each] for each in places):
+            mask = place >= 0
+            if mask.all():
+                shares.append(Share(number, place, None))
+            elif mask.any():
+                shares.append(Share(number, place[mask], mask))
+        if shares:
+            found.append(Leaf(form, shares))
+    return found
 
 
 def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -> Tensor:
@@ -141,25 +111,13 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
 
 
 def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    own = [share.of(parts) for share in leaf.shares]
-    if isinstance(leaf.structure, Dense) and len(own) == 1 and own[0].is_plain and own[0].columns is None:
+    own, form = [share.of(parts) for share in leaf.shares], leaf.form
+    if leaf.is_root and len(own) == 1 and own[0].is_plain and own[0].columns is None:
         return _of_last(leaf, own[0], diagonal)
-    return _of_structure(leaf.structure, own, diagonal)
-
-
-def _of_structure(structure: Structure, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    if isinstance(structure, Diagonal | Kronecker):
-        return sum_of([_of_part(structure, part, diagonal) for part in parts])
-    found = [sign * _gram(each, diagonal) for sign, each in features(structure, parts)]
-    rest = _diagonal_part(structure)
-    return sum_of(found if rest is None else [*found, _of_structure(rest, parts, diagonal)])
-
-
-def _diagonal_part(structure: Structure) -> Diagonal | None:
-    """Return the diagonal part of a low-rank Σ, which its features leave out."""
-    if isinstance(structure, LowRankPlusDiagonal):
-        return Diagonal(structure.variance_MD)
-    return Diagonal(1 / structure.precision_MD) if isinstance(structure, LowRankPrecision) else None
+    found = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
+    if form.variance is not None:
+        found.append(sum_of([_of_part(form, part, diagonal) for part in own]))
+    return sum_of(found)
 
 
 def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[Part]], *, limit: int) -> Tensor:
@@ -173,15 +131,14 @@ def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[
     found = []
     for leaf in over:
         mine = tuple([share.of(parts) for share in leaf.shares] for parts in both)
-        found.append(_between(leaf.structure, mine, limit))  # type: ignore[arg-type]
+        found.append(_between(leaf.form, mine, limit))  # type: ignore[arg-type]
     return sum_of(found)
 
 
-def _between(structure: Structure, both: tuple[Sequence[Part], Sequence[Part]], limit: int) -> Tensor:
-    rest = _diagonal_part(structure)
-    total = None if rest is None else _between(rest, both, limit)
+def _between(form: Form, both: tuple[Sequence[Part], Sequence[Part]], limit: int) -> Tensor:
     units = max(1, limit // max(part.unit_numbers for parts in both for part in parts))
-    pieces = (features(structure, parts, units=units) for parts in both)
+    total: Tensor | None = None
+    pieces = (features(form, parts, units=units) for parts in both)
     for (sign, one), (_, other) in zip(*pieces, strict=True):
         product = sign * (one.flatten(0, 1) @ other.flatten(0, 1).T)
         total = product if total is None else total + product
@@ -193,11 +150,11 @@ def _gram(features_BKn: Tensor, diagonal: bool) -> Tensor:
     return features_BKn.square().sum(-1) if diagonal else features_BKn @ features_BKn.mT
 
 
-def _of_part(structure: Diagonal | Kronecker, part: Part, diagonal: bool) -> Tensor:
+def _of_part(form: Form, part: Part, diagonal: bool) -> Tensor:
     if not part.is_plain:
         found = _squares if diagonal else _products
-        return torch.cat([found(structure, piece) for piece in part.pieces()])
-    variance, basis, columns = _taken(structure, part)
+        return torch.cat([found(form, piece) for piece in part.pieces()])
+    variance, basis, columns = _taken(form, part)
     spread_BGO = torch.einsum("bgi,goi->bgo", part.plain_given(columns).square(), variance)
     gradients = part.plain_gradients(basis)
     if gradients is None:
@@ -207,25 +164,27 @@ def _of_part(structure: Diagonal | Kronecker, part: Part, diagonal: bool) -> Ten
     return (rotated.square() * spread).sum(-1) if diagonal else (rotated * spread) @ rotated.mT
 
 
-def _squares(structure: Diagonal | Kronecker, part: Part) -> Tensor:
+def _squares(form: Form, part: Part) -> Tensor:
     """Return the diagonal of J Σ Jᵀ, (B, K)."""
-    variance, rows, columns = _taken(structure, part)
+    variance, rows, columns = _taken(form, part)
     jacobian = part.jacobian(rows, columns).flatten(2)
     mine = part.rows is None and not jacobian.requires_grad  # and so may be written to: fresh memory costs more
     return (jacobian.square_() if mine else jacobian.square()) @ variance.flatten()
 
 
-def _products(structure: Diagonal | Kronecker, part: Part) -> Tensor:
+def _products(form: Form, part: Part) -> Tensor:
     """Return J Σ Jᵀ, (B, K, K)."""
-    return sum_of([_gram(each, diagonal=False) for each in _whitened(structure, part, None)])
+    return sum_of([_gram(each, diagonal=False) for each in _whitened(form, part, None)])
 
 
-def _taken(structure: Diagonal | Kronecker, part: Part) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _taken(form: Form, part: Part) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return variances in the shape of the layer's index, and U and V of the bases they are in."""
-    if isinstance(structure, Diagonal):
-        return structure.variance_MD[0][part.where], None, None
-    rows, columns = (None if basis is None else basis[0] for basis in (structure.rows_MGOO, structure.columns_MGII))
-    return structure.variance_MGOI[0], rows, columns
+    assert form.variance is not None
+    variance = form.variance[0]
+    if variance.ndim == 1:
+        return variance[part.where], None, None
+    rows, columns = (None if basis is None else basis[0] for basis in (form.rows_MGOO, form.columns_MGII))
+    return variance, rows, columns
 
 
 def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> Tensor:
@@ -246,37 +205,43 @@ def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
     return torch.stack(rows, dim=-2)
 
 
-def features(structure: Structure, parts: Sequence[Part], *, units: int | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Yield signs ± and pieces F (B, K, n) with Σ ± F Fᵀ = J Σ Jᵀ, without the diagonal part of a low-rank Σ.
+def features(form: Form, parts: Sequence[Part], *, units: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield signs ± and pieces F (B, K, n) with Σ ± F Fᵀ = J Σ Jᵀ.
 
     Args:
-        structure: Σ, of one member.
+        form: Σ, of one member.
         parts: J.
-        units: output units of a plain part that go into a piece; all at once if None.
+        units: output units of a plain part that go into a piece.
 
     Yields:
         Sign and piece.
     """
-    if isinstance(structure, Diagonal | Kronecker):
+    if form.variance is not None:
         for part in parts:
-            yield from ((1, piece) for piece in _whitened(structure, part, units))
-    elif isinstance(structure, Dense):
-        yield 1, _times_root(structure, parts)
-    elif isinstance(structure, LowRankPlusDiagonal):
-        yield 1, _times(parts, structure.factor_MRD[0])
-    else:
-        assert isinstance(structure, LowRankPrecision)
-        taken, rows_RD = structure.taken
-        yield -1, _times(parts, rows_RD[0] * structure.precision_MD[0].rsqrt()) * taken[0].sqrt()
+            yield from ((1, piece) for piece in _whitened(form, part, units))
+    yield from products(form, parts)
 
 
-def _whitened(structure: Diagonal | Kronecker, part: Part, units: int | None) -> Iterator[Tensor]:
+def products(form: Form, parts: Sequence[Part]) -> Iterator[tuple[int, Tensor]]:
+    """Yield what `features` does, without the variances of Σ.
+
+    Yields:
+        Sign and piece.
+    """
+    if form.root_MDZ is not None:
+        yield 1, _times_root(form.root_MDZ[0], parts)
+    if form.directions_MRD is not None:
+        pushed = _times(parts, form.directions_MRD[0])
+        yield form.sign, pushed if form.shares_MR is None else pushed * form.shares_MR[0].sqrt()
+
+
+def _whitened(form: Form, part: Part, units: int | None) -> Iterator[Tensor]:
     """Yield J Σ^½ of one part, some output units after the other where it is plain.
 
     Yields:
         Pieces (B, K, n).
     """
-    variance, rows, columns = _taken(structure, part)
+    variance, rows, columns = _taken(form, part)
     root = variance.sqrt()
     gradients = part.plain_gradients(rows) if part.is_plain and units else None
     if units is None or gradients is None:
@@ -287,11 +252,11 @@ def _whitened(structure: Diagonal | Kronecker, part: Part, units: int | None) ->
         yield (g.unsqueeze(-1) * (seen.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
 
 
-def _times_root(structure: Dense, parts: Sequence[Part]) -> Tensor:
-    """Return J R, (B, K, D)."""
+def _times_root(root_DZ: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Return J R, (B, K, Z)."""
     where = torch.cat([part.where.flatten() for part in parts])
     jacobian = torch.cat([part.jacobian().flatten(2) for part in parts], dim=-1)
-    return jacobian @ structure.root_MDD[0][where]
+    return jacobian @ root_DZ[where]
 
 
 def _times(parts: Sequence[Part], vectors_RD: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Anatomy, Held
+from torchbayes.curvature.discovery import Held, NetworkLayers
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
-from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
-from torchbayes.linalg.dense import add_gram_, eigh
+from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
+from torchbayes.linalg.matrices import add_gram_, eigh
 
 _WAITING = 2**13  # rows and places that wait for a product of matrices, at most
 
@@ -43,10 +43,10 @@ class KroneckerSums(OnePass):
 
     held: ClassVar[tuple[Held, ...]] = ("in turn",)
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
         total: Sum = {}
-        for number, part in enumerate(anatomy.parts):
+        for number, part in enumerate(network.parts):
             if isinstance(part, Affine):
                 groups, outputs, inputs = part.index.shape
                 total[f"{number}.inputs"] = like.new_zeros(groups, inputs, inputs)
@@ -65,14 +65,14 @@ class KroneckerSums(OnePass):
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place."""
-        affine = {part.module: part for part in piece.anatomy.layers if isinstance(part, Affine)}
+        affine = {part.module: part for part in piece.network.layers if isinstance(part, Affine)}
         moments = {module: Moment() for module in affine}  # weights and biases of a layer have the same
         used = Used(piece.place_weights)
         for column, calls in piece.columns():
             used.add(calls, affine)
             for module, part in affine.items():
                 moments[module].add(self._gradients(part, calls[module]))
-            for place, part in enumerate(piece.anatomy.parts):
+            for place, part in enumerate(piece.network.parts):
                 if isinstance(part, Affine):
                     continue
                 if isinstance(part, Lookup):
@@ -81,13 +81,13 @@ class KroneckerSums(OnePass):
                         add_gram_(total[f"{place}.outputs"], gradient)
                 else:
                     own = (
-                        piece.rest(column) if part is piece.anatomy.whole else part.rows(calls[part.module]).flatten(1)
+                        piece.rest(column) if part is piece.network.whole else part.rows(calls[part.module]).flatten(1)
                     )
                     if f"{place}.dense" in total:
                         add_gram_(total[f"{place}.dense"], own)
                     else:
                         total[f"{place}.diagonal"] += own.square().sum(0)
-        for place, part in enumerate(piece.anatomy.parts):
+        for place, part in enumerate(piece.network.parts):
             if isinstance(part, Affine):
                 total[f"{place}.outputs"] += moments[part.module].total()
         self._add_inputs(total, piece, used)
@@ -95,7 +95,7 @@ class KroneckerSums(OnePass):
     def _add_inputs(self, total: Sum, piece: Piece, used: Used) -> None:
         """Add what enters A, each row as often as it counts, and of its places those that are used."""
         weights_B, rows = piece.row_weights, len(piece.seen.outputs)
-        for place, part in enumerate(piece.anatomy.parts):
+        for place, part in enumerate(piece.network.parts):
             if isinstance(part, Affine):
                 calls = piece.seen.calls[part.module]
                 own = [part.inputs(call.inputs, ones=weights_B is not None) for call in calls]
@@ -132,15 +132,15 @@ class KroneckerSums(OnePass):
         together = _joined([layer.gradients(call.outputs) for call in calls], dim=2)
         return together if self.sharing == "expand" else together.sum(2, keepdim=True)
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
         """Return diag(s) H diag(s), block by block."""
-        places = range(len(anatomy.parts))
-        blocks = [self.block(anatomy, place, totals_M, scale_MD=scale_MD) for place in places]
-        return BlockCurvature(anatomy.order, tuple(blocks))
+        places = range(len(network.parts))
+        blocks = [self.block(network, place, totals_M, scale_MD=scale_MD) for place in places]
+        return BlockCurvature(network.order, tuple(blocks))
 
-    def block(self, anatomy: Anatomy, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
-        """Return the block of one part of the anatomy."""
-        part = anatomy.parts[number]
+    def block(self, network: NetworkLayers, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
+        """Return the block of one part of the network."""
+        part = network.parts[number]
         scale = scale_MD[:, part.index.flatten()]
         if f"{number}.dense" in totals_M:
             return DenseCurvature(totals_M[f"{number}.dense"] * scale.unsqueeze(-1) * scale.unsqueeze(-2))

@@ -8,13 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Anatomy, Held
+from torchbayes.curvature.discovery import Held, NetworkLayers
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
 from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
-from torchbayes.linalg.curvature import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
+from torchbayes.linalg import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
+from torchbayes.linalg.curvature import Correlations
 from torchbayes.native.seeds import Purpose, generator
 
 _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones kept are accurate
@@ -34,11 +35,12 @@ class EigenvalueSums:
 
     passes = 2
     held: ClassVar[tuple[Held, ...]] = ("in turn", "few")
+    correlations: ClassVar[Correlations] = "some"
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
-        total = self.factors.empty(anatomy, like)
-        for place, layer in enumerate(anatomy.layers):
+        total = self.factors.empty(network, like)
+        for place, layer in enumerate(network.layers):
             if isinstance(layer, Affine):
                 groups, outputs, inputs = layer.index.shape
                 total[f"{place}.rows"] = like.new_zeros(groups, outputs, outputs)
@@ -52,7 +54,7 @@ class EigenvalueSums:
             self.factors.add_(total, piece)
             return
         squares: dict[int, Squares] = {}
-        for place, layer in enumerate(piece.anatomy.layers):
+        for place, layer in enumerate(piece.network.layers):
             if isinstance(layer, Affine):
                 columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
                 squares[place] = piece.squares(layer, total[f"{place}.rows"], columns)
@@ -62,26 +64,26 @@ class EigenvalueSums:
         for place, each in squares.items():
             total[f"{place}.eigenvalues"] += each.total()
 
-    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+    def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Find the bases after the first pass."""
         if number:
             return
-        kfac = self.factors.curvature(anatomy, {n: t.unsqueeze(0) for n, t in total.items()}, scale_D.unsqueeze(0))
+        kfac = self.factors.curvature(network, {n: t.unsqueeze(0) for n, t in total.items()}, scale_D.unsqueeze(0))
         for place, block in enumerate(kfac.blocks):
             if f"{place}.eigenvalues" in total:
                 total[f"{place}.rows"].copy_(block.rows_MGOO[0])
                 total[f"{place}.columns"].copy_(block.columns_MGII[0])
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
         """Return diag(s) H diag(s), block by block."""
         blocks = []
-        for place in range(len(anatomy.parts)):
+        for place in range(len(network.parts)):
             names = [f"{place}.{name}" for name in ("eigenvalues", "rows", "columns")]
             if names[0] in totals_M:
                 blocks.append(KroneckerCurvature(*(totals_M[name] for name in names)))
             else:
-                blocks.append(self.factors.block(anatomy, place, totals_M, scale_MD=scale_MD))
-        return BlockCurvature(anatomy.order, tuple(blocks))
+                blocks.append(self.factors.block(network, place, totals_M, scale_MD=scale_MD))
+        return BlockCurvature(network.order, tuple(blocks))
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,17 @@ class LowRankSums:
     passes: int
 
     held: ClassVar[tuple[Held, ...]] = ("in turn", *DiagonalSums.held)
+    correlations: ClassVar[Correlations] = "some"
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    def __post_init__(self) -> None:
+        if self.passes < 2:
+            raise ValueError(
+                f"`passes` must be at least 2 for a low rank: one to look, one to measure; got {self.passes}."
+            )
+
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros, and random directions to begin with."""
-        size, source = anatomy.model.network.layout.size, generator(Purpose.DIRECTIONS, seed)
+        size, source = network.size, generator(Purpose.DIRECTIONS, seed)
         drawn = torch.randn(min(self.rank + _EXTRA, size), size, generator=source, dtype=like.dtype)
         signs = torch.randint(2, (_EXTRA, size), generator=source).to(like) * 2 - 1
         return {
@@ -114,7 +123,7 @@ class LowRankSums:
             "signs": signs,
             "signed": torch.zeros_like(signs),
             "columns": torch.zeros(1, dtype=torch.float64, device=like.device),
-            **DiagonalSums().empty(anatomy, like),
+            **DiagonalSums().empty(network, like),
         }
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
@@ -124,7 +133,7 @@ class LowRankSums:
             total["columns"] += piece.root(piece.seen.outputs.detach()).shape[:2].numel()
         pairs = {"products": "vectors"} | ({"signed": "signs"} if number == self.passes - 1 else {})
         products = piece.scale_D * curvature_products(
-            piece.anatomy.model,
+            piece.network.model,
             piece.views,
             piece.rows.inputs,
             root=piece.root,
@@ -134,13 +143,13 @@ class LowRankSums:
         for name, part in zip(pairs, products.split([len(total[name]) for name in pairs]), strict=True):
             total[name] += part
 
-    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+    def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Take the products as directions, unless this was the last pass."""
         if number < self.passes - 1:
             total["vectors"].copy_(_orthonormal(total["products"]))
             total["products"].zero_()
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> LowRankCurvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> LowRankCurvature:
         """Return the low-rank curvature."""
         vectors_MRD, products_MRD = totals_M["vectors"].double(), totals_M["products"].double()
         core = products_MRD @ vectors_MRD.mT
@@ -150,7 +159,7 @@ class LowRankSums:
         factor_MRD = (vectors * inverse.unsqueeze(-2)).mT @ products_MRD
         _, singular, rows = torch.linalg.svd(factor_MRD, full_matrices=False)
         found = singular[..., : self.rank].unsqueeze(-1) * rows[..., : self.rank, :]
-        whole_MD = DiagonalSums().curvature(anatomy, totals_M, scale_MD).values_MD
+        whole_MD = DiagonalSums().curvature(network, totals_M, scale_MD).values_MD
         rest_MD = whole_MD - found.square().sum(-2)
         rounding_MD = 16 * torch.finfo(whole_MD.dtype).eps * whole_MD
         rest_MD = torch.where(rest_MD > rounding_MD, rest_MD, 0.0).to(whole_MD)
@@ -169,17 +178,19 @@ def _orthonormal(vectors_RD: Tensor) -> Tensor:
 class HessianSums(OnePass):
     """The exact Hessian of the negative log likelihood, which may have negative eigenvalues."""
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    correlations: ClassVar[Correlations] = "all"
+
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
-        size = anatomy.model.network.layout.size
+        size = network.size
         return {"dense": like.new_zeros(size, size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add rows in place."""
-        model, options = piece.anatomy.model, {"parameters": piece.parameters, "buffers": piece.buffers}
+        model, options = piece.network.model, {"parameters": piece.parameters, "buffers": piece.buffers}
         total["dense"] += hessian_rows(model, piece.views, piece.rows, **options)
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
         """Return diag(s) H diag(s)."""
         scaled = totals_M["dense"] * scale_MD.unsqueeze(-1) * scale_MD.unsqueeze(-2)
         return DenseCurvature((scaled + scaled.mT) / 2)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.capture import Seen
-from torchbayes.curvature.discovery import Anatomy, Held
+from torchbayes.curvature.discovery import Held, NetworkLayers
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
-from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
-from torchbayes.linalg.dense import add_gram_
+from torchbayes.linalg import Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg.curvature import Correlations
+from torchbayes.linalg.matrices import add_gram_
 from torchbayes.model.likelihoods.protocol import Counted, counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -34,7 +35,7 @@ class Piece:
     """Some rows of a batch, and one member that sees them.
 
     Attributes:
-        anatomy: the layers.
+        network: the layers.
         views: the member's random weights by name.
         parameters: learned likelihood parameters.
         rows: the rows.
@@ -45,7 +46,7 @@ class Piece:
         seed: of those.
     """
 
-    anatomy: Anatomy
+    network: NetworkLayers
     views: Mapping[str, Tensor]
     parameters: Mapping[str, Tensor]
     rows: Batch
@@ -58,14 +59,14 @@ class Piece:
     @cached_property
     def seen(self) -> Seen:
         """The forward pass."""
-        return self.anatomy.watch(self.views, self.rows.inputs, self.buffers)
+        return self.network.watch(self.views, self.rows.inputs, self.buffers)
 
     def root(self, outputs: Tensor) -> Tensor:
         """Return the columns (R, B, ...) of the outputs' curvature."""
         with seeded(Purpose.FISHER, self.seed, device=outputs.device):
             return root(
                 self.kind,
-                self.anatomy.model.likelihood,
+                self.network.model.likelihood,
                 outputs,
                 targets=self.rows.targets,
                 parameters=self.parameters,
@@ -75,7 +76,7 @@ class Piece:
     @cached_property
     def counts(self) -> Counted:
         """The targets as they are fitted, and how often each counts."""
-        return counted(self.anatomy.model.likelihood, self.seen.outputs.detach(), self.rows.targets)
+        return counted(self.network.model.likelihood, self.seen.outputs.detach(), self.rows.targets)
 
     @property
     def row_weights(self) -> Tensor | None:
@@ -93,7 +94,7 @@ class Piece:
         """Return Σ log p(y|f), float64, and add its gradient to `into_D` unless that is None."""
         with torch.enable_grad():
             own = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
-            each = self.anatomy.model.likelihood.log_prob(self.seen.outputs, self.rows.targets, own)
+            each = self.network.model.likelihood.log_prob(self.seen.outputs, self.rows.targets, own)
             if into_D is not None:
                 leaves = [*self.seen.leaves.values(), *own.values()]
                 found = torch.autograd.grad(each.sum(), leaves, retain_graph=True, materialize_grads=True)
@@ -104,14 +105,14 @@ class Piece:
         """Return what the units of every affine layer see, (B, G, T, I), one tensor a call."""
         return {
             layer: [layer.inputs(call.inputs) for call in self.seen.calls[layer.module]]
-            for layer in self.anatomy.layers
+            for layer in self.network.layers
             if isinstance(layer, Affine)
         }
 
     def columns(self) -> Iterator[tuple[Tensor, dict[str, list[Call]]]]:
         """Yield every column of the outputs' curvature with the calls it gives gradients to."""
         columns = self.root(self.seen.outputs)
-        if not self.anatomy.layers:
+        if not self.network.layers:
             yield from ((column, {}) for column in columns)
             return
         yield from zip(columns, self.seen.columns(columns), strict=True)
@@ -119,12 +120,12 @@ class Piece:
     def squares(self, layer: Affine, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Squares:
         """Return the sum over no column of the squares of Uᵀ J V of a layer."""
         inputs = [call.inputs for call in self.seen.calls[layer.module]]
-        return Squares(layer, inputs, layer.module in self.anatomy.shared, rows_GOO, columns_GII)
+        return Squares(layer, inputs, layer.module in self.network.shared, rows_GOO, columns_GII)
 
     def rest(self, column: Tensor) -> Tensor:
         """Return the Jacobian of the weights that no layer holds, (B, n)."""
-        assert self.anatomy.whole is not None
-        return self.anatomy.whole.jacobian(self.views, self.rows.inputs, column, buffers=self.buffers)
+        assert self.network.whole is not None
+        return self.network.whole.jacobian(self.views, self.rows.inputs, column, buffers=self.buffers)
 
 
 def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] | None) -> Tensor:
@@ -139,16 +140,18 @@ class Sums(Protocol):
 
     Attributes:
         held: what is held of a row while it is added, in each pass or in one of them.
+        correlations: which correlations between weights the curvature keeps.
     """
 
     held: ClassVar[tuple[Held, ...]]
+    correlations: ClassVar[Correlations]
 
     @property
     def passes(self) -> int:
         """Passes over the data."""
         ...
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int) -> Sum:
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int) -> Sum:
         """Return the sum over no data."""
         ...
 
@@ -156,11 +159,11 @@ class Sums(Protocol):
         """Add rows in place, in pass number `number`."""
         ...
 
-    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+    def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Do in place what follows pass number `number`."""
         ...
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> Curvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> Curvature:
         """Return diag(s) H diag(s) from the sums of all members, each (M, ...)."""
         ...
 
@@ -170,13 +173,14 @@ class OnePass:
     """What sums of a single pass share."""
 
     held: ClassVar[tuple[Held, ...]] = ("everywhere",)
+    correlations: ClassVar[Correlations] = "some"
 
     @property
     def passes(self) -> int:
         """One."""
         return 1
 
-    def turn_(self, total: Sum, anatomy: Anatomy, scale_D: Tensor, *, number: int) -> None:
+    def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Leave the sum as it is."""
 
 
@@ -185,14 +189,15 @@ class DiagonalSums(OnePass):
     """diag H = Σ_n Σ_r J_nr²: the squares of every weight's Jacobian."""
 
     held: ClassVar[tuple[Held, ...]] = ("few",)
+    correlations: ClassVar[Correlations] = "none"
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
-        return {"diagonal": like.new_zeros(anatomy.model.network.layout.size)}
+        return {"diagonal": like.new_zeros(network.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place."""
-        into, layers, whole = total["diagonal"], piece.anatomy.layers, piece.anatomy.whole
+        into, layers, whole = total["diagonal"], piece.network.layers, piece.network.whole
         squares = {layer: piece.squares(layer) for layer in layers if isinstance(layer, Affine)}
         for column, calls in piece.columns():
             for layer in layers:
@@ -208,7 +213,7 @@ class DiagonalSums(OnePass):
         for layer, each in squares.items():
             _add(into, layer, each.total())
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DiagonalCurvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DiagonalCurvature:
         """Return diag(s² h)."""
         return DiagonalCurvature(totals_M["diagonal"] * scale_MD**2)
 
@@ -227,13 +232,15 @@ class DenseSums(OnePass):
 
     chunk: int = 2**23
 
-    def empty(self, anatomy: Anatomy, like: Tensor, seed: int = 0) -> Sum:
+    correlations: ClassVar[Correlations] = "all"
+
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
-        single = anatomy.single
+        single = network.single
         if single is not None:
             _, outputs, inputs = single.index.shape
             return {"units": like.new_zeros(outputs, outputs * inputs, inputs)}
-        size = anatomy.model.network.layout.size
+        size = network.size
         return {"dense": like.new_zeros(size, size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
@@ -246,28 +253,28 @@ class DenseSums(OnePass):
             _add_units(total["units"], piece, self.chunk)
             return
         given = piece.given()
-        order = piece.anatomy.order
+        order = piece.network.order
         for column, calls in piece.columns():
-            found = [jacobian_rows(layer, calls[layer.module], given.get(layer)) for layer in piece.anatomy.layers]
-            found += [piece.rest(column)] if piece.anatomy.whole else []
+            found = [jacobian_rows(layer, calls[layer.module], given.get(layer)) for layer in piece.network.layers]
+            found += [piece.rest(column)] if piece.network.whole else []
             for rows in torch.cat([part.flatten(1) for part in found], dim=1).split(max(1, self.chunk // len(order))):
                 placed = rows.new_zeros(len(rows), len(total["dense"]))
                 placed[:, order] = rows
                 add_gram_(total["dense"], placed)
 
-    def curvature(self, anatomy: Anatomy, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
+    def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
         """Return diag(s) H diag(s)."""
         if "dense" in totals_M:
             matrix = totals_M["dense"].clone()
         else:
-            assert anatomy.single is not None
-            matrix = _assembled(totals_M["units"], anatomy.single)
+            assert network.single is not None
+            matrix = _assembled(totals_M["units"], network.single)
         return DenseCurvature(matrix.mul_(scale_MD.unsqueeze(-1)).mul_(scale_MD.unsqueeze(-2)))
 
 
 def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
     """Add Σ_n M_n ⊗ a_n a_nᵀ with M_n = Σ_r g_r g_rᵀ, for the units from each output unit on: the rest is symmetric."""
-    (layer,) = piece.anatomy.layers
+    (layer,) = piece.network.layers
     assert isinstance(layer, Affine)
     (given,) = piece.given()[layer]
     columns = [layer.gradients(calls[layer.module][0].outputs).flatten(1) for _, calls in piece.columns()]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.capture import Seen, requires_grad
-from torchbayes.curvature.discovery import Anatomy, Findings, anatomy, look
+from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
-from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, Scaled, Structure
+from torchbayes.linalg import Structure
+from torchbayes.linalg.structure import PlacedForm, forms
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -39,20 +40,22 @@ class Tangent:
     """f(x) + J(x) (w − w*).
 
     Attributes:
-        layers: of the network.
+        network: the layers of the network.
         weights_D: w*.
         buffers: of the network; its own if None.
         outputs: K.
         row_numbers: numbers that a row takes, roughly.
         chunk: numbers that a piece of the rows may take.
+        over: the covariance that it was made for, as `functions` and `joint` take it.
     """
 
-    layers: Anatomy
+    network: NetworkLayers
     weights_D: Tensor
     buffers: Buffers | None
     outputs: int
     row_numbers: int
     chunk: int
+    over: list[Leaf]
 
     @classmethod
     def at(
@@ -84,9 +87,9 @@ class Tangent:
             ValueError: if the covariance is not one of this network's layers, or the outputs have several axes.
         """
         findings = findings or look(model, weights_D, inputs)
-        both = [anatomy(model, findings, joint_bias=joint) for joint in (True, False)]
-        everywhere = torch.arange(structure.size, device=weights_D.device)
-        fitting = [layers for layers in both if _fits(structure, everywhere, layers)]
+        both = [network_layers(model, findings, joint_bias=joint) for joint in (True, False)]
+        placed = list(forms(structure))
+        fitting = [network for network in both if _fits(placed, network)]
         if not fitting:
             raise ValueError(
                 "the covariance is not one of the layers of this network. Fit the posterior again with this model."
@@ -98,32 +101,32 @@ class Tangent:
                 f"a linearised predictive needs one axis of outputs for a row, (K,); the network gives "
                 f"{tuple(seen.outputs.shape[1:])} for a row. Use predict(posterior, inputs, draws=...)."
             )
-        over = leaves(structure, [part.index for part in fitting[0].parts])
+        over = leaves(placed, [part.index for part in fitting[0].parts])
         numbers = max(_numbers(fitting[0], seen, over), findings.widest)
-        return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk)
+        return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk, over)
 
     def linear(self, inputs: Any) -> Linear:
         """Return outputs and Jacobian at inputs; differentiable in inputs that require a gradient."""
-        keep, layers = requires_grad(inputs), self.layers
-        views, _ = layers.model.split(self.weights_D)
-        seen = layers.watch(views, inputs, self.buffers, keep=keep)
+        keep, network = requires_grad(inputs), self.network
+        views, _ = network.model.split(self.weights_D)
+        seen = network.watch(views, inputs, self.buffers, keep=keep)
         outputs = seen.outputs if keep else seen.outputs.detach()
-        single = layers.single
+        single = network.single
         if single is not None and seen.is_last(single.module):
             given = [call.inputs for call in seen.calls[single.module]]
             return Linear(outputs, [Part(single, single.index, given, None)])
         units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
         columns = [unit.expand_as(outputs) for unit in units]
-        parts = _parts(layers, seen, columns, keep=keep)
-        if layers.whole:
-            whole = layers.whole
+        parts = _parts(network, seen, columns, keep=keep)
+        if network.whole:
+            whole = network.whole
             rows = [whole.jacobian(views, inputs, column, buffers=self.buffers) for column in columns]
             parts.append(Part(whole, whole.index, [], [], torch.stack(rows, dim=1)))
         return Linear(outputs, parts)
 
     def leaves(self, structure: Structure) -> list[Leaf]:
-        """Return the covariance of one member as `functions` and `joint` take it."""
-        return leaves(structure, [part.index for part in self.layers.parts])
+        """Return another covariance, of one member, as `functions` and `joint` take it."""
+        return leaves(list(forms(structure)), [part.index for part in self.network.parts])
 
     def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:
         """Return f (B, K) and J Σ Jᵀ (B, K, K), or its diagonal (B, K), in pieces of rows that fit the chunk.
@@ -147,11 +150,11 @@ class Tangent:
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
 
 
-def _parts(layers: Anatomy, seen: Seen, columns: list[Tensor], *, keep: bool) -> list[Part]:
+def _parts(network: NetworkLayers, seen: Seen, columns: list[Tensor], *, keep: bool) -> list[Part]:
     """Return the Jacobian of the columns, layer by layer."""
-    calls = list(seen.columns(columns, keep=keep)) if layers.layers else []
+    calls = list(seen.columns(columns, keep=keep)) if network.layers else []
     found: list[Part] = []
-    for layer in layers.layers:
+    for layer in network.layers:
         if not isinstance(layer, Affine):
             rows = [layer.rows(each.pop(layer.module)) for each in calls]  # taken out, to be let go of
             found.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
@@ -162,39 +165,37 @@ def _parts(layers: Anatomy, seen: Seen, columns: list[Tensor], *, keep: bool) ->
     return found
 
 
-def _numbers(layers: Anatomy, seen: Seen, over: list[Leaf]) -> int:
+def _numbers(network: NetworkLayers, seen: Seen, over: list[Leaf]) -> int:
     """Return how many numbers a row takes, roughly, from one row.
 
     What layers are given is there once, and gradients once for each output. What makes a Jacobian of them is there too,
     and so is the Jacobian where it is not one of factors; but not for layers with shared weights of which the
     covariance is one of each alone, as these are taken for a few rows at a time.
     """
-    whole = layers.whole.index.numel() if layers.whole else 0
-    own = [share for leaf in over if isinstance(leaf.structure, Diagonal | Kronecker) for share in leaf.shares]
+    whole = network.whole.index.numel() if network.whole else 0
+    own = [share for leaf in over if leaf.form.is_spectral for share in leaf.shares]
     alone = {share.part for share in own if share.mask is None}
     once, each = seen.outputs.numel(), 2 * whole
-    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if layers.layers else {}
-    for number, layer in enumerate(layers.layers):
+    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
+    for number, layer in enumerate(network.layers):
         factors = isinstance(layer, Affine)
-        few = factors and layer.module in layers.shared and number in alone
-        each += 0 if few or (factors and layer.module not in layers.shared) else 2 * layer.index.numel()
+        few = factors and layer.module in network.shared and number in alone
+        each += 0 if few or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
         for call in calls.pop(layer.module, ()):  # weights and biases apart have the same
             each += call.outputs.numel() * (1 if few else 4)  # as it comes, stacked, turned and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
-    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if isinstance(leaf.structure, Dense)]
-    each += max(dense, default=0) * (1 if layers.single else 2)
+    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if leaf.is_root]
+    each += max(dense, default=0) * (1 if network.single else 2)
     return once + seen.outputs.numel() * each
 
 
-def _fits(structure: Structure, where: Tensor, layers: Anatomy) -> bool:
-    """Return whether every Kronecker product of a covariance over the weights at `where` is over one of the layers."""
-    if isinstance(structure, Scaled):
-        return _fits(structure.structure, where, layers)
-    if isinstance(structure, Blocks):
-        each = zip(structure.blocks, where[structure.order_D].split(structure.sizes), strict=True)
-        return all(_fits(block, mine, layers) for block, mine in each)
-    if isinstance(structure, Kronecker):
-        shape = structure.variance_MGOI.shape[1:]
-        return any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in layers.parts)
+def _fits(covariance: list[PlacedForm], network: NetworkLayers) -> bool:
+    """Return whether every grid of a covariance is the weights of one of the layers."""
+    for where, form in covariance:
+        if form.variance is None or form.variance.ndim == 2:
+            continue
+        shape = form.variance.shape[1:]
+        if not any(p.index.shape == shape and torch.equal(p.index.flatten(), where) for p in network.parts):
+            return False
     return True

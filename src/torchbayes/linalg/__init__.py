@@ -1,7 +1,8 @@
-"""Covariance structures with one set of operations: matvec, solve, sqrt_matvec, logdet, diagonal, dense.
+"""Covariance structures and curvatures, each with the operations of `Structure` and of `Curvature`.
 
-Every structure carries the member axis M. A structure is added by writing a class with the operations of `Structure`
-and a line in `STRUCTURES`.
+Every structure carries the member axis M. A new one is a file, with a frozen dataclass that inherits `Stored` and has
+the operations of `Structure` (and one with those of `Curvature`, where its inverse is what data add to a prior), and a
+line in the table by which files are read.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.linalg.blocks import Blocks, Scaled
-from torchbayes.linalg.dense import Dense
-from torchbayes.linalg.diagonal import Diagonal
-from torchbayes.linalg.kronecker import Kronecker
-from torchbayes.linalg.low_rank import LowRankPlusDiagonal, LowRankPrecision
-from torchbayes.linalg.structure import Structure, unnested
+from torchbayes.linalg.blocks import BlockCurvature, Blocks, Scaled
+from torchbayes.linalg.curvature import Curvature
+from torchbayes.linalg.dense import Dense, DenseCurvature
+from torchbayes.linalg.diagonal import Diagonal, DiagonalCurvature
+from torchbayes.linalg.kronecker import Kronecker, KroneckerCurvature
+from torchbayes.linalg.low_rank import LowRankCurvature, LowRankPlusDiagonal, LowRankPrecision
+from torchbayes.linalg.stored import Stored, restored
+from torchbayes.linalg.structure import Form, Group, Structure
 
-STRUCTURES: dict[str, Any] = {
+STRUCTURES: dict[str, type[Any]] = {
     structure.kind: structure
     for structure in (Blocks, Dense, Diagonal, Kronecker, LowRankPlusDiagonal, LowRankPrecision, Scaled)
+}
+CURVATURES: dict[str, type[Any]] = {
+    curvature.kind: curvature
+    for curvature in (BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature, LowRankCurvature)
 }
 
 
@@ -36,23 +43,45 @@ def restore(kind: str, tensors: dict[str, Tensor]) -> Structure:
     Raises:
         KeyError: if the kind is unknown or a tensor is missing.
     """
-    own, parts = unnested(tensors, restore)
-    if kind == Blocks.kind:
-        return Blocks(own["order_D"], parts)
-    if kind == Scaled.kind:
-        return Scaled(own["scale_MD"], parts[0])
-    return STRUCTURES[kind](**own)
+    return restored(STRUCTURES, kind, tensors)
+
+
+def restore_curvature(kind: str, tensors: dict[str, Tensor]) -> Curvature:
+    """Return the curvature rebuilt from the tensors that define it.
+
+    Args:
+        kind: its name in `CURVATURES`.
+        tensors: as `tensors` gave them.
+
+    Returns:
+        The curvature.
+
+    Raises:
+        KeyError: if the kind is unknown or a tensor is missing.
+    """
+    return restored(CURVATURES, kind, tensors)
 
 
 __all__ = [
+    "CURVATURES",
     "STRUCTURES",
+    "BlockCurvature",
     "Blocks",
+    "Curvature",
     "Dense",
+    "DenseCurvature",
     "Diagonal",
+    "DiagonalCurvature",
+    "Form",
+    "Group",
     "Kronecker",
+    "KroneckerCurvature",
+    "LowRankCurvature",
     "LowRankPlusDiagonal",
     "LowRankPrecision",
     "Scaled",
+    "Stored",
     "Structure",
     "restore",
+    "restore_curvature",
 ]

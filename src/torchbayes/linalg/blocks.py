@@ -1,30 +1,31 @@
-"""Composed covariances: blocks of their own structure, and a structure with every weight rescaled."""
+"""Composed structures: blocks with a structure of their own, and a structure with every weight rescaled."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchbayes.linalg.structure import Structure, nested
+from torchbayes.linalg.curvature import Correlations, Curvature, LeftOut, Part
+from torchbayes.linalg.diagonal import DiagonalCurvature
+from torchbayes.linalg.stored import ONE, SEVERAL, Stored
+from torchbayes.linalg.structure import Form, Group, Structure, aligned
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Σ_m = Π ( ⊕_b Σ_mb ) Πᵀ: independent groups of weights, each with a structure of its own.
+class Grouped:
+    """What block-diagonal matrices share.
 
     Attributes:
         order_D: which weight stands where in the blocks, int64: x in block order is `x[order_D]`.
-        blocks: one structure per group; their sizes add up to D.
+        blocks: the blocks; their sizes add up to D.
     """
 
     order_D: Tensor
-    blocks: tuple[Structure, ...]
-
-    kind: ClassVar[str] = "blocks"
+    blocks: tuple[Any, ...]
 
     @property
     def size(self) -> int:
@@ -41,63 +42,86 @@ class Blocks:
         """Where each weight stands in block order."""
         return torch.argsort(self.order_D)
 
+    def split(self, vector_D: Tensor) -> tuple[Tensor, ...]:
+        """Return the parts of vectors (..., D) that belong to the blocks."""
+        return vector_D[..., self.order_D].split(self.sizes, dim=-1)
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return vectors (..., D) of which `split` gives the parts."""
+        return torch.cat(list(parts), dim=-1)[..., self.inverse_D]
+
+    def diagonal(self) -> Tensor:
+        """Return the diagonal, (M, D)."""
+        return self.joined([block.diagonal() for block in self.blocks])
+
+    def dense(self) -> Tensor:
+        """Return the matrices, (M, D, D): for tests and small D."""
+        blocks = [block.dense() for block in self.blocks]
+        stacked = torch.stack([torch.block_diag(*(block[m] for block in blocks)) for m in range(len(blocks[0]))])
+        return stacked[:, self.inverse_D][:, :, self.inverse_D]
+
+
+@dataclass(frozen=True)
+class Blocks(Stored, Grouped):
+    """Σ_m = Π ( ⊕_b Σ_mb ) Πᵀ: independent groups of weights, each with a structure of its own.
+
+    Attributes:
+        order_D: which weight stands where in the blocks, int64: x in block order is `x[order_D]`.
+        blocks: one structure per group; their sizes add up to D.
+    """
+
+    order_D: Tensor
+    blocks: tuple[Structure, ...] = field(metadata=SEVERAL)
+
+    kind: ClassVar[str] = "blocks"
+
     @property
     def noise_size(self) -> int:
         """Number of standard normals that `sqrt_matvec` turns into one sample."""
         return sum(block.noise_size for block in self.blocks)
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The blocks."""
+        each = zip(self.order_D.split(self.sizes), self.blocks, strict=True)
+        return tuple(Group(where, None, block) for where, block in each)
+
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x, shape (..., M, D)."""
-        parts = vector_MD[..., self.order_D].split(self.sizes, dim=-1)
-        return _placed(self.inverse_D, [block.matvec(part) for block, part in zip(self.blocks, parts, strict=True)])
+        return self.joined([b.matvec(part) for b, part in zip(self.blocks, self.split(vector_MD), strict=True)])
 
     def solve(self, vector_MD: Tensor) -> Tensor:
         """Return Σ⁻¹ x, shape (..., M, D)."""
-        parts = vector_MD[..., self.order_D].split(self.sizes, dim=-1)
-        return _placed(self.inverse_D, [block.solve(part) for block, part in zip(self.blocks, parts, strict=True)])
+        return self.joined([b.solve(part) for b, part in zip(self.blocks, self.split(vector_MD), strict=True)])
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
         """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
-        parts = vector_MD[..., self.order_D].split(self.sizes, dim=-1)
-        return torch.stack([block.quadratic(part) for block, part in zip(self.blocks, parts, strict=True)]).sum(0)
+        each = zip(self.blocks, self.split(vector_MD), strict=True)
+        return torch.stack([block.quadratic(part) for block, part in each]).sum(0)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D)."""
         parts = noise_MZ.split([block.noise_size for block in self.blocks], dim=-1)
-        return _placed(
-            self.inverse_D, [block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True)]
-        )
+        return self.joined([block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True)])
 
     def logdet(self) -> Tensor:
         """Return log det Σ, shape (M,), float64, in nats."""
         return torch.stack([block.logdet() for block in self.blocks]).sum(0)
 
-    def diagonal(self) -> Tensor:
-        """Return the marginal variances, (M, D)."""
-        return _placed(self.inverse_D, [block.diagonal() for block in self.blocks])
+    def precision_diagonal(self) -> Tensor:
+        """Return diag Σ⁻¹, (M, D).
 
-    def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D): for tests and small D."""
-        return block_matrices([block.dense() for block in self.blocks], self.inverse_D)
+        Raises:
+            ValueError: if a block does not give it.
+        """
+        return self.joined([block.precision_diagonal() for block in self.blocks])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure: `order_D`, and `NUMBER.KIND.FIELD` for those of the blocks."""
-        return {"order_D": self.order_D, **nested(self.blocks)}
-
-
-def _placed(inverse_D: Tensor, parts: list[Tensor]) -> Tensor:
-    """Return vectors of the blocks as one, brought from block order to the weights' own."""
-    return torch.cat(parts, dim=-1)[..., inverse_D]
-
-
-def block_matrices(blocks: list[Tensor], inverse_D: Tensor) -> Tensor:
-    """Return block-diagonal matrices (M, D, D) of blocks (M, n, n), weights brought from block order to their own."""
-    stacked = torch.stack([torch.block_diag(*(block[m] for block in blocks)) for m in range(len(blocks[0]))])
-    return stacked[:, inverse_D][:, :, inverse_D]
+    def form(self, scale_MD: Tensor | None = None) -> Form | None:
+        """Return None: each of the groups has a form of its own."""
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Stored):
     """Σ_m = diag(s) S_m diag(s): the structure S in other units of the weights.
 
     Attributes:
@@ -106,7 +130,7 @@ class Scaled:
     """
 
     scale_MD: Tensor
-    structure: Structure
+    structure: Structure = field(metadata=ONE)
 
     kind: ClassVar[str] = "scaled"
 
@@ -119,6 +143,11 @@ class Scaled:
     def noise_size(self) -> int:
         """Number of standard normals that `sqrt_matvec` turns into one sample."""
         return self.structure.noise_size
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All weights, with their scale."""
+        return (Group(None, self.scale_MD, self.structure),)
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x, shape (..., M, D)."""
@@ -144,10 +173,98 @@ class Scaled:
         """Return the marginal variances, (M, D)."""
         return self.scale_MD**2 * self.structure.diagonal()
 
+    def precision_diagonal(self) -> Tensor:
+        """Return diag Σ⁻¹, (M, D).
+
+        Raises:
+            ValueError: if S does not give it.
+        """
+        return self.structure.precision_diagonal() / self.scale_MD**2
+
+    def form(self, scale_MD: Tensor | None = None) -> Form | None:
+        """Return None: S has a form of its own."""
+
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
         return self.scale_MD.unsqueeze(-1) * self.structure.dense() * self.scale_MD.unsqueeze(-2)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure: `scale_MD`, and `0.KIND.FIELD` for those of S."""
-        return {"scale_MD": self.scale_MD, **nested((self.structure,))}
+
+@dataclass(frozen=True)
+class BlockCurvature(Stored, Grouped):
+    """H_m block diagonal, each block with a structure of its own; `order_D` as in `Blocks`.
+
+    Attributes:
+        order_D: which weight stands where in the blocks, int64 (D,).
+        blocks: the blocks.
+    """
+
+    order_D: Tensor
+    blocks: tuple[Any, ...] = field(metadata=SEVERAL)
+
+    kind: ClassVar[str] = "blocks"
+    correlations: ClassVar[Correlations] = "some"
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What the blocks leave out."""
+        each = zip(self.order_D.split(self.sizes), self.blocks, strict=True)
+        return tuple(out._replace(where=where[out.where]) for where, block in each for out in block.left_out)
+
+    def covariance(self, precision_D: Tensor) -> Blocks:
+        """Return (H + diag(d))⁻¹."""
+        each = zip(self.blocks, self.split(precision_D), strict=True)
+        return Blocks(self.order_D, tuple(block.covariance(own_D) for block, own_D in each))
+
+    def plus(self, covariance: Structure, scale_MD: Tensor) -> BlockCurvature | None:
+        """Return H + diag(c) Σ⁻¹ diag(c) for a Σ of the same groups, if every block adds up."""
+        groups = aligned(self.order_D.split(self.sizes), covariance)
+        if groups is None:
+            return None
+        each = zip(self.blocks, groups, self.split(scale_MD), strict=True)
+        blocks = [block.plus(own, scale) for block, own, scale in each]
+        return None if any(block is None for block in blocks) else BlockCurvature(self.order_D, tuple(blocks))
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts of the blocks."""
+        for block, where in zip(self.blocks, self.order_D.split(self.sizes), strict=True):
+            for part in block.parts():
+                yield part._replace(where=where[part.where])
+
+    def scaled(self, factor: float) -> BlockCurvature:
+        """Return factor · H."""
+        return BlockCurvature(self.order_D, tuple(block.scaled(factor) for block in self.blocks))
+
+    def in_units(self, scale_D: Tensor) -> BlockCurvature:
+        """Return diag(s) H diag(s), s the same within a Kronecker product.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        each = zip(self.blocks, self.split(scale_D), strict=True)
+        return BlockCurvature(self.order_D, tuple(block.in_units(own_D) for block, own_D in each))
+
+    def positive(self) -> BlockCurvature:
+        """Return H ≥ 0 in double precision, block by block."""
+        return BlockCurvature(self.order_D, tuple(block.positive() for block in self.blocks))
+
+    def undetermined(self, precision_D: Tensor) -> Tensor:
+        """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D)."""
+        each = zip(self.blocks, self.split(precision_D), strict=True)
+        return self.joined([block.undetermined(own_D) for block, own_D in each])
+
+    def trace(self) -> Tensor:
+        """Return tr H, (M,)."""
+        return torch.stack([block.trace() for block in self.blocks]).sum(0)
+
+
+def with_independent(curvature: Curvature, values_MN: Tensor) -> Curvature:
+    """Return H ⊕ diag(h): the curvature with further weights, the last ones, which are independent of all others.
+
+    Args:
+        curvature: H.
+        values_MN: h, (M, N).
+    """
+    if curvature.correlations == "none":
+        return DiagonalCurvature(torch.cat([curvature.diagonal(), values_MN], dim=1))
+    order_D = torch.arange(curvature.size + values_MN.shape[1], device=values_MN.device)
+    return BlockCurvature(order_D, (curvature, DiagonalCurvature(values_MN)))

@@ -1,18 +1,23 @@
-"""Dense covariance: Σ = R Rᵀ with a triangular root."""
+"""Dense covariance, Σ = R Rᵀ with a triangular root, and dense curvature."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-_SMALL = 128  # columns of a product of matrices that is not worth cutting up
+from torchbayes.linalg.curvature import LOADING, Complete, Correlations, Part, is_rounding
+from torchbayes.linalg.matrices import checked_cholesky, eigh, eigvalsh, invert_lower_
+from torchbayes.linalg.stored import Stored
+from torchbayes.linalg.structure import Elementary, Form, Structure
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Stored, Elementary):
     """Σ_m = R_m R_mᵀ for each member m.
 
     The root is upper triangular: with a precision P = C Cᵀ (C its Cholesky factor) it is R = C⁻ᵀ, so that no matrix
@@ -81,83 +86,101 @@ class Dense:
         """Return the marginal variances, (M, D)."""
         return self.root_MDD.square().sum(-1)
 
+    def precision_diagonal(self) -> Tensor:
+        """Return diag Σ⁻¹, (M, D)."""
+        return torch.linalg.inv(self.root_MDD).square().sum(-2)
+
+    def form(self, scale_MD: Tensor | None = None) -> Form:
+        """Return diag(s) Σ diag(s) by its root diag(s) R."""
+        return Form(root_MDZ=self.root_MDD if scale_MD is None else scale_MD.unsqueeze(-1) * self.root_MDD)
+
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D)."""
         return self.root_MDD @ self.root_MDD.mT
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure, by field name."""
-        return {"root_MDD": self.root_MDD}
 
+@dataclass(frozen=True)
+class DenseCurvature(Stored, Complete):
+    """H_m as a matrix.
 
-def eigh(matrix_MDD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, ascending, and eigenvectors of symmetric matrices (..., D, D), in their dtype.
-
-    In single precision LAPACK gives up on some matrices of low rank, such as second moments of inputs most of which are
-    never on; these are done again in double precision.
+    Attributes:
+        matrix_MDD: H, symmetric, (M, D, D).
     """
-    try:
-        values, vectors = torch.linalg.eigh(matrix_MDD)
-    except RuntimeError:  # LinAlgError is one
-        values, vectors = torch.linalg.eigh(matrix_MDD.double())
-    return values.to(matrix_MDD), vectors.to(matrix_MDD)
+
+    matrix_MDD: Tensor
+
+    kind: ClassVar[str] = "dense"
+    correlations: ClassVar[Correlations] = "all"
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.matrix_MDD.shape[-1]
+
+    def covariance(self, precision_D: Tensor) -> Dense:
+        """Return (H + diag(d))⁻¹.
+
+        Raises:
+            ValueError: if H + diag(d) is not positive definite.
+        """
+        return Dense.of_precision(_with_diagonal(self.matrix_MDD, precision_D))
+
+    def plus(self, covariance: Structure, scale_MD: Tensor) -> DenseCurvature:
+        """Return H + diag(c) Σ⁻¹ diag(c) for any Σ."""
+        inverse = torch.linalg.inv(covariance.dense().double()).to(scale_MD)
+        return DenseCurvature(self.matrix_MDD + scale_MD.unsqueeze(-1) * inverse * scale_MD.unsqueeze(-2))
+
+    @cached_property
+    def _eigenvalues_ME(self) -> Tensor:
+        return eigvalsh(self.matrix_MDD)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield one part."""
+        where = torch.arange(self.matrix_MDD.shape[-1], device=self.matrix_MDD.device)
+        yield Part(where, self._eigenvalues_ME, False)
+
+    def scaled(self, factor: float) -> DenseCurvature:
+        """Return factor · H."""
+        return DenseCurvature(factor * self.matrix_MDD)
+
+    def in_units(self, scale_D: Tensor) -> DenseCurvature:
+        """Return diag(s) H diag(s)."""
+        return DenseCurvature(self.matrix_MDD * scale_D.unsqueeze(-1) * scale_D)
+
+    def positive(self) -> DenseCurvature:
+        """Return H in double precision, with what rounding took below 0 given back to its diagonal."""
+        matrix_MDD = self.matrix_MDD.double()
+        below_M1 = -eigvalsh(matrix_MDD)[:, :1].clamp_max(0)
+        return DenseCurvature(_with_diagonal(matrix_MDD, 2 * below_M1))  # twice: that is rounded too
+
+    def undetermined(self, precision_D: Tensor) -> Tensor:
+        """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D).
+
+        Rounding is D ε times the largest eigenvalue, of matrices brought to a diagonal of ones, so that units do not
+        matter.
+        """
+        total_MD = self.diagonal() + precision_D
+        root_MD = torch.where(total_MD > 0, total_MD, 1.0).rsqrt()
+        matrix_MDD = self.matrix_MDD * root_MD.unsqueeze(-1) * root_MD.unsqueeze(-2)
+        matrix_MDD.diagonal(dim1=-2, dim2=-1).add_(precision_D * root_MD**2)
+        values_ME, vectors_MDE = eigh(matrix_MDD)
+        return (vectors_MDE.square() * is_rounding(values_ME).unsqueeze(-2)).sum(-1) > LOADING
+
+    def trace(self) -> Tensor:
+        """Return tr H, (M,)."""
+        return self.diagonal().sum(-1)
+
+    def diagonal(self) -> Tensor:
+        """Return diag H."""
+        return self.matrix_MDD.diagonal(dim1=-2, dim2=-1)
+
+    def dense(self) -> Tensor:
+        """Return H."""
+        return self.matrix_MDD
 
 
-def eigvalsh(matrix_MDD: Tensor) -> Tensor:
-    """Return the eigenvalues that `eigh` does, without the vectors."""
-    try:
-        return torch.linalg.eigvalsh(matrix_MDD)
-    except RuntimeError:
-        return torch.linalg.eigvalsh(matrix_MDD.double()).to(matrix_MDD)
-
-
-def add_gram_(total: Tensor, rows: Tensor) -> None:
-    """Add XᵀX in place; of many rows with about two thirds of the work, as blocks below the diagonal are those above.
-
-    Args:
-        total: symmetric, (..., n, n).
-        rows: X, (..., B, n).
-    """
-    count, size = rows.shape[-2:]
-    half = (size // 2 + 15) // 16 * 16  # whole vectors of the machine
-    if size <= _SMALL or count < 2 * size:  # then one product is faster
-        total += rows.mT @ rows
-        return
-    first, last = rows[..., :half], rows[..., half:]
-    add_gram_(total[..., :half, :half], first)
-    add_gram_(total[..., half:, half:], last)
-    total[..., :half, half:] += first.mT @ last
-    total[..., half:, :half] = total[..., :half, half:].mT
-
-
-def invert_lower_(matrix: Tensor) -> None:
-    """Invert lower triangular matrices (..., n, n) in place, half by half, mostly by products of matrices.
-
-    The inverse of [[A, 0], [B, C]] is [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]].
-    """
-    half = matrix.shape[-1] // 2
-    if half < _SMALL:
-        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        matrix.copy_(torch.linalg.solve_triangular(matrix, identity.expand_as(matrix), upper=False))
-        return
-    first, below, last = matrix[..., :half, :half], matrix[..., half:, :half], matrix[..., half:, half:]
-    invert_lower_(first)
-    invert_lower_(last)
-    below.copy_(last @ (below @ first)).neg_()
-
-
-def checked_cholesky(precision_MDD: Tensor) -> Tensor:
-    """Return the lower Cholesky factors of symmetric matrices (..., D, D).
-
-    Raises:
-        ValueError: if one is not positive definite; the message tells its smallest eigenvalue.
-    """
-    root_MDD, info = torch.linalg.cholesky_ex(precision_MDD)
-    if (info != 0).any():
-        bad = precision_MDD[info != 0].reshape(-1, *precision_MDD.shape[-2:])[0]
-        least = float(torch.linalg.eigvalsh(bad)[0]) if torch.isfinite(bad).all() else float("nan")
-        raise ValueError(
-            f"the posterior precision is not positive definite: its smallest eigenvalue is {least:g}. Start at a mode, "
-            f"narrow the prior, work in float64, or use a curvature that cannot be negative, such as 'ggn'."
-        )
-    return root_MDD
+def _with_diagonal(matrix_MDD: Tensor, added_D: Tensor) -> Tensor:
+    """Return matrices with d added to their diagonal, (M, D, D)."""
+    total_MDD = matrix_MDD.clone()
+    total_MDD.diagonal(dim1=-2, dim2=-1).add_(added_D)
+    return total_MDD

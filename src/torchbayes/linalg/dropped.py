@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.linalg.curvature import BlockCurvature, Curvature, LowRankCurvature
+from torchbayes.linalg.curvature import Curvature, LeftOut
 
 
 class Dropped(NamedTuple):
@@ -40,37 +40,34 @@ def dropped(curvature: Curvature, precision_D: Tensor) -> Dropped:
         curvature: H.
         precision_D: d, positive, (D,).
     """
-    if isinstance(curvature, BlockCurvature):
-        each = zip(curvature.blocks, precision_D[curvature.order_D].split(curvature.sizes), strict=True)
-        parts = [dropped(block, own_D) for block, own_D in each]
-        logdet_M, doubt_M = (torch.stack([part[field] for part in parts]).sum(0) for field in (0, 1))
-        shares_MD = torch.cat([part.shares_MD for part in parts], dim=-1)
-        return Dropped(logdet_M, doubt_M, shares_MD[:, torch.argsort(curvature.order_D)])
-    if isinstance(curvature, LowRankCurvature):
-        return _dropped(curvature, precision_D.double())
-    none_MD = torch.zeros_like(curvature.diagonal(), dtype=torch.float64)
-    return Dropped(none_MD[:, 0], none_MD[:, 0], none_MD)
+    each = [(out.where, _dropped(out, precision_D[out.where].double())) for out in curvature.left_out]
+    if not each:
+        none_MD = torch.zeros_like(curvature.diagonal(), dtype=torch.float64)
+        return Dropped(none_MD[:, 0], none_MD[:, 0], none_MD)
+    logdet_M, doubt_M = (torch.stack([found[number] for _, found in each]).sum(0) for number in (0, 1))
+    shares_MD = logdet_M.new_zeros(len(logdet_M), curvature.size)
+    for where, found in each:
+        shares_MD = shares_MD.index_add(1, where, found.shares_MD)
+    return Dropped(logdet_M, doubt_M, shares_MD)
 
 
 def rest_diagonal(curvature: Curvature) -> Tensor:
     """Return the diagonal of what a curvature leaves out, (M, D); 0 for all but low ranks."""
-    if isinstance(curvature, BlockCurvature):
-        each = torch.cat([rest_diagonal(block) for block in curvature.blocks], dim=-1)
-        return each[:, torch.argsort(curvature.order_D)]
-    if isinstance(curvature, LowRankCurvature):
-        return curvature.rest_MD
-    return torch.zeros_like(curvature.diagonal())
+    found_MD = torch.zeros_like(curvature.diagonal())
+    for out in curvature.left_out:
+        found_MD[:, out.where] = out.diagonal_MD
+    return found_MD
 
 
-def _dropped(curvature: LowRankCurvature, precision_D: Tensor) -> Dropped:
-    tiny, kept_MR = torch.finfo(torch.float64).tiny ** 0.5, curvature.kept().double()
-    present_MR = kept_MR > torch.finfo(curvature.factor_MRD.dtype).eps * kept_MR.amax(-1, keepdim=True)
-    room_M = (curvature.room_M.double() - present_MR.sum(-1)).clamp_min(1.0)
-    rest_MD = curvature.rest_MD.double()
+def _dropped(out: LeftOut, precision_D: Tensor) -> Dropped:
+    tiny, kept_MR = torch.finfo(torch.float64).tiny ** 0.5, out.kept_MR.double()
+    present_MR = kept_MR > torch.finfo(out.kept_MR.dtype).eps * kept_MR.amax(-1, keepdim=True)
+    room_M = (out.room_M.double() - present_MR.sum(-1)).clamp_min(1.0)
+    rest_MD = out.diagonal_MD.double()
     shares_MD, sum_M = rest_MD / precision_D, rest_MD.sum(-1).clamp_min(tiny)
     scale_M = shares_MD.sum(-1) / sum_M
     # q/t, the mean of λ weighted by itself, between those of one λ and of equal ones
-    mean_M = torch.minimum(torch.maximum(curvature.squares_M.double() / sum_M, sum_M / room_M), sum_M)
+    mean_M = torch.minimum(torch.maximum(out.squares_M.double() / sum_M, sum_M / room_M), sum_M)
     least_M = torch.where(present_MR, kept_MR, kept_MR.amax(-1, keepdim=True)).amin(-1)
     bound_M = torch.maximum(least_M, mean_M)
     other_M = (bound_M - mean_M) / (bound_M * room_M / sum_M - 1).clamp_min(tiny)

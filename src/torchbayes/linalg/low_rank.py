@@ -1,7 +1,8 @@
-"""Low rank plus diagonal, as a covariance Σ = diag(v) + Fᵀ F or as a precision Σ⁻¹ = diag(p) + Fᵀ F."""
+"""Low rank plus diagonal, as a covariance diag(v) + Fᵀ F or as a precision diag(p) + Fᵀ F; low-rank curvature Fᵀ F."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -9,9 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchbayes.linalg.curvature import Correlations, LeftOut, Part
+from torchbayes.linalg.matrices import eigvalsh
+from torchbayes.linalg.stored import Stored, double
+from torchbayes.linalg.structure import Elementary, Form, Structure
+
 
 @dataclass(frozen=True)
-class LowRankPlusDiagonal:
+class LowRankPlusDiagonal(Stored, Elementary):
     """Σ_m = diag(v_m) + F_mᵀ F_m for each member m; the rows of F are directions in weight space.
 
     Solves use the Woodbury identity and the determinant lemma: O(D R²) time, O(D R) memory.
@@ -71,13 +77,23 @@ class LowRankPlusDiagonal:
         """Return the marginal variances, (M, D)."""
         return self.variance_MD + (self.factor_MRD**2).sum(-2)
 
+    def precision_diagonal(self) -> Tensor:
+        """Refuse diag Σ⁻¹.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"the precision of a {self.kind} covariance has no diagonal in closed form.")
+
+    def form(self, scale_MD: Tensor | None = None) -> Form:
+        """Return diag(s) Σ diag(s) as diag(v) + Fᵀ F."""
+        if scale_MD is None:
+            return Form(self.variance_MD, directions_MRD=self.factor_MRD)
+        return Form(self.variance_MD * scale_MD**2, directions_MRD=self.factor_MRD * scale_MD.unsqueeze(-2))
+
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
         return torch.diag_embed(self.variance_MD) + self.factor_MRD.mT @ self.factor_MRD
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure, by field name."""
-        return {"variance_MD": self.variance_MD, "factor_MRD": self.factor_MRD}
 
     def _capacitance(self) -> Tensor:
         """Return the Cholesky factor of I + F V⁻¹ Fᵀ, (M, R, R), float64."""
@@ -88,7 +104,7 @@ class LowRankPlusDiagonal:
 
 
 @dataclass(frozen=True)
-class LowRankPrecision:
+class LowRankPrecision(Stored, Elementary):
     """Σ_m⁻¹ = diag(p_m) + F_mᵀ F_m for each member m: what a few directions of curvature leave of a wide prior.
 
     With F diag(p)^−½ = V diag(s) Wᵀ it is Σ = diag(p)^−½ (I − W diag(s²/(1 + s²)) Wᵀ) diag(p)^−½, whose inner part has
@@ -114,12 +130,6 @@ class LowRankPrecision:
         """Number of standard normals that `sqrt_matvec` turns into one sample: D."""
         return self.precision_MD.shape[-1]
 
-    @property
-    def taken(self) -> tuple[Tensor, Tensor]:
-        """Shares s²/(1 + s²) that F takes of the prior's variance, (M, R), and its directions W as rows, (M, R, D)."""
-        squares_MR, rows_MRD = self._spectrum
-        return squares_MR / (1 + squares_MR), rows_MRD
-
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
         """Squares of the singular values s, (M, R), and W as rows, (M, R, D)."""
@@ -130,8 +140,8 @@ class LowRankPrecision:
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x, shape (..., M, D)."""
-        root, (shares_MR, rows_MRD) = self.precision_MD.rsqrt(), self.taken
-        return root * _damped(root * vector_MD, rows_MRD, shares_MR)
+        root, (squares_MR, rows_MRD) = self.precision_MD.rsqrt(), self._spectrum
+        return root * _damped(root * vector_MD, rows_MRD, squares_MR / (1 + squares_MR))
 
     def solve(self, vector_MD: Tensor) -> Tensor:
         """Return Σ⁻¹ x = p ∘ x + Fᵀ F x, shape (..., M, D)."""
@@ -155,19 +165,112 @@ class LowRankPrecision:
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""
-        shares_MR, rows_MRD = self.taken
-        return (1 - torch.einsum("mrd,mr->md", rows_MRD.square(), shares_MR)) / self.precision_MD
+        squares_MR, rows_MRD = self._spectrum
+        taken_MD = torch.einsum("mrd,mr->md", rows_MRD.square(), squares_MR / (1 + squares_MR))
+        return (1 - taken_MD) / self.precision_MD
+
+    def precision_diagonal(self) -> Tensor:
+        """Return diag Σ⁻¹, (M, D)."""
+        return self.precision_MD + self.factor_MRD.square().sum(-2)
+
+    def form(self, scale_MD: Tensor | None = None) -> Form:
+        """Return diag(s) Σ diag(s) as 1/p less the shares s²/(1 + s²) that F takes of it, in its directions W."""
+        if scale_MD is not None:
+            scale_M1D = scale_MD.unsqueeze(-2)
+            return LowRankPrecision(self.precision_MD / scale_MD**2, self.factor_MRD / scale_M1D).form()
+        squares_MR, rows_MRD = self._spectrum
+        directions_MRD = rows_MRD * self.precision_MD.rsqrt().unsqueeze(-2)
+        shares_MR = squares_MR / (1 + squares_MR)
+        return Form(1 / self.precision_MD, directions_MRD=directions_MRD, shares_MR=shares_MR, sign=-1)
 
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
         return torch.linalg.inv(torch.diag_embed(self.precision_MD) + self.factor_MRD.mT @ self.factor_MRD)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure, by field name."""
-        return {"precision_MD": self.precision_MD, "factor_MRD": self.factor_MRD}
 
 
 def _damped(vector_MD: Tensor, rows_MRD: Tensor, shares_MR: Tensor) -> Tensor:
     """Return x − W diag(shares) Wᵀ x."""
     inner = torch.einsum("mrd,...md->...mr", rows_MRD, vector_MD) * shares_MR
     return vector_MD - torch.einsum("mrd,...mr->...md", rows_MRD, inner)
+
+
+@dataclass(frozen=True)
+class LowRankCurvature(Stored):
+    """H_m = F_mᵀ F_m, the largest part of a curvature, with what the evidence needs to know of the rest (`dropped`).
+
+    Attributes:
+        factor_MRD: F, R directions, (M, R, D).
+        rest_MD: diagonal of the rest, at least 0, (M, D).
+        squares_M: sum of the squares of the rest's eigenvalues, (M,).
+        room_M: largest rank that F and the rest can have together, (M,).
+    """
+
+    factor_MRD: Tensor
+    rest_MD: Tensor
+    squares_M: Tensor
+    room_M: Tensor
+
+    kind: ClassVar[str] = "low_rank"
+    correlations: ClassVar[Correlations] = "some"
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.factor_MRD.shape[-1]
+
+    def covariance(self, precision_D: Tensor) -> LowRankPrecision:
+        """Return (FᵀF + diag(d))⁻¹."""
+        members, _, size = self.factor_MRD.shape
+        return LowRankPrecision(precision_D.expand(members, size), self.factor_MRD)
+
+    def plus(self, covariance: Structure, scale_MD: Tensor) -> None:
+        """Return None: the sum with a precision has no low rank."""
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The rest."""
+        where = torch.arange(self.size, device=self.factor_MRD.device)
+        return (LeftOut(where, _kept(self.factor_MRD), self.rest_MD, self.squares_M, self.room_M),)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield one part; all but R eigenvalues are 0."""
+        members, rank, size = self.factor_MRD.shape
+        zeros, values = self.factor_MRD.new_zeros(members, max(0, size - rank)), _kept(self.factor_MRD)
+        yield Part(torch.arange(size, device=values.device), torch.cat([zeros, values], dim=1)[:, -size:], False)
+
+    def scaled(self, factor: float) -> LowRankCurvature:
+        """Return factor · H."""
+        rest_MD, squares_M = factor * self.rest_MD, factor**2 * self.squares_M
+        return LowRankCurvature(factor**0.5 * self.factor_MRD, rest_MD, squares_M, self.room_M)
+
+    def in_units(self, scale_D: Tensor) -> LowRankCurvature:
+        """Return diag(s) H diag(s); the rest's eigenvalues are taken to grow as their sum, exact for one unit."""
+        rest_MD, tiny = self.rest_MD * scale_D**2, torch.finfo(torch.float64).tiny
+        ratio_M = rest_MD.sum(-1, dtype=torch.float64) / self.rest_MD.sum(-1, dtype=torch.float64).clamp_min(tiny)
+        squares_M = self.squares_M * (ratio_M**2).to(rest_MD)
+        return LowRankCurvature(self.factor_MRD * scale_D, rest_MD, squares_M, self.room_M)
+
+    def positive(self) -> LowRankCurvature:
+        """Return H in double precision."""
+        return self.mapped(double)
+
+    def undetermined(self, precision_D: Tensor) -> Tensor:
+        """Return which weights have no precision but that of a few directions, bool (M, D)."""
+        return (precision_D == 0).expand(len(self.factor_MRD), -1)
+
+    def trace(self) -> Tensor:
+        """Return tr H, (M,)."""
+        return self.factor_MRD.square().sum((-2, -1))
+
+    def diagonal(self) -> Tensor:
+        """Return diag H."""
+        return self.factor_MRD.square().sum(-2)
+
+    def dense(self) -> Tensor:
+        """Return H as matrices."""
+        return self.factor_MRD.mT @ self.factor_MRD
+
+
+def _kept(factor_MRD: Tensor) -> Tensor:
+    """Return the eigenvalues of FᵀF that are not 0 by its rank, (M, R)."""
+    return eigvalsh(factor_MRD @ factor_MRD.mT).clamp_min(0)

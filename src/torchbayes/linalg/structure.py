@@ -1,21 +1,72 @@
-"""What every covariance structure offers."""
+"""What every covariance structure offers, and what follows from that for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from torchbayes.linalg.stored import Stored
 
-class Structure(Protocol):
-    """A symmetric positive matrix per member, known through its operations.
+
+@dataclass(frozen=True)
+class Form:
+    """A structure as a sum of products, Σ = U diag(v) Uᵀ + R Rᵀ ± Fᵀ diag(c) F; terms whose tensor is None are absent.
 
     Attributes:
-        kind: name under which it is saved.
+        variance: v, (M, D), or on the grid of the weights of a layer, (M, G, O, I).
+        rows_MGOO: U_R of U = ⊕_g U_R ⊗ U_C over a grid; None for the identity.
+        columns_MGII: U_C likewise.
+        root_MDZ: R, about as many columns as weights.
+        directions_MRD: F, few rows.
+        shares_MR: c, at least 0; None for 1.
+        sign: of the last term, 1 or −1.
     """
 
-    kind: ClassVar[str]
+    variance: Tensor | None = None
+    rows_MGOO: Tensor | None = None
+    columns_MGII: Tensor | None = None
+    root_MDZ: Tensor | None = None
+    directions_MRD: Tensor | None = None
+    shares_MR: Tensor | None = None
+    sign: int = 1
+
+    @property
+    def bases(self) -> tuple[Tensor, Tensor] | None:
+        """U_R and U_C where both are there."""
+        return None if self.rows_MGOO is None or self.columns_MGII is None else (self.rows_MGOO, self.columns_MGII)
+
+    @property
+    def is_spectral(self) -> bool:
+        """Whether Σ is U diag(v) Uᵀ alone."""
+        return self.variance is not None and self.root_MDZ is None and self.directions_MRD is None
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether Σ is diag(v)."""
+        return self.is_spectral and self.rows_MGOO is None and self.columns_MGII is None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that are independent of all others, with the structure diag(s) S diag(s).
+
+    Attributes:
+        where: their places, int64 (n,); None for all weights in their order.
+        scale_MD: s, positive, (M, n); None for 1.
+        structure: S.
+    """
+
+    where: Tensor | None
+    scale_MD: Tensor | None
+    structure: Structure
+
+
+class Structure(Stored, Protocol):
+    """A symmetric positive matrix Σ per member, known through its operations."""
 
     @property
     def size(self) -> int:
@@ -27,53 +78,136 @@ class Structure(Protocol):
         """Number of standard normals that `sqrt_matvec` turns into one sample."""
         ...
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The independent groups of which Σ is composed, each weight in one of them; none if it is not composed."""
+        ...
+
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x."""
+        """Return Σ x, (..., M, D)."""
         ...
 
     def solve(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ⁻¹ x."""
+        """Return Σ⁻¹ x, (..., M, D)."""
         ...
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        """Return xᵀ Σ⁻¹ x as a sum of squares, float64: in x · (Σ⁻¹ x) large terms would cancel."""
+        """Return xᵀ Σ⁻¹ x as a sum of squares, float64 (..., M): in x · (Σ⁻¹ x) large terms would cancel."""
         ...
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ."""
+        """Return R z with R Rᵀ = Σ, (..., M, D)."""
         ...
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, float64."""
+        """Return log det Σ, float64 (M,), in nats."""
         ...
 
     def diagonal(self) -> Tensor:
-        """Return diag Σ."""
+        """Return diag Σ, (M, D)."""
+        ...
+
+    def precision_diagonal(self) -> Tensor:
+        """Return diag Σ⁻¹, (M, D).
+
+        Raises:
+            ValueError: if the structure does not give it without its dense matrix.
+        """
+        ...
+
+    def form(self, scale_MD: Tensor | None = None) -> Form | None:
+        """Return diag(s) Σ diag(s) as a sum of products, or None where nothing is cheaper than its root R (D, Z).
+
+        Args:
+            scale_MD: s, positive, (M, D); None for 1.
+        """
         ...
 
     def dense(self) -> Tensor:
-        """Return Σ as matrices."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that define the structure, by field name; `NUMBER.KIND.FIELD` for those of its parts."""
+        """Return Σ as matrices (M, D, D)."""
         ...
 
 
-def nested(parts: tuple[Any, ...]) -> dict[str, Tensor]:
-    """Return the tensors of several structures under names that tell number and kind."""
-    return {
-        f"{number}.{part.kind}.{field}": tensor
-        for number, part in enumerate(parts)
-        for field, tensor in part.tensors().items()
-    }
+class Elementary:
+    """What structures that are not composed of others share."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Empty."""
+        return ()
 
 
-def unnested(tensors: dict[str, Tensor], restore: Callable[[str, dict[str, Tensor]], Any]) -> tuple[Any, Any]:
-    """Return a structure's own tensors, and its parts rebuilt from what `nested` gave."""
-    own = {name: tensor for name, tensor in tensors.items() if "." not in name}
-    grouped: dict[int, tuple[str, dict[str, Tensor]]] = {}
-    for name in tensors.keys() - own.keys():
-        number, kind, field = name.split(".", 2)
-        grouped.setdefault(int(number), (kind, {}))[1][field] = tensors[name]
-    return own, tuple(restore(*grouped[number]) for number in sorted(grouped))
+class PlacedForm(NamedTuple):
+    """The form of some weights that are independent of all others.
+
+    Attributes:
+        where: their places, int64 (n,).
+        form: their block of Σ.
+    """
+
+    where: Tensor
+    form: Form
+
+
+def forms(structure: Structure, scale_MD: Tensor | None = None) -> Iterator[PlacedForm]:
+    """Yield diag(s) Σ diag(s) group by group, down to groups that are not composed, with all scales multiplied in.
+
+    A structure without a form of its own is given by its root, a matrix of its size.
+
+    Args:
+        structure: Σ.
+        scale_MD: s; None for 1.
+
+    Yields:
+        Forms and their places; each weight is in one of them.
+    """
+    groups = structure.groups
+    if not groups:
+        form = structure.form(scale_MD) or rooted(structure, scale_MD)
+        known = next(t for t in (form.variance, form.root_MDZ, form.directions_MRD) if t is not None)
+        yield PlacedForm(torch.arange(structure.size, device=known.device), form)
+    for group in groups:
+        where, own_MD = group.where, group.scale_MD
+        scale = scale_MD if where is None or scale_MD is None else scale_MD[:, where]
+        scale = own_MD if scale is None else scale if own_MD is None else own_MD * scale
+        for found in forms(group.structure, scale):
+            yield found if where is None else PlacedForm(where[found.where], found.form)
+
+
+def rooted(structure: Structure, scale_MD: Tensor | None = None) -> Form:
+    """Return diag(s) Σ diag(s) by its root, which every structure has."""
+    like_MD = structure.diagonal()
+    size, members = structure.noise_size, len(like_MD)
+    identity = torch.eye(size, dtype=like_MD.dtype, device=like_MD.device).unsqueeze(1).expand(size, members, size)
+    root_ZMD = structure.sqrt_matvec(identity)
+    return Form(root_MDZ=(root_ZMD if scale_MD is None else root_ZMD * scale_MD).permute(1, 2, 0))
+
+
+def is_diagonal(structure: Structure) -> bool:
+    """Return whether Σ is known to be diagonal, so that all weights are independent."""
+    groups = structure.groups
+    if groups:
+        return all(is_diagonal(group.structure) for group in groups)
+    form = structure.form()
+    return form is not None and form.is_diagonal
+
+
+def unscaled(structure: Structure) -> tuple[Tensor, Structure]:
+    """Return s (M, D) and S with Σ = diag(s) S diag(s); s is 1 where Σ is not a structure in other units."""
+    groups = structure.groups
+    if len(groups) == 1 and groups[0].where is None and groups[0].scale_MD is not None:
+        return groups[0].scale_MD, groups[0].structure
+    return torch.ones_like(structure.diagonal()), structure
+
+
+def aligned(wheres: Sequence[Tensor], structure: Structure) -> list[Structure] | None:
+    """Return the structures of the groups of Σ where these are the given ones, in their order; else None."""
+    groups = structure.groups
+    if len(groups) != len(wheres):
+        return None
+    found: list[Structure] = []
+    for where, group in zip(wheres, groups, strict=True):
+        if group.where is None or group.scale_MD is not None or not torch.equal(group.where, where):
+            return None
+        found.append(group.structure)
+    return found

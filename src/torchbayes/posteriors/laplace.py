@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_kind
-from torchbayes.linalg import Diagonal, Scaled
+from torchbayes.linalg import Curvature, DenseCurvature, Diagonal, Scaled, restore_curvature
 from torchbayes.linalg.added import precision_trace
-from torchbayes.linalg.curvature import Curvature, DenseCurvature, restore_curvature
 from torchbayes.linalg.dropped import Dropped, dropped
-from torchbayes.linalg.units import undetermined
+from torchbayes.linalg.structure import is_diagonal, unscaled
 from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
 from torchbayes.model.model import having
 from torchbayes.model.priors.joint import Joint
@@ -70,7 +69,7 @@ class LaplacePosterior(Posterior):
         """
         flat_D, prior = self.model.prior.flat, self.model.prior
         if flat_D.any():
-            lost_D = undetermined(self.curvature, self.strength_D).any(0).cpu() & flat_D
+            lost_D = self.curvature.undetermined(self.strength_D).any(0).cpu() & flat_D
             if lost_D.any():
                 raise ValueError(
                     f"the data do not determine {prior.names(lost_D)}, whose prior is flat, so that their variance is "
@@ -131,11 +130,10 @@ class LaplacePosterior(Posterior):
             )
         size = self.mean_MD.shape[1]
         log_prior_M = self.model.log_prior(self.mean_MD).double()
-        covariance = self.gaussian.covariance
-        assert isinstance(covariance, Scaled)  # whose units are summed in double precision
+        _, in_units = unscaled(self.gaussian.covariance)
         left = dropped(self.curvature, self.strength_D)
         _warn_of(left)
-        logdet_M = covariance.structure.logdet() - self.reference_MD.double().log().sum(-1) - left.logdet_M
+        logdet_M = in_units.logdet() - self.reference_MD.double().log().sum(-1) - left.logdet_M
         return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
     def effective_parameters(self) -> Tensor:
@@ -277,6 +275,6 @@ def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
             f"a prior is one Gaussian; this posterior is a mixture of {gaussian.members}. Fit one mode, or choose one."
         )
     covariance = gaussian.covariance
-    if isinstance(covariance, Scaled) and isinstance(covariance.structure, Diagonal):
+    if is_diagonal(covariance):
         covariance = Diagonal(covariance.diagonal())
     return Joint(gaussian.mean_MD[0].clone(), covariance)

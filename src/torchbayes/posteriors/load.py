@@ -36,9 +36,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:
-        raise ValueError(
-            f"{path} holds a {header.get('kind')!r}, not a posterior; known are {', '.join(sorted(KINDS))}."
-        )
+        known = ", ".join(sorted(KINDS))
+        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {known}.")
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
     try:
         _check_layout(path, header["layout"], model)

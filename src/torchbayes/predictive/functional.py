@@ -23,7 +23,7 @@ from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import check_curved, root
 from torchbayes.curvature.tangent import Linear, Tangent
 from torchbayes.linalg import Diagonal
-from torchbayes.linalg.dense import checked_cholesky
+from torchbayes.linalg.matrices import checked_cholesky
 from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors.point import Point

@@ -28,8 +28,7 @@ from torchbayes.checks import as_seed, check_choice, check_counts, check_memory,
 from torchbayes.curvature.discovery import SPREAD_ROWS, Findings
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
-from torchbayes.linalg import Structure, restore
-from torchbayes.linalg.dense import eigh
+from torchbayes.linalg.matrices import eigh
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.protocol import own
@@ -180,12 +179,15 @@ class Linearised:
         if all(rows > known for known in self._known):
             gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
             own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
-            structures = [_member(gaussian.covariance, m) for m in range(gaussian.members)]
+            structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
             options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
             found = Findings.parse(text) if text else None
             tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, findings=found)
             self._known[rows] = [
-                (replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]), tangent.leaves(structure))
+                (
+                    replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]),
+                    tangent.leaves(structure) if m else tangent.over,
+                )
                 for m, structure in enumerate(structures)
             ]
         return self._known[max(self._known)]
@@ -301,9 +303,3 @@ def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int
     noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
     # not root @ noise, which would copy the root for every draw
     return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise)).flatten(0, 1)
-
-
-def _member(structure: Structure, m: int) -> Structure:
-    """Return the structure of one member."""
-    own = {n: t if n.endswith("order_D") else t[m : m + 1] for n, t in structure.tensors().items()}
-    return restore(structure.kind, own)

@@ -1,17 +1,17 @@
-"""A survey: passes over the data at weights that stay, which add up the curvature there and make a posterior of it."""
+"""Passes over the data at fixed weights, which add up the curvature there, and the posterior that follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags, check_memory, free_memory, size_of
 from torchbayes.curvature.collect import ROWS, Collector, Where, units
-from torchbayes.curvature.discovery import Findings, anatomy, look
+from torchbayes.curvature.discovery import Findings, look, network_layers
 from torchbayes.curvature.exact import Beside, is_needed
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
@@ -27,9 +27,22 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 
-StructureName = Literal["diagonal", "kronecker", "ekfac", "dense", "low_rank"]
 CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
+
+SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
+    "diagonal": lambda settings: DiagonalSums(),
+    "kronecker": lambda settings: KroneckerSums(settings.sharing),
+    "ekfac": lambda settings: EigenvalueSums(KroneckerSums(settings.sharing)),
+    "dense": lambda settings: DenseSums(settings.chunk),
+    "low_rank": lambda settings: LowRankSums(settings.rank, settings.passes),
+}
+"""How every structure that a curvature may have adds up; a new one enters by a line here."""
+
+if TYPE_CHECKING:
+    StructureName = str
+else:
+    StructureName = Literal[*SUMS]
 
 
 def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
@@ -43,7 +56,7 @@ def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CurvatureSettings:
     """What is added up; the attributes are those of `Laplace`.
 
     Attributes:
@@ -66,8 +79,8 @@ class Recipe:
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
         check_flags(joint_bias=self.joint_bias, check_mode=self.check_mode)
+        check_choice(tuple(SUMS), structure=self.structure)
         check_choices({
-            "structure": (self.structure, StructureName),
             "curvature": (self.curvature, CurvatureName),
             "sharing": (self.sharing, Sharing),
         })
@@ -76,44 +89,34 @@ class Recipe:
                 f"the exact Hessian comes as a dense matrix alone; got structure={self.structure!r}. Use "
                 f"structure='dense', or curvature='ggn'."
             )
-        if self.structure == "low_rank" and self.passes < 2:
-            raise ValueError("`passes` must be at least 2 for a low rank: one to look, one to measure; got 1.")
+        _ = self.sums  # has checks of its own
 
     @property
     def sums(self) -> Sums:
         """How the structure adds up."""
-        if self.curvature == "hessian":
-            return HessianSums()
-        factors = KroneckerSums(self.sharing)
-        return {
-            "diagonal": DiagonalSums(),
-            "kronecker": factors,
-            "ekfac": EigenvalueSums(factors),
-            "dense": DenseSums(self.chunk),
-            "low_rank": LowRankSums(self.rank, self.passes),
-        }[self.structure]
+        return HessianSums() if self.curvature == "hessian" else SUMS[self.structure](self)
 
     def collector(self, model: Model, findings: Findings, *, beside: bool) -> Collector:
         """Return what adds up the curvature, for a network that has been looked at."""
         sums = Beside(self.sums, DenseSums(self.chunk)) if beside else self.sums
         numbers = (findings.numbers[held] for held in sums.held)
         rows = max(1, self.chunk // max(*numbers, findings.widest))
-        joint = self.joint_bias or self.structure == "dense"  # the same matrix, and faster
-        layers = anatomy(model, findings, joint_bias=joint)
-        return Collector(layers, sums, self.curvature, self.samples, rows)
+        joint = self.joint_bias or self.sums.correlations == "all"  # the same matrix, and faster
+        network = network_layers(model, findings, joint_bias=joint)
+        return Collector(network, sums, self.curvature, self.samples, rows)
 
     def beside(self, density: LogDensity, batch: Batch) -> bool:
         """Return whether the dense matrix is added up too, for data of which this is the first batch."""
         likelihood = density.model.likelihood
-        if not self.exact or not fixed_noise(likelihood) or isinstance(self.sums, DenseSums | HessianSums):
+        if not self.exact or not fixed_noise(likelihood) or self.sums.correlations == "all":
             return False
         share = density.num_data / batch_size(batch.inputs, 1)
         return is_needed(density.model.layout.size, share * num_values(likelihood, rows_of(batch.targets, 0)))
 
 
 @dataclass(frozen=True)
-class Survey:
-    """How far a survey is.
+class CurvaturePass:
+    """How far the passes are.
 
     Attributes:
         weights_MD: the weights.
@@ -139,63 +142,65 @@ class Survey:
     num_targets: float
     found: str
 
-    def clone(self) -> Survey:
+    def clone(self) -> CurvaturePass:
         """Return a copy that shares no tensor with this one."""
         copies = {n: {k: t.clone() for k, t in getattr(self, n).items()} for n in ("buffers", "sums")}
         tensors = {n: getattr(self, n).clone() for n in ("weights_MD", "log_likelihood_M", "gradient_MD")}
         return replace(self, **copies, **tensors)
 
 
-def check_held(recipe: Recipe, weights_MD: Tensor) -> None:
+def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
     """Check that what is added up can be held.
 
     Raises:
         ValueError: if it cannot.
     """
     size, device = weights_MD.shape[-1], weights_MD.device
-    if recipe.structure == "low_rank":
-        check_memory(recipe.rank * weights_MD.nbytes, "directions of all members", device, rank=recipe.rank)
-    if recipe.structure == "dense" and (free := free_memory(device)) < weights_MD.nbytes * size:
+    if settings.structure == "low_rank":
+        check_memory(settings.rank * weights_MD.nbytes, "directions of all members", device, rank=settings.rank)
+    if settings.structure == "dense" and (free := free_memory(device)) < weights_MD.nbytes * size:
         raise ValueError(
             f"`structure='dense'` is a matrix of {size:,} by {size:,}, which would take "
             f"{size_of(weights_MD.nbytes * size)}, and {size_of(free)} are free. Use structure='kronecker'."
         )
 
 
-def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> Survey:
-    """Return a survey before its first batch."""
+def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int) -> CurvaturePass:
+    """Return passes before their first batch."""
     none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
     gradient_MD = torch.zeros_like(weights_MD)
     own = {name: buffer.clone() for name, buffer in buffers.items()}
-    return Survey(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
+    return CurvaturePass(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
 
 
-def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) -> tuple[Survey, Tensor]:
-    """Add a batch; the tensors of the survey are given up.
+def add(
+    settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass, *, batch: Batch
+) -> tuple[CurvaturePass, Tensor]:
+    """Add a batch; the tensors of `so_far` are given up.
 
     Args:
-        recipe: what is added up.
+        settings: what is added up.
         density: the model with its number of rows, and the ranks that share them.
-        survey: how far it is.
+        so_far: how far the passes are.
         batch: one batch per member, (M, B, ...).
 
     Returns:
-        The survey, and the mean negative log likelihood of the batch's rows (M,), in nats.
+        The passes with the batch, and the mean negative log likelihood of the batch's rows (M,), in nats.
 
     Raises:
         DivergedError: if the log likelihood is not finite.
         ValueError: if no row of all the data counts.
     """
-    now, model = survey, density.model
+    now, model = so_far, density.model
     if not now.found:
         first = batch.map(lambda t: t[0])
         now = replace(now, found=look(model, now.weights_MD[0], first.inputs).text())
-    beside = Beside.made(now.sums) if now.sums else recipe.beside(density, batch)
-    collector = recipe.collector(model, Findings.parse(now.found), beside=beside)
+    beside = Beside.made(now.sums) if now.sums else settings.beside(density, batch)
+    collector = settings.collector(model, Findings.parse(now.found), beside=beside)
     where = Where(now.weights_MD, now.buffers, now.seeds)
     now = now if now.sums else replace(now, sums=collector.empty(where))
     place = divmod(now.step, now.steps_per_epoch)
-    gradient_MD = now.gradient_MD if recipe.check_mode else None
+    gradient_MD = now.gradient_MD if settings.check_mode else None
     found_M = collector.add_(dict(now.sums), where, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place)
     if not torch.isfinite(found_M).all():
         raise DivergedError(
@@ -212,22 +217,22 @@ def add(recipe: Recipe, density: LogDensity, survey: Survey, *, batch: Batch) ->
     return now, -found_M / batch_size(batch.inputs, 1)
 
 
-def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePosterior:
+def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass) -> LaplacePosterior:
     """Return the mixture of the Gaussians at the weights, under the model's prior.
 
     Raises:
-        ValueError: if the survey is not over, the prior has no precision at the weights, or the likelihood has no
+        ValueError: if the passes are not over, the prior has no precision at the weights, or the likelihood has no
             curvature.
     """
-    steps = recipe.sums.passes * survey.steps_per_epoch
-    if survey.step < steps:
-        raise ValueError(f"the pass over the data is not over: {survey.step} of {steps} batches. Resume the run.")
-    model, weights_MD = density.model, survey.weights_MD
+    steps = settings.sums.passes * so_far.steps_per_epoch
+    if so_far.step < steps:
+        raise ValueError(f"the pass over the data is not over: {so_far.step} of {steps} batches. Resume the run.")
+    model, weights_MD = density.model, so_far.weights_MD
     reference_MD, strength_D = units(model, weights_MD)
-    collector = recipe.collector(model, Findings.parse(survey.found), beside=Beside.made(survey.sums))
+    collector = settings.collector(model, Findings.parse(so_far.found), beside=Beside.made(so_far.sums))
     factor = model.scales(1, 1).likelihood
-    curvature, exact = collector.curvature(survey.sums, reference_MD), collector.exact(survey.sums, reference_MD)
-    if recipe.curvature == "ggn":
+    curvature, exact = collector.curvature(so_far.sums, reference_MD), collector.exact(so_far.sums, reference_MD)
+    if settings.curvature == "ggn":
         check_curved(model.likelihood, float(curvature.trace().min()))
     if factor != 1:
         curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)
@@ -239,11 +244,11 @@ def finish(recipe: Recipe, density: LogDensity, survey: Survey) -> LaplacePoster
         curvature,
         reference_MD,
         strength_D,
-        survey.log_likelihood_M,
+        so_far.log_likelihood_M,
         density.num_data,
-        survey.num_targets,
+        so_far.num_targets,
         exact=exact,
-        found=survey.found,
-        buffers_M=dict(survey.buffers) or None,
+        found=so_far.found,
+        buffers_M=dict(so_far.buffers) or None,
         statistics_known=True,
     )

@@ -20,13 +20,13 @@ from torch import Tensor
 from torchbayes.checks import check_flags, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts
-from torchbayes.methods.laplace import curvature_pass as survey
+from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
-    Recipe,
+    CurvaturePass,
+    CurvatureSettings,
     Sharing,
     StructureName,
-    Survey,
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
@@ -38,7 +38,7 @@ from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import not_finite
 
-State = Survey
+State = CurvaturePass
 PriorName = Literal["model", "scalar", "layer", "weight"]
 
 
@@ -105,12 +105,12 @@ class Laplace:
         check_counts(batch_size=self.batch_size, members=self.members)
         check_flags(noise=self.noise)
         check_choices({"prior": (self.prior, PriorName)})
-        _ = self.recipe
+        _ = self.curvature_settings
 
     @property
-    def recipe(self) -> Recipe:
+    def curvature_settings(self) -> CurvatureSettings:
         """What is added up."""
-        return Recipe(
+        return CurvatureSettings(
             self.structure,
             self.curvature,
             self.samples,
@@ -130,7 +130,7 @@ class Laplace:
     @property
     def epochs(self) -> int:
         """Passes over the data."""
-        return self.recipe.sums.passes
+        return self.curvature_settings.sums.passes
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the batches of all passes."""
@@ -155,8 +155,8 @@ class Laplace:
             ValueError: if the network has batch norm without running statistics, or the curvature cannot be held.
         """
         refuse_by_batch(density.model.network)
-        survey.check_held(self.recipe, weights_MD)
-        return survey.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        curvature_pass.check_held(self.curvature_settings, weights_MD)
+        return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def visit(self, state: State) -> Visit | None:
         """Return the next batch of a pass; None when the passes are over."""
@@ -174,7 +174,9 @@ class Laplace:
         Returns:
             The new state, and what was seen.
         """
-        now, nll_M = survey.add(self.recipe, density, state if donate else state.clone(), batch=batch)
+        now, nll_M = curvature_pass.add(
+            self.curvature_settings, density, state if donate else state.clone(), batch=batch
+        )
         return now, Info(nll_M)
 
     def draw(self, state: State) -> None:
@@ -188,7 +190,7 @@ class Laplace:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
         del shelf
-        found = survey.finish(self.recipe, density, state)
+        found = curvature_pass.finish(self.curvature_settings, density, state)
         # under the prior that was trained under, so before another is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)

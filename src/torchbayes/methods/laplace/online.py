@@ -24,13 +24,13 @@ from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Way
 from torchbayes.methods.checks import check_counts, check_schedule, check_share, check_training
-from torchbayes.methods.laplace import curvature_pass as surveys
+from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
-    Recipe,
+    CurvaturePass,
+    CurvatureSettings,
     Sharing,
     StructureName,
-    Survey,
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
@@ -63,7 +63,7 @@ class State:
     """
 
     trajectory: Trajectory
-    survey: Survey
+    survey: CurvaturePass
     strength_MD: Tensor
     noise_M: Tensor
     step: int
@@ -174,7 +174,7 @@ class OnlineLaplace:
         check_flags(noise=self.noise)
         check_share(burn_in=self.burn_in)
         check_choices({"prior": (self.prior, PriorName)})
-        _ = _recipe(self)
+        _ = _curvature_settings(self)
 
     @property
     def needs(self) -> Needs:
@@ -185,7 +185,7 @@ class OnlineLaplace:
         """Return for every epoch of the run whether it trains; else it is a pass."""
         epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
-        return _order(epochs, round(self.burn_in * epochs), every, _recipe(self).sums.passes)
+        return _order(epochs, round(self.burn_in * epochs), every, _curvature_settings(self).sums.passes)
 
     @property
     def epochs(self) -> int | None:
@@ -227,8 +227,8 @@ class OnlineLaplace:
             raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)
-        surveys.check_held(_recipe(self), weights_MD)
-        survey = surveys.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        curvature_pass.check_held(_curvature_settings(self), weights_MD)
+        survey = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
         return State(trajectory, survey, torch.ones_like(weights_MD), noise_M, 0)
 
@@ -255,9 +255,9 @@ class OnlineLaplace:
         else:
             begins = position == 0 and order[epoch - 1]
             survey = _begun(state) if begins else state.survey if donate else state.survey.clone()
-            survey, nll_M = surveys.add(_recipe(self), density, survey, batch=batch)
+            survey, nll_M = curvature_pass.add(_curvature_settings(self), density, survey, batch=batch)
             now, lr = replace(state, survey=survey, step=state.step + 1), 0.0
-            if survey.step == _recipe(self).sums.passes * survey.steps_per_epoch:
+            if survey.step == _curvature_settings(self).sums.passes * survey.steps_per_epoch:
                 tuned = _tuned(self, density, survey)
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
@@ -283,10 +283,10 @@ class OnlineLaplace:
         return not_finite(posterior.tensors())
 
 
-def _recipe(method: OnlineLaplace) -> Recipe:
+def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:
     """Return what a pass adds up."""
     own = {"samples": method.samples, "sharing": method.sharing, "joint_bias": method.joint_bias, "chunk": method.chunk}
-    return Recipe(method.structure, method.curvature, exact=method.noise, **own)  # type: ignore[arg-type]
+    return CurvatureSettings(method.structure, method.curvature, exact=method.noise, **own)  # type: ignore[arg-type]
 
 
 def _descend(
@@ -300,15 +300,17 @@ def _descend(
     return replace(state, trajectory=trajectory, step=state.step + 1), info.nll_M, lr
 
 
-def _begun(state: State) -> Survey:
+def _begun(state: State) -> CurvaturePass:
     trajectory = state.trajectory
     options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
-    fresh = surveys.begin(trajectory.weights_MD, trajectory.buffers, **options)
+    fresh = curvature_pass.begin(trajectory.weights_MD, trajectory.buffers, **options)
     return replace(fresh, found=state.survey.found)
 
 
-def _tuned(method: OnlineLaplace, density: LogDensity, survey: Survey) -> LaplacePosterior:
-    return tune(surveys.finish(_recipe(method), density, survey), prior=method.prior, noise=method.noise)
+def _tuned(method: OnlineLaplace, density: LogDensity, survey: CurvaturePass) -> LaplacePosterior:
+    return tune(
+        curvature_pass.finish(_curvature_settings(method), density, survey), prior=method.prior, noise=method.noise
+    )
 
 
 @lru_cache

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags, check_kind
 from torchbayes.curvature.exact import SHARE
-from torchbayes.linalg.curvature import Curvature, DenseCurvature, DiagonalCurvature
+from torchbayes.linalg import Curvature
 from torchbayes.linalg.dropped import dropped
-from torchbayes.linalg.units import in_units, positive
 from torchbayes.metrics import nll
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.likelihoods.weighted import fixed_noise
@@ -182,7 +181,7 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
     correlations out counts too many, which matters where γ is a good part of n.
     """
     gamma, count = float(tuned.effective_parameters().max()), tuned.num_targets
-    if isinstance(tuned.curvature, DenseCurvature) or gamma < SHARE * count:
+    if tuned.curvature.correlations == "all" or gamma < SHARE * count:
         return tuned
     return tuned.with_problems([
         f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
@@ -202,7 +201,7 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
     model, mean_MD = posterior.model, posterior.mean_MD
     locs = model.prior.locs().to(mean_MD)
     # in units of the prior that is in force, so that factors multiply what is there
-    curvature = in_units(posterior.curvature, posterior.strength_D.rsqrt())
+    curvature = posterior.curvature.in_units(posterior.strength_D.rsqrt())
     squares_MD = posterior.reference_MD * posterior.strength_D * (mean_MD - locs) ** 2
     count, errors_M = 0, torch.zeros(len(mean_MD), dtype=torch.float64)
     if noise:
@@ -272,7 +271,7 @@ def _descend(problem: Problem) -> tuple[Tensor, float]:
     from scipy.optimize import minimize  # slow to import
 
     members, sizes_G = len(problem.squares_MD), problem.totals(torch.ones_like(problem.squares_MD)).cpu()
-    exact = positive(problem.curvature)
+    exact = problem.curvature.positive()
     squares_G, errors = problem.squares_G, float(problem.errors_M.sum())
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -309,7 +308,7 @@ def _check_single(posterior: LaplacePosterior) -> None:
     Raises:
         ValueError: if the curvature is not diagonal or there are several modes.
     """
-    if not isinstance(posterior.curvature, DiagonalCurvature) or posterior.members > 1:
+    if posterior.curvature.correlations != "none" or posterior.members > 1:
         raise ValueError(
             f"a prior precision for every weight is chosen for one mode with diagonal curvature; got "
             f"{posterior.curvature.kind!r} and {posterior.members}. Use structure='diagonal', or prior='layer'."
@@ -318,8 +317,7 @@ def _check_single(posterior: LaplacePosterior) -> None:
 
 def _by_weight(posterior: LaplacePosterior, problem: Problem) -> LaplacePosterior:
     """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0."""
-    assert isinstance(problem.curvature, DiagonalCurvature)
-    values, squares = problem.curvature.values_MD[0].double(), problem.squares_MD[0].double()
+    values, squares = problem.curvature.diagonal()[0].double(), problem.squares_MD[0].double()
     product = values * squares
     # 2H / (HU + √((HU)² + 4HU)), which stands firm where the weight is near its prior mean
     factors = 2 * values / (product + (product**2 + 4 * product).sqrt())

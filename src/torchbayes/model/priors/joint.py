@@ -9,7 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, LowRankPrecision, Scaled, Structure
+from torchbayes.linalg import Diagonal, Structure
+from torchbayes.linalg.structure import is_diagonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +38,10 @@ class Joint:
         """Return independent normals with these means and variances."""
         return cls(loc_D, Diagonal(variance_D.unsqueeze(0)))
 
-    @property
+    @cached_property
     def is_independent(self) -> bool:
         """Whether the weights are independent of each other."""
-        return isinstance(self.covariance, Diagonal)
+        return is_diagonal(self.covariance)
 
     def __repr__(self) -> str:
         """Return a description that differs where the prior does."""
@@ -67,7 +68,7 @@ class Joint:
         Raises:
             ValueError: if the structure does not give it without its dense matrix.
         """
-        return precision_diagonal(self.covariance)[0]
+        return self.covariance.precision_diagonal()[0]
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""
@@ -82,31 +83,3 @@ class Joint:
     @cached_property
     def _log_constant(self) -> Tensor:
         return 0.5 * (self.covariance.logdet()[0] + len(self.loc_D) * math.log(2 * math.pi))
-
-
-def precision_diagonal(covariance: Structure) -> Tensor:
-    """Return diag Σ⁻¹, (M, D).
-
-    Args:
-        covariance: a structure whose inverse has the same form.
-
-    Returns:
-        The diagonal.
-
-    Raises:
-        ValueError: if there is no such form for the structure.
-    """
-    if isinstance(covariance, Diagonal):
-        return 1 / covariance.variance_MD
-    if isinstance(covariance, Kronecker):
-        return Kronecker(1 / covariance.variance_MGOI, covariance.rows_MGOO, covariance.columns_MGII).diagonal()
-    if isinstance(covariance, Scaled):
-        return precision_diagonal(covariance.structure) / covariance.scale_MD**2
-    if isinstance(covariance, Blocks):
-        each = [precision_diagonal(block) for block in covariance.blocks]
-        return torch.cat(each, dim=-1)[..., covariance.inverse_D]
-    if isinstance(covariance, LowRankPrecision):
-        return covariance.precision_MD + covariance.factor_MRD.square().sum(-2)
-    if isinstance(covariance, Dense):
-        return torch.linalg.inv(covariance.root_MDD).square().sum(-2)
-    raise ValueError(f"the precision of a {covariance.kind} covariance has no diagonal in closed form.")

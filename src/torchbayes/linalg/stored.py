@@ -1,0 +1,100 @@
+"""How structures and curvatures are held: frozen dataclasses of tensors and parts, which files know by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+from torch import Tensor
+
+ONE: Mapping[str, Literal["one", "several"]] = {"parts": "one"}
+"""Metadata of a dataclass field that holds one part: a structure or curvature."""
+SEVERAL: Mapping[str, Literal["one", "several"]] = {"parts": "several"}
+"""Metadata of a dataclass field that holds a tuple of parts."""
+
+
+class Stored(Protocol):
+    """A frozen dataclass whose fields are tensors, or parts of the same kind where their metadata are `ONE`, `SEVERAL`.
+
+    The letters at the end of a tensor's name are its axes. Where the first is M, the tensor has one entry per member.
+
+    Attributes:
+        kind: name under which it is saved.
+    """
+
+    kind: ClassVar[str]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that define it, by field name; `NUMBER.KIND.FIELD` for those of its parts."""
+        own, parts = _contents(self)
+        nested = {f"{n}.{part.kind}.{name}": t for n, part in enumerate(parts) for name, t in part.tensors().items()}
+        return own | nested
+
+    def mapped(self, function: Callable[[str, Tensor], Tensor]) -> Self:
+        """Return the same with every tensor, also of its parts, replaced by function(field name, tensor)."""
+        found: Any = self
+        changed: dict[str, Any] = {}
+        for field in fields(found):
+            value = getattr(self, field.name)
+            if field.metadata.get("parts") == "several":
+                changed[field.name] = tuple(part.mapped(function) for part in value)
+            elif field.metadata.get("parts") == "one":
+                changed[field.name] = value.mapped(function)
+            elif value is not None:
+                changed[field.name] = function(field.name, value)
+        return replace(found, **changed)
+
+    def member(self, m: int) -> Self:
+        """Return that of member m alone, M = 1."""
+        return self.mapped(lambda name, t: t[m : m + 1] if name.rpartition("_")[2].startswith("M") else t)
+
+
+def double(_: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of real numbers in double precision, for `Stored.mapped`."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def restored(table: Mapping[str, type[Any]], kind: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what was stored, rebuilt from the tensors that define it.
+
+    Args:
+        table: kind -> class, also of its parts.
+        kind: its own.
+        tensors: as `Stored.tensors` gave them.
+
+    Returns:
+        The object.
+
+    Raises:
+        KeyError: if a kind is unknown or a tensor is missing.
+    """
+    grouped: dict[int, tuple[str, dict[str, Tensor]]] = {}
+    for name in (name for name in tensors if "." in name):
+        number, part_kind, field_name = name.split(".", 2)
+        grouped.setdefault(int(number), (part_kind, {}))[1][field_name] = tensors[name]
+    parts = [restored(table, *grouped[number]) for number in sorted(grouped)]
+    values: dict[str, Any] = {}
+    for field in fields(table[kind]):
+        if field.metadata.get("parts") == "several":
+            values[field.name] = tuple(parts)
+        elif "parts" in field.metadata:
+            if len(parts) != 1:
+                raise KeyError(field.name)
+            values[field.name] = parts[0]
+        elif field.name in tensors or field.default is MISSING:
+            values[field.name] = tensors[field.name]
+    return table[kind](**values)
+
+
+def _contents(stored: Any) -> tuple[dict[str, Tensor], list[Any]]:
+    """Return tensors by field name, without those that are None, and parts."""
+    own: dict[str, Tensor] = {}
+    parts: list[Any] = []
+    for field in fields(stored):
+        value = getattr(stored, field.name)
+        if "parts" in field.metadata:
+            parts += value if field.metadata["parts"] == "several" else [value]
+        elif value is not None:
+            own[field.name] = value
+    return own, parts
