@@ -343,13 +343,13 @@ def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
         "SWAG",
         "wide swag",
         "deep ensemble",
-        "multi-Laplace",
+        "MultiLaplace",
         "NUTS",
     ]
     assert "those of NUTS" in caption(found.setup, found.outcomes)
     assert found.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
     said = lead(found.setup, replace(SINE, methods=methods), found.outcomes)
-    assert "Multi-Laplace: diagonal curvature around the deep ensemble." in said
+    assert "MultiLaplace: diagonal curvature around the deep ensemble." in said
     assert "SWAG and wide swag average 4 drawn functions." in said
 
 

@@ -161,7 +161,7 @@ METHODS: dict[str, MethodEntry] = {
             "multilaplace",
             "Laplace around every member of the deep ensemble: a mixture of Gaussians",
             "torchbayes.methods:Laplace",
-            label="multi-Laplace",
+            label="MultiLaplace",
             usual=lambda usual: Laplace(),
             start="ensemble",
             predicts="linearised",

@@ -205,5 +205,5 @@ def _length(settings: Settings, start: str | None) -> str:
         return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
     if start is not None:
         return f"around the {label_of(start)}"
-    epochs = getattr(settings, "epochs", None)
+    epochs = vars(settings).get("epochs")
     return f"{settings.members} × {epochs} epochs" if epochs else f"{settings.members} × the usual epochs"

@@ -231,17 +231,22 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     said += [f"{'; '.join(served)}."] if served else []
     verb = "averages" if len(drawn) == 1 else "average"
     said += [f"{_listed(drawn)} {verb} {comparison.draws} drawn functions."] if drawn else []
-    return " ".join(sentence[0].upper() + sentence[1:] for sentence in said + chains)
+    return " ".join(_capital(sentence) for sentence in said + chains)
+
+
+def _capital(sentence: str) -> str:
+    """Return a sentence with a capital at its beginning, but names such as cSGHMC as they are written."""
+    return sentence[0].upper() + sentence[1:] if sentence.split(maxsplit=1)[0].islower() else sentence
 
 
 def _allowed(settings: Any, start: str | None) -> str:
     """Return what a method that is no sampler was allowed, in words."""
-    epochs = getattr(settings, "epochs", None)
+    own = vars(settings)
     if start is not None:
-        structure = f"{settings.structure} curvature " if hasattr(settings, "structure") else ""
+        structure = f"{own['structure']} curvature " if "structure" in own else ""
         return f"{structure}around the {label_of(start)}"
     members = "one member" if settings.members == 1 else f"{settings.members} members"
-    return f"{members}, {epochs or 'the usual number of'} epochs, batches of {settings.batch_size}"
+    return f"{members}, {own.get('epochs') or 'the usual number of'} epochs, batches of {settings.needs.batch_size}"
 
 
 def _listed(names: Sequence[str]) -> str:
