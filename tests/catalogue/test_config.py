@@ -11,8 +11,10 @@ import yaml
 
 import torchbayes as tb
 from torchbayes import data
-from torchbayes.catalogue.config import Problem, describe, entries, fit_run, load_run, read_config, write_config
-from torchbayes.catalogue.usual import defaults, usual_plan
+from torchbayes.catalogue.config import describe, entries, fit_run, load_run, read_config, write_config
+from torchbayes.catalogue.data import defaults
+from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison import compare
 from torchbayes.comparison.settings import Comparison
 from torchbayes.experiments import network_evidence
@@ -24,10 +26,14 @@ SINE = Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian", train_size=20)
 @pytest.mark.parametrize("name", [name for name in data.names() if name != "imdb"])
 def test_every_data_set_has_settings_with_equal_budgets(name):
     found = defaults(name)
-    budgets = [(m.members, m.epochs, m.batch_size, m.optimizer) for m in (found.ensemble, found.multiswag)]
+    budgets = [(m.members, m.epochs, m.batch_size, m.optimizer) for m in (found["ensemble"], found["multiswag"])]
     assert budgets[0] == budgets[1]
     assert found.problem.data == name
-    assert {found.ensemble.plan, found.multiswag.plan} <= {"native", "loop", "vmap"}  # never measured: reruns are exact
+    assert {found["ensemble"].plan, found["multiswag"].plan} <= {
+        "native",
+        "loop",
+        "vmap",
+    }  # never measured: reruns are exact
 
 
 def test_texts_have_no_settings_and_near_names_are_suggested():
@@ -162,7 +168,7 @@ def test_numbers_of_numpy_are_written_and_read_as_plain_ones(tmp_path):
 
 def test_settings_of_experiments_are_plain_too(tmp_path):
     rows, rounds = numbers_of_numpy(np.int64(10), np.int64(1))
-    comparison = Comparison(MOONS, tb.MAP(), tb.SWAG(), rows=rows, methods=("single",))
+    comparison = Comparison(MOONS, {"single": tb.MAP()}, rows=rows)
     write_config(tmp_path / "a", compare.configuration(comparison))
     assert read_config(tmp_path / "a" / "config.yaml")["rows"] == 10
     write_config(tmp_path / "b", network_evidence.Settings(MOONS, tb.MAP(), ("mlp",), rounds=rounds).config())

@@ -15,11 +15,11 @@ from sklearn.metrics import accuracy_score, log_loss
 import torchbayes as tb
 from torchbayes import data, experiments, networks
 from torchbayes.catalogue.config import load_run, read_config
+from torchbayes.catalogue.methods import METHODS
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.cli import main
 from torchbayes.cli.errors import one_line
 from torchbayes.cli.options import peek
-from torchbayes.comparison.settings import FITS as FITTED
 
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
 FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]
@@ -68,7 +68,7 @@ def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(option
     usual = peek(options.split()).usual
     assert (usual.problem.network, usual.problem.network_settings) == (network, {})
     plan = usual_plan(usual.problem) if plan is None else plan
-    fits = [getattr(usual, name) for name in FITTED if name != "laplace"]
+    fits = [usual[name] for name in METHODS if not name.endswith("laplace")]
     assert [fit.plan for fit in fits] == [plan] * len(fits)
 
 
@@ -80,7 +80,9 @@ def test_another_network_than_the_usual_one_is_fitted():
 def test_a_written_configuration_runs_again_identically():
     options = ["--ensemble.optimizer.lr", "0.02", "--multiswag.averaging_lr", "0.05", "--seed", "3"]
     assert main([*MOONS, *options, "--directory", "a"]) == 0
-    assert read_config(Path("a/config.yaml"))["ensemble"]["optimizer"]["init_args"]["lr"] == 0.02
+    assert (
+        read_config(Path("a/config.yaml"))["methods"]["ensemble"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.02
+    )
     assert main(["compare", "--config", "a/config.yaml", "--directory", "b"]) == 0
     assert numbers("b") == numbers("a")
     assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
@@ -103,7 +105,7 @@ def test_resume_takes_the_settings_of_the_directory(capsys):
 def test_a_choice_of_classes_is_by_name():
     options = ["--ensemble.optimizer", "AdamW", "--ensemble.optimizer.lr", "0.01", "--ensemble.schedule", "Constant"]
     assert main([*MOONS, *options, "--methods", "single", "--directory", "a"]) == 0
-    found = read_config(Path("a/config.yaml"))["ensemble"]
+    found = read_config(Path("a/config.yaml"))["methods"]["single"]["init_args"]
     assert found["optimizer"]["class_path"] == "torchbayes.AdamW"
     assert found["optimizer"]["init_args"]["lr"] == 0.01
     assert found["schedule"] == {"class_path": "torchbayes.Constant", "init_args": {}}

@@ -9,7 +9,8 @@ import pytest
 
 import torchbayes as tb
 from torchbayes import networks
-from torchbayes.catalogue.config import Problem, read_config
+from torchbayes.catalogue.config import read_config
+from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
 from torchbayes.data import load
 from torchbayes.experiments import network_evidence as room

@@ -16,11 +16,14 @@ from sklearn.metrics import accuracy_score, log_loss
 
 import torchbayes as tb
 from torchbayes import diagnostics
-from torchbayes.catalogue.config import Problem, describe, load_run, read_config
+from torchbayes.catalogue.config import describe, load_run, read_config
+from torchbayes.catalogue.methods import classes
+from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
-from torchbayes.cli.options import SAMPLERS, peek, usual_method
+from torchbayes.cli.options import peek, usual_method
 from torchbayes.posteriors.store import DrawFile
 
+SAMPLERS = [kind for kind in classes().values() if kind().needs.members == "chains"]
 TINY = ["--data", "digits", "--network", "mlp", "--network_settings.hidden", "[8]", "--train_size", "60"]
 SHORT = ["--method.chains", "2", "--method.steps", "24", "--method.burn_in", "8"]
 HMC = [*TINY, "--method", "HMC", *SHORT, "--method.step_size", "0.02", "--method.trajectory", "0.1"]

@@ -10,7 +10,8 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 import torchbayes as tb
-from torchbayes.catalogue.config import Problem, write_config
+from torchbayes.catalogue.config import write_config
+from torchbayes.catalogue.problem import Problem
 from torchbayes.comparison.compare import Comparison, _make_room, compare, configuration
 from torchbayes.comparison.report import caption, lead, table
 from torchbayes.comparison.scores import member, score
@@ -20,21 +21,35 @@ from torchbayes.posteriors import Functions, locks
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
 
-OPTIMISED = ("single", "ensemble", "swag", "multiswag")  # so few epochs end at no mode for Laplace
+
+def optimised(ensemble, multiswag):
+    """Four methods of two fits; so few epochs end at no mode for Laplace."""
+    return {
+        "single": replace(ensemble, members=1),
+        "ensemble": ensemble,
+        "swag": replace(multiswag, members=1),
+        "multiswag": multiswag,
+    }
+
+
+def some(comparison, *names, **changes):
+    """The same comparison of fewer methods."""
+    return replace(comparison, methods={name: comparison.methods[name] for name in names}, **changes)
+
+
 DIGITS = Comparison(
     Problem("digits", "mlp", {"hidden": [16]}, train_size=200),
-    tb.MAP(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), plan="vmap"),
-    tb.SWAG(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), per_epoch=2, rank=3, plan="vmap"),
+    optimised(
+        tb.MAP(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), plan="vmap"),
+        tb.SWAG(2, epochs=4, batch_size=50, optimizer=tb.SGD(0.1), per_epoch=2, rank=3, plan="vmap"),
+    ),
     corruptions=("gaussian_noise", "contrast"),
-    methods=OPTIMISED,
     rows=60,
     draws=4,
 )
 SINE = Comparison(
     Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian"),
-    tb.MAP(2, epochs=5, plan="vmap"),
-    tb.SWAG(2, epochs=6, rank=2, plan="vmap"),
-    methods=OPTIMISED,
+    optimised(tb.MAP(2, epochs=5, plan="vmap"), tb.SWAG(2, epochs=6, rank=2, plan="vmap")),
     draws=4,
 )
 
@@ -92,7 +107,7 @@ def test_single_and_swag_are_the_first_members(digits):
     single, ensemble = found.outcomes["single"], found.outcomes["ensemble"]
     assert single.clean.metrics["nll"] == pytest.approx(ensemble.members[0]["nll"], rel=1e-6)
     assert torch.equal(single.functions.weights_SD[0], ensemble.functions.weights_SD[0])
-    alone = compare(replace(DIGITS, methods=("swag",)), digits[0] / "alone", callbacks=())
+    alone = compare(some(DIGITS, "swag"), digits[0] / "alone", callbacks=())
     # a member of a stack and a run of its own differ by the rounding of stacked products
     assert alone.outcomes["swag"].clean.metrics["nll"] == pytest.approx(
         found.outcomes["swag"].clean.metrics["nll"], rel=1e-3
@@ -101,7 +116,7 @@ def test_single_and_swag_are_the_first_members(digits):
 
 def test_a_member_is_a_row_of_every_tensor():
     setup = SINE.problem.setup()
-    for method in (SINE.ensemble, SINE.multiswag):
+    for method in (SINE.methods["ensemble"], SINE.methods["multiswag"]):
         posterior = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
         one = member(posterior, 1)
         assert one.members == 1
@@ -206,7 +221,7 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
 
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
-    found = compare(replace(SINE, problem=problem, methods=("single", "multiswag")), tmp_path, callbacks=())
+    found = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())
     assert {path.stem for path in tmp_path.glob("*.png")} == {"surface", "reliability"}
     assert found.outcomes["single"].numbers()["draws"] == 1
     assert found.outcomes["multiswag"].numbers()["draws"] == 4
@@ -214,7 +229,7 @@ def test_a_plane_is_drawn(tmp_path):
 
 def test_functions_are_drawn_once_with_the_seed():
     setup = SINE.problem.setup()
-    posterior = tb.fit(setup.model, tuple(setup.data.train), SINE.multiswag, callbacks=())
+    posterior = tb.fit(setup.model, tuple(setup.data.train), SINE.methods["multiswag"], callbacks=())
     outcomes = score(setup, {"multiswag": posterior}, replace(SINE, seed=5), track=no_bar)
     functions = outcomes["multiswag"].functions
     assert isinstance(functions, Functions)
@@ -224,10 +239,8 @@ def test_functions_are_drawn_once_with_the_seed():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"methods": ("sngle",)}, "Did you mean single"),
-        ({"methods": ()}, "at least one method"),
         ({"corruptions": ("fogg",)}, "Did you mean fog"),
-        ({"rows": 0}, "at least one method and one row"),
+        ({"rows": 0}, "at least one row"),
         ({"draws": 5}, "multiple of MultiSWAG's 2 members; got 5. Try 4 or 6"),
         ({"draws": 1}, "got 1. Try 2"),
     ],
@@ -237,11 +250,116 @@ def test_what_cannot_be_compared_is_said_before_fitting(change, said):
         replace(SINE, **change)
 
 
+@pytest.mark.parametrize(
+    ("methods", "error", "said"),
+    [
+        ({"swag": tb.SWAG}, TypeError, "must be settings, not a class; got the class SWAG. Write SWAG()"),
+        ({"swag": 3}, TypeError, "must be the settings of a method"),
+        ({"swag": tb.Adam()}, TypeError, "must be the settings of a method"),
+        ({"swag": tb.MAP()}, TypeError, "'swag' stands for SWAG in `methods`; got settings of MAP"),
+        ({"wide": tb.SWAG(), "Wide": tb.SWAG(rank=3)}, ValueError, "'wide' and 'Wide' differ by case or signs alone"),
+        ({"a b": tb.SWAG(), "a-b": tb.SWAG(rank=3)}, ValueError, "'a b' and 'a-b' differ by case or signs alone"),
+        ({"../up": tb.SWAG()}, ValueError, "must be letters, digits, spaces"),
+        ({"": tb.SWAG()}, ValueError, "must be letters, digits, spaces"),
+        ({3: tb.SWAG()}, ValueError, "must be letters, digits, spaces"),
+        ({"seed": tb.SWAG()}, ValueError, "'seed' is the name of an option"),
+        ({"reference": tb.SWAG()}, ValueError, "'reference' is the name of an option"),
+        ((tb.SWAG(),), TypeError, "`methods` must be a mapping from names to settings"),
+        ({"broad": tb.SWAG(3)}, ValueError, "multiple of broad's 3 members; got 4. Try 3 or 6"),
+    ],
+)
+def test_methods_that_cannot_be_compared_are_said(methods, error, said):
+    with pytest.raises(error, match=said):
+        replace(SINE, methods=methods)
+
+
+def test_methods_are_the_usual_ones_where_none_are_named():
+    found = Comparison(SINE.problem)
+    assert list(found.methods) == [
+        "single",
+        "laplace",
+        "ensemble",
+        "swag",
+        "multiswag",
+        "sgld",
+        "sghmc",
+        "csghmc",
+        "hmc",
+    ]
+    assert found.starts == {}
+    assert found.compared_with == "hmc"
+    assert replace(found, reference="sgld").compared_with == "sgld"
+    assert replace(found, reference="runs/long").compared_with == "reference"
+
+
+def test_a_fit_serves_only_what_has_its_settings():
+    ensemble, multiswag = SINE.methods["ensemble"], SINE.methods["multiswag"]
+    wide = replace(multiswag, averaging_lr=0.3)
+    names = {"wide": replace(wide, members=1), "two wide": wide, "other": replace(ensemble, members=1, epochs=3)}
+    found = replace(SINE, methods={**SINE.methods, **names})
+    served = {name: found.fit_of(name)[0] for name in found.methods}
+    assert served == {
+        "single": "ensemble",
+        "ensemble": "ensemble",
+        "swag": "multiswag",
+        "multiswag": "multiswag",
+        "wide": "two wide",
+        "two wide": "two wide",
+        "other": "other",
+    }
+
+
+def test_what_a_method_starts_at_is_fitted_though_it_is_not_compared():
+    laplace = tb.Laplace()
+    alone = replace(SINE, methods={"laplace": laplace})
+    assert list(alone.starts) == ["single"]
+    beside = replace(SINE, methods={"my laplace": laplace, "ensemble": SINE.methods["ensemble"]})
+    assert beside.starts == {"single": SINE.methods["single"]}
+    assert beside.fit_of("single")[0] == "ensemble"
+    assert configuration(alone)["starts"]["single"]["class_path"] == "torchbayes.MAP"
+    assert "starts" not in configuration(beside)
+    assert replace(SINE, methods={"multilaplace": laplace}).starts["ensemble"].members == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*not at a mode")
+def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
+    swag = SINE.methods["swag"]
+    methods = {
+        "swag": swag,
+        "wide swag": replace(swag, averaging_lr=0.3),
+        "ensemble": SINE.methods["ensemble"],
+        "multilaplace": tb.Laplace(structure="diagonal"),
+        "nuts": tb.NUTS(2, 12, 4, step_size=0.002, max_doublings=2),
+    }
+    found = compare(replace(SINE, methods=methods, reference="nuts"), tmp_path, callbacks=())
+    assert list(found.outcomes) == list(methods)
+    for name in ("swag", "wide swag"):
+        by_hand = tb.fit(found.setup.model, tuple(found.setup.data.train), methods[name], callbacks=())
+        functions = found.outcomes[name].functions
+        assert isinstance(functions, Functions)
+        assert torch.equal(functions.weights_SD, by_hand.sample(4, seed=0))
+    assert (tmp_path / "fits" / "wide swag" / "posterior.safetensors").exists()
+    assert [row[0] for row in table(found.outcomes).rows] == [
+        "SWAG",
+        "wide swag",
+        "deep ensemble",
+        "MultiLaplace",
+        "NUTS",
+    ]
+    assert "those of NUTS" in caption(found.setup, found.outcomes)
+    assert found.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
+    said = lead(found.setup, replace(SINE, methods=methods), found.outcomes)
+    assert "MultiLaplace: diagonal curvature around the deep ensemble." in said
+    assert "SWAG and wide swag average 4 drawn functions." in said
+
+
 def test_the_configuration_holds_every_setting():
     found = configuration(DIGITS)
     assert found["network_settings"] == {"hidden": [16]}
     assert found["corruptions"] == ["gaussian_noise", "contrast"]
-    assert found["multiswag"]["optimizer"] == {
+    assert found["methods"]["single"] == {"first_of": "ensemble"}
+    assert found["methods"]["multiswag"]["class_path"] == "torchbayes.SWAG"
+    assert found["methods"]["multiswag"]["init_args"]["optimizer"] == {
         "class_path": "torchbayes.SGD",
         "init_args": {"lr": 0.1, "momentum": 0.9, "nesterov": False},
     }

@@ -21,7 +21,8 @@ from tests.driver.test_faults import SHORT, contents, run
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
 
 import torchbayes as tb
-from torchbayes.catalogue.config import CONFIG, Problem, fit_run
+from torchbayes.catalogue.config import CONFIG, fit_run
+from torchbayes.catalogue.problem import Problem
 from torchbayes.cli.commands import main
 from torchbayes.comparison.compare import compare
 from torchbayes.comparison.settings import Comparison
@@ -164,7 +165,7 @@ def test_a_directory_that_may_not_be_written_to_is_said(method: Any, tmp_path: P
 # --- the same for what the command line and the experiments write
 
 LITTLE = Problem(data="digits", network="linear", train_size=40)
-COMPARISON = Comparison(LITTLE, tb.MAP(members=2, epochs=1), SWAG, methods=("single",))
+COMPARISON = Comparison(LITTLE, {"single": tb.MAP(epochs=1)})
 
 
 def test_a_fit_by_the_command_line_leaves_the_settings_of_one_that_is_going_on(tmp_path: Path) -> None:

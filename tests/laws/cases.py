@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.catalogue.methods import classes
 from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
@@ -87,6 +88,20 @@ METHODS: dict[str, Callable[..., Method]] = {
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
 }
+
+
+def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:
+    """The classes of methods that cases make."""
+    return {case.func if isinstance(case, partial) else type(case()) for case in cases}  # type: ignore[misc]
+
+
+def _trained(kind: type) -> bool:
+    """Whether a method is run by members, epochs and rows, as the laws of methods run it."""
+    return {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
+
+
+# a method of the catalogue that no line above makes keeps the laws with its own defaults
+METHODS |= {n: partial(k) for n, k in classes().items() if _trained(k) and k not in covered(METHODS.values())}
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.catalogue.usual import defaults
+from torchbayes.catalogue.data import defaults
 from torchbayes.curvature.passes import _EXTRA
 from torchbayes.methods.protocol import Method
 from torchbayes.methods.sampler import Sampler
@@ -44,17 +44,17 @@ def data() -> tuple[Tensor, Tensor]:
 
 def test_the_work_on_the_digits_is_counted_from_the_settings() -> None:
     usual = defaults("digits")
-    hmc, rows = usual.hmc, len(tb.data.load("digits").train.targets)
+    hmc, rows = usual["hmc"], len(tb.data.load("digits").train.targets)
     assert hmc.trajectory is not None
     assert hmc.step_size is not None
     leapfrogs = math.ceil(hmc.trajectory / hmc.step_size)
     assert row("`HMC`", "Work")[2] == f"{hmc.steps} × {leapfrogs} = {hmc.steps * leapfrogs:,}"
-    assert row("`MAP`", "Work")[2] == row("`SWA`, `SWAG`", "Work")[2] == f"{usual.ensemble.epochs}"
-    assert usual.ensemble.epochs is not None
-    passes = usual.sgld.steps / math.ceil(rows / usual.ensemble.batch_size)
-    assert usual.sgld.steps == usual.sghmc.steps == usual.csghmc.steps
-    assert row("`SGLD`", "Work")[2] == f"{usual.sgld.steps:,} steps, {passes:.0f} passes"
-    assert f"costs {hmc.steps * leapfrogs / usual.ensemble.epochs:.0f} training runs" in TEXT
+    assert row("`MAP`", "Work")[2] == row("`SWA`, `SWAG`", "Work")[2] == f"{usual['ensemble'].epochs}"
+    assert usual["ensemble"].epochs is not None
+    passes = usual["sgld"].steps / math.ceil(rows / usual["ensemble"].batch_size)
+    assert usual["sgld"].steps == usual["sghmc"].steps == usual["csghmc"].steps
+    assert row("`SGLD`", "Work")[2] == f"{usual['sgld'].steps:,} steps, {passes:.0f} passes"
+    assert f"costs {hmc.steps * leapfrogs / usual['ensemble'].epochs:.0f} training runs" in TEXT
 
 
 def test_the_work_by_default_is_counted_from_the_settings() -> None:

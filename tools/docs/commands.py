@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -16,12 +16,16 @@ from unittest.mock import patch
 from tools.docs.pages import Fault, Page
 
 from torchbayes import data, experiments, networks
-from torchbayes.catalogue.config import CONFIG, Problem, describe, entries, read_config, write_config
+from torchbayes.catalogue.config import CONFIG, describe, entries, read_config, write_config
+from torchbayes.catalogue.methods import classes
+from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import commands, evidence, options
+from torchbayes.cli import compare as comparing
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
 
 SHELLS = {"bash", "sh", "shell", "console"}
+KINDS = {"methods", "compared", "data", "networks", "likelihoods", "priors", "corruptions", "foreign", "experiments"}
 FOREIGN = {"--constraint"}  # options of pip
 
 
@@ -122,8 +126,11 @@ def run(argv: list[str]) -> None:
         if argv[:1] in (["--help"], ["--version"]):
             return
         raise ValueError(f"there is no command {' '.join(argv[:1])!r}")
-    chosen = _caught(argv, options.parse)
-    {"fit": _fit, "compare": _compare}.get(argv[0], _other)(chosen)
+    if argv[0] == "compare":
+        _compare(argv[1:])
+    else:
+        chosen = _caught(argv, options.parse)
+        {"fit": _fit}.get(argv[0], _other)(chosen)
 
 
 def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
@@ -132,7 +139,10 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    with patch.object(commands, "parse", stop), patch.object(evidence, "parse", stop):
+    rooms = (commands, evidence, comparing)
+    with ExitStack() as stack:
+        for room in rooms:
+            stack.enter_context(patch.object(room, "parse", stop))
         try:
             commands.COMMANDS[argv[0]](argv[1:])
         except _Seen as seen:
@@ -145,7 +155,7 @@ def _fit(chosen: Mapping[str, Any]) -> None:
     _among("network", chosen["network"], networks.names())
     if (folder / CONFIG).exists() and not chosen["resume"]:
         raise ValueError(f"an earlier line leaves a run in {folder} already")
-    if getattr(method, "at_modes", False) and chosen["start"] is None:
+    if method.needs.start == "modes" and chosen["start"] is None:
         raise ValueError(f"{type(method).__name__} needs --start")
     if chosen["start"] is not None:
         _need(chosen["start"], {"MAP", "SWA"})
@@ -153,15 +163,11 @@ def _fit(chosen: Mapping[str, Any]) -> None:
     write_config(folder, {**entries(options.problem_of(chosen)), "method": describe(method)})
 
 
-def _compare(chosen: Mapping[str, Any]) -> None:
-    from torchbayes.comparison.settings import Comparison
-
-    settings = {f.name: chosen[f.name] for f in fields(Comparison) if f.name != "problem"}
-    lists = {name: tuple(settings[name]) for name in ("methods", "corruptions")}
-    comparison = Comparison(options.problem_of(chosen), **{**settings, **lists})
-    _among("network", chosen["network"], networks.names())
-    if comparison.reference:
-        held = _need(comparison.reference)
+def _compare(argv: list[str]) -> None:
+    comparison = comparing.settled(argv).comparison
+    _among("network", comparison.problem.network, networks.names())
+    if comparison.directory_of_reference:
+        held = _need(comparison.directory_of_reference)
         for name in {f.name for f in fields(Problem)} - {"device", "threads"}:
             if held[name] != getattr(comparison.problem, name):
                 raise ValueError(
@@ -171,7 +177,7 @@ def _compare(chosen: Mapping[str, Any]) -> None:
 
 
 def _other(chosen: Mapping[str, Any]) -> None:
-    samplers = {sampler.__name__ for sampler in options.SAMPLERS}
+    samplers = {name for name, kind in classes().items() if kind().needs.members == "chains"}
     if chosen.get("run"):
         _need(chosen["run"], samplers if "inputs" in chosen else None)
         _among("data set", chosen.get("data"), data.ood_names())
@@ -179,7 +185,7 @@ def _other(chosen: Mapping[str, Any]) -> None:
         _among("network", name, {*networks.names(), "cnn"})
     if "seeds" in chosen and "scale" in chosen and not chosen["list"]:
         _among("scale", chosen["scale"], experiments.get(str(chosen["name"])).recipes)
-    _among("kind", chosen.get("kind"), {"methods", "data", "networks", "corruptions", "foreign", "experiments"})
+    _among("kind", chosen.get("kind"), KINDS)
 
 
 def _need(folder: str, methods: set[str] | None = None) -> dict[str, Any]:
@@ -232,7 +238,7 @@ def _option(word: str, command: str | None = None) -> bool:
     """Return whether a command, or any, has an option; the settings of methods count."""
     if word in FOREIGN:
         return True
-    choices = [*options.METHODS, *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
+    choices = [*classes().values(), *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
     settings = {field.name for choice in choices for field in fields(choice)}
     for name in commands.COMMANDS if command is None else (command,):
         known = _options_of(name)

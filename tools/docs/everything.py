@@ -26,7 +26,7 @@ from tools.docs.places import (
 
 import torchbayes
 from torchbayes import experiments
-from torchbayes.cli.options import METHODS
+from torchbayes.catalogue.methods import classes
 
 _CODE = ("src", "tests", "benchmarks")
 
@@ -64,7 +64,7 @@ def check_completeness(pages: Sequence[Page]) -> Iterator[Fault]:
         One fault per name.
     """
     known = {page.path: page for page in pages}
-    methods = [method.__name__ for method in METHODS]
+    methods = list(classes())
     yield from check_told(known.get("docs/choosing.md"), "docs/choosing.md", methods, "method")
     yield from check_told(known.get("README.md"), "README.md", experiments.names(), "experiment")
     for page in pages:

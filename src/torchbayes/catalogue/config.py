@@ -1,193 +1,32 @@
-"""The settings of a run, by name: data, network, likelihood, prior, method; and how a run is written and read back.
+"""How a run of named data, network, likelihood, prior and method is written, and read back.
 
 A fit leaves `config.yaml` in its directory, from which `load_run` rebuilds model and posterior, and which the command
-line takes with `--config`. Settings that are usual for a data set are in `torchbayes.catalogue.usual`.
+line takes with `--config`. What is usual for a data set is in `torchbayes.catalogue.data`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any
 
-import torch
-
+import torchbayes.methods
+from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.catalogue.yaml_text import read_yaml
-from torchbayes.checks import (
-    as_seed,
-    check_choice,
-    check_counts,
-    check_kind,
-    check_positive,
-    check_scale,
-    check_text,
-    given,
-    plain,
-    seen,
-)
+from torchbayes.checks import as_seed
 from torchbayes.density import Ranks
 from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
-from torchbayes.model import Model, likelihoods, priors
 from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import Locked
 
-if TYPE_CHECKING:
-    from torchbayes.data import Data
-
 CONFIG = "config.yaml"
-Kind = Literal["categorical", "gaussian", "heteroscedastic"]
-# of a kind that has but one device, its number is left out: "cpu:0" is "cpu", and runs as that does
-_DEVICE = re.compile(r"(?P<kind>cpu|mps)(:0)?|cuda(:(?P<number>0|[1-9][0-9]{0,3}))?")
-
-
-class Setup(NamedTuple):
-    """A problem with its data loaded and its model built.
-
-    Attributes:
-        problem: the names it was made from.
-        data: the data set.
-        model: the model.
-    """
-
-    problem: Problem
-    data: Data
-    model: Model
-
-    @property
-    def target_scale(self) -> float:
-        """Units of the raw targets per unit that the model sees."""
-        targets = self.data.target_standardise
-        return 1.0 if targets is None else float(targets.scale)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The data and the model of a run, by name.
-
-    Attributes:
-        data: name of the data set.
-        network: name of the network.
-        network_settings: settings of the network, such as `hidden: [50]`.
-        likelihood: categorical; gaussian (noise learned); heteroscedastic (noise given by the network).
-        prior_scale: standard deviation of the normal prior of every weight.
-        temperature: T of the tempered posterior; 1 is Bayes.
-        split: which split of the data set.
-        train_size: number of training rows to keep; all if null.
-        device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.
-        threads: CPU threads; PyTorch's choice if null. Small networks gain nothing from a second thread and lose much
-            to it on a busy machine. Results depend on the number by rounding, so it is one of the settings.
-    """
-
-    data: str = "digits"
-    network: str = "small_cnn"
-    network_settings: dict[str, Any] = field(default_factory=dict)
-    likelihood: Kind = "categorical"
-    prior_scale: float = 1.0
-    temperature: float = 1.0
-    split: int = 0
-    train_size: int | None = None
-    device: str = "auto"
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_text(data=self.data, network=self.network, device=self.device)
-        check_kind(Mapping, "a mapping of settings", network_settings=self.network_settings)
-        check_choice(get_args(Kind), likelihood=self.likelihood)
-        check_scale(prior_scale=self.prior_scale)
-        check_positive(temperature=self.temperature)
-        check_counts(least=0, split=self.split)
-        check_counts(**given(train_size=self.train_size, threads=self.threads))
-
-    @contextmanager
-    def threading(self) -> Iterator[None]:
-        """Run with this problem's number of CPU threads.
-
-        Yields:
-            Nothing; the number is put back afterwards.
-        """
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or before)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    @property
-    def place(self) -> str:
-        """The device, with "auto" resolved.
-
-        Raises:
-            ValueError: if PyTorch cannot use it here.
-        """
-        if self.device == "auto":
-            return "cuda" if torch.cuda.is_available() else "cpu"
-        here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        known = _DEVICE.fullmatch(self.device)
-        if known is None:
-            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
-        if int(known["number"] or 0) >= here[known["kind"] or "cuda"]:
-            raise ValueError(
-                f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
-                f"install a PyTorch that supports it."
-            )
-        return known["kind"] or self.device
-
-    def setup(self) -> Setup:
-        """Load the data and build the model.
-
-        Returns:
-            Both, with this problem.
-
-        Raises:
-            ValueError: if a name is unknown, or likelihood and data do not go together.
-        """
-        from torchbayes import data
-
-        found = data.load(self.data, split=self.split, train_size=self.train_size)
-        if (self.likelihood == "categorical") != (found.task == "classification"):
-            fitting = "categorical" if found.task == "classification" else "gaussian or heteroscedastic"
-            raise ValueError(
-                f"`likelihood` of `{self.data}`, a {found.task}, must be {fitting}; got {self.likelihood!r}."
-            )
-        return Setup(self, found, self.model(found))
-
-    def model(self, data: Data) -> Model:
-        """Return the model for loaded data.
-
-        Args:
-            data: the data set.
-
-        Returns:
-            The model.
-        """
-        from torchbayes.networks import build
-
-        outputs = data.num_classes or int(data.train.targets[0].numel()) * (
-            2 if self.likelihood == "heteroscedastic" else 1
-        )
-        likelihood = {
-            "categorical": likelihoods.Categorical(),
-            "gaussian": likelihoods.Gaussian("learned"),
-            "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
-        }[self.likelihood]
-        return Model(
-            lambda: build(self.network, data.input_shape, outputs, **self.network_settings).to(self.place),
-            likelihood,
-            priors.Normal(self.prior_scale),
-            temperature=self.temperature,
-        )
 
 
 def describe(settings: Any) -> Any:
@@ -200,10 +39,16 @@ def describe(settings: Any) -> Any:
         Mappings, lists, numbers and texts.
     """
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
-        return {"class_path": f"torchbayes.{type(settings).__name__}", "init_args": entries(settings)}
+        return {"class_path": class_path(type(settings)), "init_args": entries(settings)}
     if isinstance(settings, Mapping):
         return {name: describe(entry) for name, entry in settings.items()}
     return [describe(s) for s in settings] if isinstance(settings, list | tuple) else settings
+
+
+def class_path(kind: type) -> str:
+    """Return the path by which a configuration names a class: short for those of this library."""
+    own = getattr(torchbayes.methods, kind.__name__, None) is kind
+    return f"torchbayes.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def entries(settings: Any) -> dict[str, Any]:
@@ -268,7 +113,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def fit_run(
     setup: Setup,
-    method: Method | Sampler,
+    method: Method,
     directory: Path,
     *,
     start: Path | Posterior | None = None,
@@ -313,25 +158,35 @@ def fit_run(
     if ranks is None or ranks.first:
         about = {"method": describe(method), "start": str(start) if isinstance(start, Path) else None, "seed": seed}
         with Locked(directory):
-            _describe_run(directory, {**entries(setup.problem), **about}, resume=resume)
+            _describe_run(
+                directory, {**entries(setup.problem), **about}, resume=resume, any_length=method.needs.extendable
+            )
     with setup.problem.threading():
         data = tuple(setup.data.train)
         options = {"directory": directory, "resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
         return fit(setup.model, data, method, start=began, **options)  # type: ignore[arg-type]
 
 
-def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool) -> None:
+def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool, any_length: bool) -> None:
     """Write the configuration of a run, or check that it is that of the run that is there.
+
+    Args:
+        directory: of the run.
+        config: of the run that is asked for.
+        resume: whether the run that is there is to go on.
+        any_length: whether the length of the method may differ: a chain is the same chain however long it gets.
 
     Raises:
         ValueError: if the directory holds a run that is not to be resumed, or one of other settings.
     """
     path = directory / CONFIG
-    found = read_config(path) if path.exists() else config
+    # a setting that is younger than the run had its default there
+    found = {**entries(Problem()), **read_config(path)} if path.exists() else config
     if path.exists() and not resume:
         raise ValueError(f"{directory} already holds a run. Add --resume, or choose another --directory.")
     for name, value in config.items():
-        if _any_length(found.get(name)) != _any_length(value):
+        there, here = (_without_length(e) if any_length else e for e in (found.get(name), value))
+        if there != here:
             raise ValueError(
                 f"{directory} holds a run of another {name} ({found.get(name)}; now {value}). "
                 f"Choose another --directory, or leave the option out."
@@ -340,8 +195,7 @@ def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool) -> N
         write_config(directory, config)
 
 
-def _any_length(entry: Any) -> Any:
-    # a chain is the same chain however long it gets
+def _without_length(entry: Any) -> Any:
     settings = entry.get("init_args") if isinstance(entry, Mapping) else None
     return {**entry, "init_args": {**settings, "steps": None}} if settings else entry
 

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -15,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torchbayes as tb
+from torchbayes.catalogue.methods import METHODS, classes, method_names
+from torchbayes.catalogue.models import known
 from torchbayes.checks import as_file
+from torchbayes.cli.compare import compare
 from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
 from torchbayes.cli.evidence import evidence
 from torchbayes.cli.options import (
-    METHODS,
     add_directory,
-    add_method,
     add_problem,
+    by_class,
     join,
     new_parser,
     of_length,
@@ -37,8 +38,6 @@ from torchbayes.cli.terminal import (
     print_names,
     print_table,
     resumable,
-    say,
-    track,
 )
 
 
@@ -52,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0, 1 after an error that nobody foresaw, 2 after one of the user, 130 after Ctrl-C.
     """
     given = [argument for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
+    if "" not in sys.path:  # modules of the user are found in this folder, as by `python -m`
+        sys.path.insert(0, "")
     debug = debugging() or len(given) < len(sys.argv[1:] if argv is None else argv)
     try:
         with plain_warnings():
@@ -67,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        known = is_foreseen(error)
-        print(f"torchbayes: {one_line(error) if known else report(error, given)}", file=sys.stderr)
-        return 2 if known else 1
+        foreseen = is_foreseen(error)
+        print(f"torchbayes: {one_line(error) if foreseen else report(error, given)}", file=sys.stderr)
+        return 2 if foreseen else 1
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -98,52 +99,6 @@ def _usage() -> str:
     ])
 
 
-def compare(argv: list[str]) -> None:
-    """Fit several methods and a reference by HMC; print one table, write a report with pictures.
-
-    Args:
-        argv: options.
-    """
-    from torchbayes.comparison.compare import compare as run
-    from torchbayes.comparison.report import caption, table, tables
-    from torchbayes.comparison.settings import FITS, Comparison
-
-    seen = peek(argv)
-    settings = {f.name: getattr(seen.usual, f.name) for f in fields(seen.usual) if f.name != "note"}
-    usual = Comparison(**settings)
-    parser = new_parser("compare", _first_line(compare), config=True)
-    add_problem(parser, seen.usual)
-    parser.add_class_arguments(Comparison, None, skip={"problem", *FITS, *_LISTS})
-    for name, text in _LISTS.items():
-        parser.add_argument(f"--{name}", nargs="*", type=str, default=list(getattr(usual, name)), help=text)
-    for name in FITS:
-        add_method(parser, name, getattr(usual, name), text=_FITS[name])
-    add_directory(parser, f"compare_{seen.data}")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier comparison in the directory")
-    chosen = parse(parser, seen.argv)
-    settings = {f.name: chosen[f.name] for f in fields(Comparison) if f.name != "problem"}
-    settings |= {name: tuple(chosen[name]) for name in _LISTS}
-    directory, resume, overwrite = (chosen[name] for name in ("directory", "resume", "overwrite"))
-    with resumable(["torchbayes", "compare", "--directory", directory, "--resume"]):
-        comparison = Comparison(problem_of(chosen), **settings)
-        found = run(comparison, directory, resume=resume, overwrite=overwrite, say=say, track=track)
-    about = (found.setup, found.outcomes, found.diagnosis)
-    print_table(table(found.outcomes, caption=caption(*about)), narrow=tables(*about))
-    print(f"Report: {found.report}")
-
-
-_LISTS = {"methods": "methods, in the order of the table", "corruptions": "image corruptions, none to leave them out"}
-_FITS = {
-    "ensemble": "Deep ensemble; the single network is its first member",
-    "multiswag": "MultiSWAG; SWAG is its first member",
-    "laplace": "Laplace approximation at the single network; its linearised predictive",
-    "hmc": "Hamiltonian Monte Carlo, the reference",
-    "sgld": "Stochastic gradient Langevin dynamics",
-    "sghmc": "Stochastic gradient Hamiltonian Monte Carlo",
-    "csghmc": "The same in cycles",
-}
-
-
 def fit(argv: list[str]) -> None:
     """Fit one method and save the posterior in a run directory.
 
@@ -156,13 +111,14 @@ def fit(argv: list[str]) -> None:
     parser = new_parser("fit", _first_line(fit), config=True)
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual)
-    parser.add_argument("--method", type=reduce(or_, METHODS), default=default, help="how to infer")
+    kinds = [*classes().values(), *([] if type(default) in classes().values() else [type(default)])]
+    parser.add_argument("--method", type=reduce(or_, kinds), default=default, help="how to infer")
     parser.add_argument("--start", type=str | None, default=None, help="directory of a fit whose weights it starts at")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
     parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
     parser.add_argument("--ranks", type=str | None, default=None, help="under torchrun: data, chains, or both as 2x4")
     add_directory(parser, None)
-    chosen = parse(parser, seen.argv)
+    chosen = parse(parser, by_class(seen, default))
     directory, problem = Path(chosen["directory"]), problem_of(chosen)
     method = of_length(chosen["method"], chosen["steps"])
     how = {name: chosen[name] for name in ("seed", "resume")}
@@ -334,7 +290,7 @@ def reproduce(argv: list[str]) -> None:
 
 
 def list_(argv: list[str]) -> None:
-    """List methods, data sets, networks, corruptions, foreign sets and experiments, one line each.
+    """List methods, data sets, networks, likelihoods, priors, corruptions, foreign sets and experiments, one line each.
 
     Args:
         argv: options.
@@ -343,9 +299,12 @@ def list_(argv: list[str]) -> None:
         ValueError: if there is no such kind of thing.
     """
     kinds: dict[str, Callable[[], dict[str, str]]] = {
-        "methods": lambda: {method.__name__: _first_line(method) for method in METHODS},
-        "data": lambda: _module("data").names(),
-        "networks": lambda: _module("networks").names(),
+        "methods": method_names,
+        "compared": lambda: {entry.name: f"{entry.label}: {entry.line}. {entry.cost}" for entry in METHODS.values()},
+        "data": lambda: _module("catalogue.loading").data_names(),
+        "networks": lambda: known("network"),
+        "likelihoods": lambda: known("likelihood"),
+        "priors": lambda: known("prior"),
         "corruptions": lambda: dict.fromkeys(_module("data").CORRUPTIONS, "of images, severities 1 to 5"),
         "foreign": lambda: _module("data").ood_names(),
         "experiments": lambda: _module("experiments").names(),

@@ -51,6 +51,13 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         close = difflib.get_close_matches(unknown[1], list(options), n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
         return f"there is no option {unknown[1]}. {advice}"
+    if unknown := re.match(r"Option '([\w.-]+)' is not accepted", said):
+        close = difflib.get_close_matches(f"--{unknown[1]}", list(options), n=3, cutoff=0.5)
+        advice = f"Did you mean {' or '.join(option.strip('-') for option in close)}?" if close else "See --help."
+        return f"there is no option {unknown[1]!r}, which the configuration sets. {advice}"
+    if unknown := re.match(r"Group '([\w.-]+)' does not accept option '([\w.-]+)'", said):
+        settings = [o.removeprefix(f"--{unknown[1]}.") for o in options if o.startswith(f"--{unknown[1]}.")]
+        return f"`--{unknown[1]}` has no setting {unknown[2]!r}. {suggest(unknown[2], settings)}"
     if missing := re.search(r"arguments are required: (.*)", said):
         return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
     if own := _OWN.search(said):  # a sentence of ours among what jsonargparse says of every class of a union

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 
-from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.problem import Problem
 from torchbayes.cli.options import new_parser, parse, peek
 from torchbayes.cli.terminal import print_table, say
 from torchbayes.methods import MAP
@@ -24,18 +24,21 @@ def evidence(argv: list[str]) -> None:
 
     seen = peek(argv)
     parser = new_parser("evidence", (evidence.__doc__ or "").strip().splitlines()[0], config=True)
-    parser.add_class_arguments(Problem, None, skip={"network"}, help="Data and model")
-    parser.set_defaults({f.name: getattr(seen.usual.problem, f.name) for f in fields(Problem) if f.name != "network"})
+    # `--prior` says which scales of the prior the evidence chooses, and the prior is normal
+    own = [f.name for f in fields(Problem) if f.name not in {"network", "prior"}]
+    parser.add_class_arguments(Problem, None, skip={"network", "prior"}, help="Data and model")
+    parser.set_defaults({name: getattr(seen.usual.problem, name) for name in own})
     parser.add_class_arguments(MAP, "map", skip={"members", "plan"}, help="How each network is trained")
+    single = seen.usual["single"]
     trained = [f.name for f in fields(MAP) if f.name not in {"members", "plan"}]
-    parser.set_defaults({f"map.{name}": getattr(seen.usual.ensemble, name) for name in trained})
+    parser.set_defaults({f"map.{name}": getattr(single, name) for name in trained})
     parser.add_class_arguments(room.Settings, None, skip={"problem", "map", "networks"})
     names = ["linear", "mlp", *(["cnn"] if seen.usual.problem.network != "mlp" else [])]  # images have a usual one
     parser.add_argument("--networks", nargs="*", type=str, default=names, help="networks; cnn is short for small_cnn")
     parser.add_argument("--directory", type=str | None, default=None, help="where numbers and a figure go; nowhere")
     parser.add_argument("--overwrite", action="store_true", help="replace earlier results in the directory")
     chosen = parse(parser, seen.argv)
-    problem = Problem(**{f.name: chosen[f.name] for f in fields(Problem) if f.name != "network"})
+    problem = Problem(**{name: chosen[name] for name in own})
     rest = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
     settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **rest)
     directory = None if chosen["directory"] is None else Path(chosen["directory"])

@@ -6,43 +6,45 @@ import argparse
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jsonargparse
 import yaml
 
-from torchbayes.catalogue.config import CONFIG, Problem, problem_in, read_config
-from torchbayes.catalogue.usual import Defaults, defaults
+from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config
+from torchbayes.catalogue.data import defaults
+from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named, plain_settings
+from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.usual import Usual
 from torchbayes.catalogue.yaml_text import check_yaml
 from torchbayes.cli.errors import one_line
 from torchbayes.density import Ranks
-from torchbayes.methods import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, Laplace, OnlineLaplace, RandomWalk
 from torchbayes.methods.optimise.optimizers import Optimizer
-from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.schedules import Schedule, StepSchedule
 
-SAMPLERS = (HMC, NUTS, RandomWalk, MALA, SGLD, SGHMC, SGNHT)
-METHODS = (MAP, SWA, SWAG, Laplace, OnlineLaplace, *SAMPLERS)
 Parser = jsonargparse.ArgumentParser
 _LOAD = jsonargparse.get_loader("yaml")
 
 
-class Peek(NamedTuple):
+@dataclass(frozen=True)
+class Peek:
     """The options that decide the defaults of the others, read before the parser is built.
 
     Attributes:
         argv: the arguments, with the configuration of a run that is resumed in front.
+        file: the entries of the configuration files; of those in several the last one's.
         data: name of the data set.
-        usual: its settings, for the network that is asked for.
-        method: name of the method.
+        usual: what is usual for it, for the network that is asked for.
+        method: what was asked for as `--method`, or its class in the file.
     """
 
     argv: list[str]
+    file: dict[str, Any]
     data: str
-    usual: Defaults
+    usual: Usual
     method: str
 
 
@@ -74,12 +76,26 @@ def peek(argv: list[str]) -> Peek:
     named = method.get("class_path") if isinstance(method, Mapping) else method
     started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)
     data = str(seen.data or file.get("data") or started.get("data") or Problem.data)
-    usual = defaults(data)
+    given = file.get("data_settings") or started.get("data_settings") or {}
+    settings = {**(given if isinstance(given, Mapping) else {}), **_data_settings(argv)}
+    usual = defaults(data, settings)
     problem = problem_in(started) if started.get("data") == data else usual.problem
     network = str(seen.network or file.get("network") or problem.network)
     if network != problem.network:  # settings are those of one network
         problem = replace(problem, network=network, network_settings={})
-    return Peek(argv, data, usual.of(problem), str(seen.method or named or "SWAG").rpartition(".")[2])
+    return Peek(argv, file, data, usual.of(problem), str(seen.method or named or "SWAG"))
+
+
+def _data_settings(argv: list[str]) -> dict[str, Any]:
+    """Return the settings of data among the arguments, as the parser will read them."""
+    found: dict[str, Any] = {}
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name == "--data_settings" or name.startswith("--data_settings."):
+            read = _bounded(value if equals else following)
+            key = name.partition(".")[2]
+            found |= {key: read} if key else dict(read) if isinstance(read, Mapping) else {}
+    return found
 
 
 def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
@@ -94,7 +110,7 @@ def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
         The parser; it raises `argparse.ArgumentError`.
     """
     # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
-    choices = [*METHODS, *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
+    choices = [*classes().values(), *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
     jsonargparse.set_parsing_settings(subclasses_enabled=choices)
     jsonargparse.set_loader("yaml", _bounded, exceptions=(yaml.YAMLError,))
     parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
@@ -129,7 +145,7 @@ def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
         raise ValueError(one_line(error, known)) from error
 
 
-def add_problem(parser: Parser, usual: Defaults) -> None:
+def add_problem(parser: Parser, usual: Usual) -> None:
     """Add the fields of `Problem` with the defaults of a data set.
 
     Args:
@@ -164,34 +180,49 @@ def add_directory(parser: Parser, default: str | None) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
-def usual_method(name: str, usual: Defaults) -> Method | Sampler:
+def usual_method(name: str, usual: Usual) -> Any:
     """Return the settings of a method for a data set: one member, or as many chains as a sampler has by itself.
 
     Args:
-        name: of the method; one that is not known gives SWAG, and the parser says what is wrong.
-        usual: settings of the data set.
+        name: of a class or entry point, or an import path; one that is not known gives SWAG, and the parser says what
+            is wrong.
+        usual: what is usual for the data set.
 
     Returns:
         The settings.
     """
-    plan = usual.ensemble.plan
-    swag = replace(usual.multiswag, members=1)
-    for sampler in SAMPLERS:
-        if sampler.__name__ == name:
-            rows: dict[str, Any] = {"batch_size": swag.batch_size} if sampler in {SGLD, SGHMC, SGNHT} else {}
-            return sampler(plan=plan, **rows)
-    if name == "SWA":
-        return SWA(**{f.name: getattr(swag, f.name) for f in fields(SWA)})
-    if name == "Laplace":
-        return usual.laplace
-    if name == "OnlineLaplace":
-        single = usual.ensemble
-        own: dict[str, Any] = {"epochs_of_descent": single.epochs, "batch_size": single.batch_size, "plan": plan}
-        return OnlineLaplace(optimizer=single.optimizer, **own)
-    return replace(usual.ensemble, members=1) if name == "MAP" else swag
+    found = method_named(name.removeprefix("torchbayes."))
+    module, dot, attribute = name.rpartition(".")
+    if found is None and dot and module != "torchbayes":  # the path of a class, as configurations hold it
+        found = method_named(f"{module}:{attribute}")
+    if found is None:
+        return usual["swag"]
+    if not isinstance(found, type):
+        return found
+    entries = [entry for entry in METHODS.values() if entry.load() is found]
+    if not entries:
+        return plain_settings(found, usual)
+    return (entries[0].alone or entries[0].usual)(usual)
 
 
-def of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
+def by_class(seen: Peek, method: Any) -> list[str]:
+    """Return arguments that name a method by its class, where they name it by an import path or an entry point.
+
+    Args:
+        seen: the arguments, and the method in them.
+        method: settings of the method that is named.
+
+    Returns:
+        Arguments that the parser takes.
+    """
+    if path_of(seen.method, GROUP) is None:
+        return seen.argv
+    given, path = f"--method={seen.method}", class_path(type(method))
+    words = [f"--method={path}" if word == given else word for word in seen.argv]
+    return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
+
+
+def of_length(method: Any, steps: int | None) -> Any:
     """Return the method with the length that was asked for.
 
     Args:
@@ -206,7 +237,7 @@ def of_length(method: Method | Sampler, steps: int | None) -> Method | Sampler:
     """
     if steps is None:
         return method
-    if not isinstance(method, Sampler):
+    if not method.needs.extendable:
         raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
     return replace(method, steps=steps)
 

@@ -1,7 +1,8 @@
 """Compare methods with each other and with a reference on one data set: fits, scores, one table, a report.
 
-The single network is the first member of the ensemble and SWAG the first member of MultiSWAG, exactly as if each had
-been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo, fitted here or read from a directory.
+The single network is the first member of an ensemble with the same settings, and SWAG the first member of MultiSWAG,
+exactly as if each had been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo where nothing else
+is said, fitted here or read from a directory.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.assess.diagnose import Diagnosis
-from torchbayes.catalogue.config import CONFIG, Setup, entries, fit_run, write_config
+from torchbayes.catalogue.config import CONFIG, describe, entries, fit_run, write_config
+from torchbayes.catalogue.entries import Settings
+from torchbayes.catalogue.methods import label_of
+from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.reference import load_reference, quality
 from torchbayes.comparison.report import report
 from torchbayes.comparison.scores import Outcome, Track, member, score
-from torchbayes.comparison.settings import FITS, LABELS, REFERENCE, Comparison
+from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import CORRUPTIONS, Data
 from torchbayes.driver.progress import Callback
-from torchbayes.methods import Laplace
-from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.locks import Locked
@@ -79,7 +80,7 @@ def compare(
             is of another posterior, or would be overwritten, or if corruptions are named and the data are no images.
     """
     home = Path(directory)
-    given = load_reference(comparison) if comparison.reference is not None else None
+    given = load_reference(comparison) if comparison.directory_of_reference is not None else None
     setup = comparison.problem.setup()
     comparison = _of_images(comparison, setup.data)
     with Locked(home):
@@ -87,12 +88,12 @@ def compare(
             _make_room(home, comparison, overwrite=overwrite)
         text = write_config(home, configuration(comparison))
         posteriors = _fit(setup, comparison, home / "fits", resume=resume, callbacks=callbacks, say=say)
-        where = home / "fits" / "hmc"
+        name = comparison.compared_with
+        where = home / "fits" / str(name)
         if given is not None:
-            posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.reference or "")
+            posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.directory_of_reference or "")
         with setup.problem.threading():
             outcomes = score(setup, posteriors, comparison, track=track)
-            name = comparison.compared_with
             diagnosis = None if name is None else quality(setup, posteriors[name], where)
         write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
         page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
@@ -130,10 +131,9 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
             f"another --directory."
         )
     fits, aside = home / "fits", home / ".fits.removed"
-    if comparison.reference is not None and fits.resolve() in Path(comparison.reference).resolve().parents:
-        raise ValueError(
-            f"--overwrite would remove {comparison.reference}, which is the reference. Choose another --directory."
-        )
+    reference = comparison.directory_of_reference
+    if reference is not None and fits.resolve() in Path(reference).resolve().parents:
+        raise ValueError(f"--overwrite would remove {reference}, which is the reference. Choose another --directory.")
     if aside.exists():  # of a removal that was killed
         shutil.rmtree(aside)
     with ExitStack() as stack:
@@ -160,8 +160,17 @@ def configuration(comparison: Comparison) -> dict[str, Any]:
         name -> value.
     """
     found = {**entries(comparison.problem), **entries(comparison)}
-    del found["problem"]
-    return found | {name: entries(getattr(comparison, name)) for name in FITS}
+    del found["problem"], found["starts"]
+    found["methods"] = {name: _described(comparison, name) for name in comparison.methods}
+    served = {name: _described(comparison, name) for name in comparison.starts}
+    starts = {name: settings for name, settings in served.items() if "first_of" not in settings}
+    return {**found, "starts": starts} if starts else found
+
+
+def _described(comparison: Comparison, name: str) -> Any:
+    """Return the settings of a method as YAML holds them; of one that another's fit serves, that other."""
+    other, _ = comparison.fit_of(name)
+    return describe(comparison.settings(name)) if other == name else {"first_of": other}
 
 
 def _fit(
@@ -179,8 +188,9 @@ def _fit(
     def of(method: str) -> Posterior:
         name, settings = comparison.fit_of(method)
         if name not in fitted:
-            start = of("single") if isinstance(settings, Laplace) else None
-            say(f"fitting: {LABELS[name]}, {_length(settings)} on {setup.data}")
+            begin = comparison.entry(name).start
+            start = None if begin is None else of(begin)
+            say(f"fitting: {label_of(name)}, {_length(settings, begin)} on {setup.data}")
             fitted[name] = fit_run(
                 setup, settings, home / name, start=start, seed=comparison.seed, resume=resume, callbacks=callbacks
             )
@@ -189,9 +199,11 @@ def _fit(
     return {method: of(method) for method in comparison.methods}
 
 
-def _length(settings: Method | Sampler) -> str:
-    if isinstance(settings, Sampler):
-        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.batch_size else 'iterations'}"
-    if isinstance(settings, Laplace):
-        return "around the single network"
-    return f"{settings.members} × {vars(settings)['epochs']} epochs"
+def _length(settings: Settings, start: str | None) -> str:
+    """Return how long a method is fitted, in words."""
+    if settings.needs.members == "chains":
+        return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
+    if start is not None:
+        return f"around the {label_of(start)}"
+    epochs = vars(settings).get("epochs")
+    return f"{settings.members} × {epochs} epochs" if epochs else f"{settings.members} × the usual epochs"

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.catalogue.config import Setup
+from torchbayes.catalogue.methods import label_of
+from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.scores import SEVERITIES, Outcome
-from torchbayes.comparison.settings import REFERENCE, Comparison, label_of
+from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
 from torchbayes.predictive.average import predict
 from torchbayes.report import Picture, figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from torchbayes.assess.diagnose import LEAST, Diagnosis, diagnose
-from torchbayes.catalogue.config import Problem, Setup, load_run
+from torchbayes.catalogue.config import load_run
+from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.comparison.settings import Comparison
 from torchbayes.data import Pair
 from torchbayes.posteriors import Draws, Posterior
@@ -28,6 +30,11 @@ _SAME = (
     "likelihood",
     "prior_scale",
     "temperature",
+    "data_settings",
+    "likelihood_settings",
+    "prior",
+    "prior_settings",
+    "outputs",
 )
 
 
@@ -44,7 +51,7 @@ def load_reference(comparison: Comparison) -> Posterior:
         FileNotFoundError: if there is no finished fit.
         ValueError: if the fit is of another posterior: other data, network, likelihood or prior.
     """
-    directory = Path(comparison.reference or "")
+    directory = Path(comparison.directory_of_reference or "")
     setup, posterior = load_run(directory)
     different = [name for name in _SAME if _value(setup.problem, name) != _value(comparison.problem, name)]
     if different:
@@ -61,7 +68,7 @@ def load_reference(comparison: Comparison) -> Posterior:
 
 def _value(problem: Problem, name: str) -> Any:
     value = getattr(problem, name)
-    return dict(value) if name == "network_settings" else value
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def quality(setup: Setup, posterior: Posterior, directory: Path) -> Diagnosis | None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchbayes.assess.diagnose import Diagnosis
-from torchbayes.catalogue.config import Setup
-from torchbayes.catalogue.usual import defaults
+from torchbayes.catalogue.data import defaults
+from torchbayes.catalogue.methods import METHODS, label_of
+from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.comparison.figures import pictures
 from torchbayes.comparison.reference import section, warning
 from torchbayes.comparison.scores import Outcome
-from torchbayes.comparison.settings import FITS, REFERENCE, Comparison, label_of
-from torchbayes.methods.sampler import Sampler
+from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.report import Table, savefig, write_report
 
 
@@ -127,11 +127,10 @@ def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis 
         said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
     if some.foreign:
         said += f" AUROC: foreign images told from test images by entropy, mean over {', '.join(some.foreign)}."
-    if len(alone := _alone(outcomes)) > 1:
+    for name, alone in _alone(outcomes).items():
+        who = f"{len(alone)} ensemble members" if name == "ensemble" else f"{len(alone)} members of {label_of(name)}"
         mean = sum(alone) / len(alone)
-        said += (
-            f" NLL of the {len(alone)} ensemble members alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
-        )
+        said += f" NLL of the {who} alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
     return said + closeness
 
 
@@ -146,7 +145,7 @@ def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
     """
     if not any(outcome.fidelity.clean for outcome in outcomes.values()):
         return None
-    return REFERENCE if REFERENCE in outcomes else "hmc"
+    return next(name for name, outcome in outcomes.items() if outcome.is_reference)
 
 
 def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
@@ -165,9 +164,10 @@ def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> 
     return f"{said} {warning(diagnosis)}".rstrip() if diagnosis is not None else said
 
 
-def _alone(outcomes: Mapping[str, Outcome]) -> list[float]:
-    """Return the test NLL of each ensemble member alone."""
-    return [found["nll"] for found in outcomes["ensemble"].members] if "ensemble" in outcomes else []
+def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
+    """Return the test NLL of each member alone, of methods that were evaluated so and have several."""
+    found = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
+    return {name: alone for name, alone in found.items() if len(alone) > 1}
 
 
 def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
@@ -185,10 +185,11 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     done = (
         f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
-        f"N(0, {problem.prior_scale:g}²). {_budget(comparison)}"
+        f"{_prior(problem)}. {_budget(comparison, outcomes)}"
     )
-    best = defaults(problem.data)
-    usual = best.problem == problem and all(getattr(best, name) == getattr(comparison, name) for name in FITS)
+    best = defaults(problem.data, problem.data_settings)
+    chosen = {**comparison.methods, **comparison.starts}
+    usual = best.problem == problem and all(name in METHODS and best[name] == own for name, own in chosen.items())
     done += f" {best.note}" if usual and best.note else ""
     found = [_winner(outcomes, "the test set", lambda outcome: outcome.clean.metrics["nll"])]
     if next(iter(outcomes.values())).corrupted:
@@ -198,35 +199,58 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     return f"{done}\n\n{' '.join(found)}"
 
 
-def _budget(comparison: Comparison) -> str:
+def _prior(problem: Problem) -> str:
+    """Return the prior in words."""
+    if problem.prior == "normal" and not problem.prior_settings:
+        return f"N(0, {problem.prior_scale:g}²)"
+    settings = {"scale": problem.prior_scale, **problem.prior_settings}
+    return f"{problem.prior} ({', '.join(f'{name} {value}' for name, value in settings.items())})"
+
+
+def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     """Return what each method was allowed, and what it averages."""
-    chosen, said = set(comparison.methods), []
-    pairs = {"deep ensemble": comparison.ensemble, "MultiSWAG": comparison.multiswag}
-    if len({(m.members, m.epochs, m.batch_size) for m in pairs.values()}) == 1:
-        m = comparison.ensemble
-        said.append(
-            f"Deep ensemble and MultiSWAG: {m.members} members each, {m.epochs} epochs, batches of {m.batch_size}."
-        )
-    else:
-        said += [
-            f"{name}: {m.members} members, {m.epochs} epochs, batches of {m.batch_size}." for name, m in pairs.items()
-        ]
-    said.append("The single network is the first member of the ensemble, SWAG the first of MultiSWAG.")
-    said.append(f"SWAG and MultiSWAG average {comparison.draws} drawn functions, the ensemble its members.")
-    if "laplace" in chosen:
-        said.append(
-            f"{label_of('laplace')}: {comparison.laplace.structure} curvature at the single network; its predictive is "
-            f"that of the linearised network."
-        )
-    for name in (name for name in FITS if name in chosen):
-        settings = getattr(comparison, name)
-        if isinstance(settings, Sampler):
-            rows = f"batches of {settings.batch_size}" if settings.batch_size else "all the data"
-            said.append(
-                f"{label_of(name)}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
-                f"{settings.chains * settings.kept(settings.steps):,} draws kept, all averaged."
+    budgets: dict[str, list[str]] = {}
+    served, drawn, chains = [], [], []
+    for name, settings in comparison.methods.items():
+        label, entry, (other, _) = label_of(name), comparison.entry(name), comparison.fit_of(name)
+        if other != name:
+            served.append(f"{label} is the first member of {label_of(other)}")
+        elif settings.needs.members == "chains":
+            rows = f"batches of {settings.needs.batch_size}" if settings.needs.batch_size else "all the data"
+            chains.append(
+                f"{label}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
+                f"{outcomes[name].numbers()['draws']:,} draws kept, all averaged."
             )
-    return " ".join(said)
+        else:
+            budgets.setdefault(_allowed(settings, entry.start), []).append(label)
+        if entry.predicts == "linearised":
+            budgets.setdefault("the predictive is that of the linearised network", []).append(label)
+        if entry.predicts == "drawn":
+            drawn.append(label)
+    said = [f"{_listed(labels)}: {allowed}." for allowed, labels in budgets.items()]
+    said += [f"{'; '.join(served)}."] if served else []
+    verb = "averages" if len(drawn) == 1 else "average"
+    said += [f"{_listed(drawn)} {verb} {comparison.draws} drawn functions."] if drawn else []
+    return " ".join(_capital(sentence) for sentence in said + chains)
+
+
+def _capital(sentence: str) -> str:
+    """Return a sentence with a capital at its beginning, but names such as cSGHMC as they are written."""
+    return sentence[0].upper() + sentence[1:] if sentence.split(maxsplit=1)[0].islower() else sentence
+
+
+def _allowed(settings: Any, start: str | None) -> str:
+    """Return what a method that is no sampler was allowed, in words."""
+    own = vars(settings)
+    if start is not None:
+        structure = f"{own['structure']} curvature " if "structure" in own else ""
+        return f"{structure}around the {label_of(start)}"
+    members = "one member" if settings.members == 1 else f"{settings.members} members"
+    return f"{members}, {own.get('epochs') or 'the usual number of'} epochs, batches of {settings.needs.batch_size}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _winner(outcomes: Mapping[str, Outcome], where: str, number: Any) -> str:

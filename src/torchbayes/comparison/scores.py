@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchbayes import metrics
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
-from torchbayes.catalogue.config import Setup
+from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.fidelity import (
     Fidelity,
     between_chains,
@@ -20,7 +20,7 @@ from torchbayes.comparison.fidelity import (
     distances,
     mean,
 )
-from torchbayes.comparison.settings import Comparison
+from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import corrupt_data, out_of_distribution
 from torchbayes.posteriors import Functions, Posterior
 from torchbayes.predictive.average import Source, predict
@@ -43,6 +43,7 @@ class Outcome:
         corrupted: corruption -> evaluation at severities 1 to 5.
         foreign: foreign set -> how uncertain the method is there.
         fidelity: how close it is to the reference; of the reference itself one chain against the others.
+        is_reference: whether the others are compared with it.
     """
 
     functions: Functions | Source
@@ -52,6 +53,7 @@ class Outcome:
     corrupted: dict[str, list[Evaluation]] = field(default_factory=dict)
     foreign: dict[str, Scores] = field(default_factory=dict)
     fidelity: Fidelity = field(default_factory=Fidelity)
+    is_reference: bool = False
 
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
@@ -130,14 +132,15 @@ def score(
     scale = setup.target_scale
     outcomes = {}
     for name in track(list(posteriors), "test set"):
-        posterior = posteriors[name]
-        functions = preferred(posterior, comparison.draws if name.endswith("swag") else None, seed=comparison.seed)
+        posterior, entry = posteriors[name], comparison.entry(name) if name != REFERENCE else None
+        drawn = comparison.draws if entry and entry.predicts == "drawn" else None
+        functions = preferred(posterior, drawn, seed=comparison.seed)
         clean = evaluate(functions, tuple(data.test), target_scale=scale)
         members = []
-        if name == "ensemble":
+        if entry and entry.by_member:
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
-        outcomes[name] = Outcome(functions, clean, members)
+        outcomes[name] = Outcome(functions, clean, members, is_reference=name == comparison.compared_with)
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     ceilings: dict[str, list[Tensor]] = {}

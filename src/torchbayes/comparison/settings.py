@@ -1,73 +1,53 @@
-"""What is compared on what: the settings of a comparison, and which fit serves which method."""
+"""What is compared on what: methods by name, and which fit serves which of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from torchbayes.catalogue.config import Problem
-from torchbayes.catalogue.usual import OPTIMISED, SAMPLED
-from torchbayes.checks import plain
+from torchbayes.catalogue.data import defaults
+from torchbayes.catalogue.entries import MethodEntry, Settings
+from torchbayes.catalogue.methods import METHODS, check_method, entry_of
+from torchbayes.catalogue.problem import Problem
+from torchbayes.checks import check_kind, plain, seen
 from torchbayes.data import CORRUPTIONS
 from torchbayes.data.base import check_name
-from torchbayes.methods import HMC, MAP, SGHMC, SGLD, SWAG, Laplace
-from torchbayes.methods.protocol import Method
-from torchbayes.methods.sampler import Sampler
-from torchbayes.methods.schedules import Cycles
 
-LABELS = {
-    "single": "single network",
-    "laplace": "Laplace",
-    "ensemble": "deep ensemble",
-    "swag": "SWAG",
-    "multiswag": "MultiSWAG",
-    "sgld": "SGLD",
-    "sghmc": "SGHMC",
-    "csghmc": "cSGHMC",
-    "hmc": "HMC",
-}
 REFERENCE = "reference"
 """The name of a reference that is read from a directory; the label of its row too."""
-FIRST_OF = {"single": "ensemble", "swag": "multiswag"}
-"""Methods that are the first member of another method's fit."""
-FITS = ("ensemble", "multiswag", "laplace", *SAMPLED)
-"""Names of the settings of fits."""
+_NAME = re.compile(r"\w[\w .+-]{0,79}(?<![ .])")  # what every file system takes for a folder
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What is compared on what; everything that decides the numbers.
 
+    A name of the catalogue, such as "swag", stands for settings of that entry's class. Any other name is free, so that
+    a method can be compared several times with other settings: `{"swag": SWAG(), "wide swag": SWAG(averaging_lr=0.2)}`.
+
     Attributes:
         problem: data, network, likelihood and prior.
-        ensemble: the fit behind the deep ensemble and the single network.
-        multiswag: the fit behind MultiSWAG and SWAG.
-        laplace: the Laplace approximation at the single network; its predictive is the linearised one.
-        hmc: Hamiltonian Monte Carlo, the reference where it is among the methods.
-        sgld: stochastic gradient Langevin dynamics.
-        sghmc: stochastic gradient Hamiltonian Monte Carlo.
-        csghmc: cyclical SGHMC.
-        methods: some of single, laplace, ensemble, swag, multiswag, sgld, sghmc, csghmc, hmc.
+        methods: name -> settings of the method, in the order of the table; those that are usual for the data if empty.
         corruptions: names of the image corruptions, each at severities 1 to 5; all by default where there are images.
         rows: test images that are corrupted, and images of each foreign set.
         draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members; samplers give all they kept.
-        reference: directory of a fit, such as a long HMC run, that all methods are compared with in the place of `hmc`.
+        reference: directory of a fit, such as a long HMC run, or name of a method, that all methods are compared with;
+            `hmc` by default where it is among the methods.
         seed: seed of fits, draws and corruptions.
+        starts: name -> settings of fits that methods start at, and that are not compared themselves; where none are
+            given, the first member of a compared ensemble, else what is usual for the data.
     """
 
     problem: Problem
-    ensemble: MAP
-    multiswag: SWAG
-    laplace: Laplace = Laplace()  # noqa: RUF009  (frozen and stateless, like those below)
-    hmc: HMC = HMC()  # noqa: RUF009
-    sgld: SGLD = SGLD()  # noqa: RUF009
-    sghmc: SGHMC = SGHMC()  # noqa: RUF009
-    csghmc: SGHMC = field(default_factory=lambda: SGHMC(schedule=Cycles()))
-    methods: tuple[str, ...] = OPTIMISED
+    methods: Mapping[str, Settings] = field(default_factory=dict)
     corruptions: tuple[str, ...] = CORRUPTIONS
     rows: int = 1000
     draws: int = 30
     reference: str | None = None
     seed: int = 0
+    starts: Mapping[str, Settings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what can be checked before hours of fitting.
@@ -76,45 +56,139 @@ class Comparison:
             ValueError: if a name is unknown or a number does not fit.
         """
         plain(self)
-        for method in self.methods:
-            check_name("method", method, LABELS)
+        for what, table in (("methods", self.methods), ("starts", self.starts)):
+            check_kind(Mapping, "a mapping from names to settings", **{what: table})
+            for name, settings in table.items():
+                check_name_of(what, name)
+                _check_settings(what, name, settings)
+        if not self.methods:
+            usual = _usual(self.problem)
+            object.__setattr__(self, "methods", {name: usual[name] for name in usual.methods})
+        object.__setattr__(self, "starts", self._starts())
+        _check_apart([*self.methods, *self.starts])
         for corruption in self.corruptions:
             check_name("corruption", corruption, CORRUPTIONS)
-        if not self.methods or self.rows < 1:
-            raise ValueError(
-                f"a comparison needs at least one method and one row; got {len(self.methods)} and {self.rows}."
-            )
-        members = self.multiswag.members if "multiswag" in self.methods else 1
-        if self.draws < 1 or self.draws % members:
-            low, high = self.draws // members * members, (self.draws // members + 1) * members
-            raise ValueError(
-                f"`draws` must be a multiple of MultiSWAG's {members} members; got {self.draws}. "
-                f"Try {f'{low} or ' if low > 0 else ''}{high}."
-            )
+        if self.rows < 1:
+            raise ValueError(f"a comparison needs at least one row; got `rows` {self.rows}.")
+        for name, settings in self.methods.items():
+            if self.entry(name).predicts == "drawn":
+                _check_draws(self.draws, name, settings.members)
+
+    def _starts(self) -> dict[str, Settings]:
+        """Return the settings of the fits that methods start at and that are not compared."""
+        starts = (self.entry(method).start for method in self.methods)
+        found = {}
+        for name in dict.fromkeys(start for start in starts if start is not None and start not in self.methods):
+            many = METHODS[name].first_of
+            if name in self.starts:
+                found[name] = self.starts[name]
+            elif many is not None and many in self.methods:
+                found[name] = replace(self.methods[many], members=1)
+            else:
+                found[name] = _usual(self.problem)[name]
+        return found
+
+    def settings(self, name: str) -> Settings:
+        """Return the settings of a method that is compared or that others start at."""
+        return self.methods[name] if name in self.methods else self.starts[name]
+
+    def entry(self, name: str) -> MethodEntry:
+        """Return the entry that says how a method is fitted and how it predicts."""
+        return entry_of(name, self.settings(name))
 
     @property
     def compared_with(self) -> str | None:
         """The name of the reference's outcome; None if there is no reference."""
         if self.reference is not None:
-            return REFERENCE
-        return "hmc" if "hmc" in self.methods else None
+            return self.reference if self.reference in self.methods else REFERENCE
+        return next((name for name in self.methods if name in METHODS and METHODS[name].is_reference), None)
 
-    def fit_of(self, name: str) -> tuple[str, Method | Sampler]:
+    @property
+    def directory_of_reference(self) -> str | None:
+        """The directory of a reference that is not fitted here."""
+        return self.reference if self.compared_with == REFERENCE else None
+
+    def fit_of(self, name: str) -> tuple[str, Settings]:
         """Return the fit that serves a method.
 
         Args:
             name: of the method.
 
         Returns:
-            The method that the fit is named by, and its settings: a single network is the first member of the ensemble
-            where there is one, else a fit of its own with one member; SWAG likewise.
+            The method that the fit is named by, and its settings: a single network is the first member of an ensemble
+            with the same settings where there is one, else a fit of its own; SWAG likewise.
         """
-        many = FIRST_OF.get(name, name)
-        if many in self.methods:
-            return many, getattr(self, many)
-        return name, replace(getattr(self, many), members=1)
+        first_of, settings = self.entry(name).first_of, self.settings(name)
+        for other, many in self.methods.items():
+            if first_of and self.entry(other).name == first_of and replace(many, members=1) == settings:
+                return other, many
+        return name, settings
 
 
-def label_of(name: str) -> str:
-    """Return how a method is called in tables and figures."""
-    return LABELS.get(name, name)
+def _usual(problem: Problem) -> Any:
+    return defaults(problem.data, problem.data_settings).of(problem)
+
+
+def check_name_of(what: str, name: Any) -> None:
+    """Check the name of a method in a comparison.
+
+    Args:
+        what: "methods" or "starts".
+        name: what was given.
+
+    Raises:
+        ValueError: if it cannot be a name: no folder could be called so, or an option is called so already.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"a name in `{what}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
+    taken = {f.name for kind in (Comparison, Problem) for f in fields(kind)}
+    if key_of(name) in taken | {REFERENCE, "config", "directory", "help", "overwrite", "print_config", "resume"}:
+        raise ValueError(f"{name!r} is the name of an option and cannot be one in `{what}`. Choose another.")
+
+
+def _check_settings(what: str, name: str, settings: Any) -> None:
+    """Check the settings of a method.
+
+    Raises:
+        TypeError: if they are no settings, or of another class than that of the entry with this name.
+    """
+    check_method(f"`{what}` of {name!r}", settings)
+    kind = METHODS[name].load() if name in METHODS else type(settings)
+    if type(settings) is not kind:
+        raise TypeError(
+            f"{name!r} stands for {kind.__name__} in `{what}`; got settings of {type(settings).__name__}. Choose "
+            f"another name for these."
+        )
+
+
+def key_of(name: str) -> str:
+    """Return a name as options are called by it: `--wide_swag.rank` for "wide swag"."""
+    return re.sub(r"\W", "_", name)
+
+
+def _check_apart(names: list[str]) -> None:
+    """Check that names are different folders and options everywhere.
+
+    Raises:
+        ValueError: if two differ by case or signs alone.
+    """
+    seen_: dict[str, str] = {}
+    for name in names:
+        other = seen_.setdefault(key_of(name).casefold(), name)
+        if other != name:
+            raise ValueError(f"the names {other!r} and {name!r} differ by case or signs alone. Rename one.")
+
+
+def _check_draws(draws: int, name: str, members: int) -> None:
+    """Check that all members are drawn from equally often.
+
+    Raises:
+        ValueError: if `draws` is no multiple of the members.
+    """
+    if draws < 1 or draws % members:
+        low, high = draws // members * members, (draws // members + 1) * members
+        label = METHODS[name].label if name in METHODS else name
+        raise ValueError(
+            f"`draws` must be a multiple of {label}'s {members} members; got {draws}. "
+            f"Try {f'{low} or ' if low > 0 else ''}{high}."
+        )

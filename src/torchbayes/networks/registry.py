@@ -34,6 +34,15 @@ def names() -> dict[str, str]:
     return {name: line for name, (_, line) in _FACTORIES.items()}
 
 
+def factories() -> dict[str, Callable[..., nn.Module]]:
+    """Return the function that builds each network.
+
+    Returns:
+        name -> function.
+    """
+    return {name: factory for name, (factory, _) in _FACTORIES.items()}
+
+
 def build(name: str, input_shape: InputShape, num_outputs: int, **settings: Any) -> nn.Module:
     """Return a freshly initialised network by name.
 

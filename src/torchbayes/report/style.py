@@ -9,7 +9,6 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
+from torchbayes.catalogue.entries import Look
+from torchbayes.catalogue.methods import METHODS
 from torchbayes.checks import check_choice, check_counts, check_kind, check_object, seen
 from torchbayes.posteriors.files import write_whole
 
@@ -64,43 +65,36 @@ _RC: dict[Any, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Look:
-    """How one method is drawn in every figure.
-
-    Attributes:
-        colour: hexadecimal colour.
-        marker: matplotlib marker, a second cue beside the colour.
-    """
-
-    colour: str
-    marker: str
+# Hues of Okabe & Ito (2008), told apart under the common forms of colour blindness, and four more. A method that has a
+# look of its own in the catalogue keeps it, so that a reader of two reports meets the same method in the same colour.
+_VARIATIONAL = Look("#cc79a7", "X")
+_KNOWN: dict[str, Look] = {key: _VARIATIONAL for key in ("vi", "mfvi", "variational")}
+_SPARE = (
+    Look("#6b7280", "h"), Look("#0072b2", "p"), Look("#e69f00", "<"), Look("#d55e00", ">"), Look("#56b4e9", "d"),
+    Look("#009e73", "P"), Look("#cc79a7", "o"), Look("#7a3e9d", "o"), Look("#8c6d1f", "s"), Look("#14606b", "D"),
+    Look("#a3324b", "^"),
+)  # fmt: skip
 
 
-# Hues of Okabe & Ito (2008), told apart under the common forms of colour blindness. Related methods keep one look, so
-# that a reader of two reports meets the same method in the same colour.
-_KNOWN: dict[Look, tuple[str, ...]] = {
-    Look("#6b7280", "o"): ("map", "single", "singlenetwork", "sgd", "deterministic"),
-    Look("#0072b2", "s"): ("ensemble", "deepensemble", "deepensembles"),
-    Look("#e69f00", "^"): ("swag", "swagdiagonal"),
-    Look("#d55e00", "D"): ("multiswag",),
-    Look("#56b4e9", "v"): ("swa", "multiswa"),
-    Look("#111111", "*"): ("hmc", "nuts"),
-    Look("#009e73", "P"): ("laplace", "multilaplace"),
-    Look("#cc79a7", "X"): ("vi", "mfvi", "variational"),
-}
-_SPARE = tuple(
-    [Look(look.colour, marker) for look, marker in zip(_KNOWN, "hp<>dXPo", strict=True) if look.marker != "*"]
-    + [Look("#7a3e9d", "o"), Look("#8c6d1f", "s"), Look("#14606b", "D"), Look("#a3324b", "^")]
-)
+def _key(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def _own_looks() -> dict[str, Look]:
+    """Return the looks of the catalogue by name, label and other names, without case, spaces and signs."""
+    found = dict(_KNOWN)
+    for entry in METHODS.values():
+        if entry.look is not None:
+            found |= {_key(name): entry.look for name in (entry.name, entry.label, *entry.also)}
+    return found
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
     """Return colour and marker of each method.
 
-    Known names (MAP, deep ensemble, SWAG, MultiSWAG, HMC, ...; case, spaces and hyphens do not matter) look the same
-    everywhere. Others take the looks whose colours are still free, in order; give every figure of a report the same
-    names in the same order to keep them the same.
+    Names of the catalogue (MAP, deep ensemble, SWAG, MultiSWAG, HMC, ...; case, spaces and hyphens do not matter) look
+    the same everywhere, the first of two that share a look. Others take the looks whose colours are still free, in
+    order; give every figure of a report the same names in the same order to keep them the same.
 
     Args:
         methods: names, in the order of the legend.
@@ -114,8 +108,11 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     names = [] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(dict.fromkeys(methods))
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`methods` must be names, at least one; got {seen(methods)}.")
-    by_key = {key: look for look, keys in _KNOWN.items() for key in keys}
-    found = {name: look for name in names if (look := by_key.get("".join(filter(str.isalnum, name.lower()))))}
+    own, found = _own_looks(), {}
+    for name in names:
+        look = own.get(_key(name))
+        if look is not None and look not in found.values():
+            found[name] = look
     taken = {look.colour for look in found.values()}
     free = [look for look in _SPARE if look.colour not in taken]
     strangers = [name for name in names if name not in found]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.assess.evaluate import evaluate
-from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
 from torchbayes.experiments.evidence_random_labels.recipe import NETWORK, PROCESS, RandomLabelsRecipe

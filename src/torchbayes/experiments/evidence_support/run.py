@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.assess.evaluate import evaluate
-from torchbayes.catalogue.config import Problem
+from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data import Data, load
 from torchbayes.experiments.evidence_support.recipe import SupportRecipe

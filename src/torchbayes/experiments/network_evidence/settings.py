@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torchbayes import networks
-from torchbayes.catalogue.config import Problem, entries
+from torchbayes.catalogue.config import entries
+from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import plain
 from torchbayes.data.base import check_name
 from torchbayes.methods import MAP, Laplace

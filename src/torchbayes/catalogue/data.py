@@ -1,0 +1,125 @@
+"""Data sets by name, one entry each, with what is usual for them, and for those that users bring along.
+
+The samplers are among the `methods` of a comparison on the digits, on two moons and on `toy_sine`, where HMC takes
+minutes at most. On other images gradients of all the data take too long; on the UCI sets, some of which have hardly any
+noise, steps are so short that chains converge slowly. The samplers have settings there too, and run when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchbayes import data as room
+from torchbayes.catalogue.entries import DataEntry
+from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.loading import GROUP, data_names, load
+from torchbayes.catalogue.methods import OPTIMISED, SAMPLED
+from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.usual import Budget, Usual
+from torchbayes.data.base import check_name
+from torchbayes.methods import MAP, SGD, SWAG, Adam
+
+_DIGITS = (
+    "Network, epochs and learning rates are shared by the optimisers. They were chosen by the NLL of the deep "
+    "ensemble and of MultiSWAG in cross-validation on the training images, under a prior of scale 1; the prior here "
+    "is narrower, because HMC cannot sample under that one in minutes. Step sizes of the samplers on minibatches "
+    "were chosen by the NLL on a fifth of the training images; step size, trajectory and length of HMC by its "
+    "acceptance and by R-hat of its predictions at test images. The labels of those had no part in it."
+)
+
+
+def _digits(name: str) -> Usual:
+    # about the widest prior that HMC samples in minutes: at 1 logits are so large that steps must be far smaller
+    problem = Problem(name, prior_scale=0.3, threads=1)
+    budget = Budget(60, 64, SGD(0.15), 0.1, per_epoch=2, steps=1600, burn_in=960, thin=80)
+    return Usual("digits", problem, budget, 1437, OPTIMISED + SAMPLED, _DIGITS)
+
+
+def _cifar10(name: str) -> Usual:  # 1/(N s²) is a weight decay of 3e-4, as in Maddox et al. (2019)
+    problem = Problem(name, "preresnet20", prior_scale=0.25)
+    return Usual("images", problem, _as_long(100, 128, 50_000, SGD(0.1), 0.02), 50_000, OPTIMISED)
+
+
+def _mnist(name: str) -> Usual:
+    problem = Problem(name, "lenet", prior_scale=0.2)
+    return Usual("images", problem, _as_long(10, 128, 60_000, SGD(0.05), 0.02, per_epoch=4), 60_000, OPTIMISED)
+
+
+def _as_long(
+    epochs: int, batch_size: int, num_data: int, optimizer: SGD | Adam, averaging_lr: float, per_epoch: int = 1
+) -> Budget:
+    """Return a budget in which chains take as many steps as the optimisers; not tried."""
+    steps = max(epochs * num_data // batch_size // 100, 1) * 100
+    length = {"steps": steps, "burn_in": steps * 3 // 5, "thin": steps // 20}
+    return Budget(epochs, batch_size, optimizer, averaging_lr, per_epoch, **length)
+
+
+def _two_moons(name: str) -> Usual:
+    budget = Budget(300, 200, Adam(0.01), 0.01, steps=5000, burn_in=3000, thin=100)
+    return Usual("two_moons", Problem(name, "mlp", threads=1), budget, 200, OPTIMISED + SAMPLED)
+
+
+def _toy(name: str) -> Usual:
+    problem = Problem(name, "mlp", {"activation": "tanh"}, "gaussian", prior_scale=3.0, threads=1)
+    budget = Budget(600, 400, Adam(0.01), 0.01, steps=20000, burn_in=12000, thin=200)
+    return Usual("toy", problem, budget, 80, OPTIMISED + SAMPLED if name == "toy_sine" else OPTIMISED)
+
+
+def _uci(name: str) -> Usual:
+    problem = Problem(name, "mlp", {"hidden": [50]}, "gaussian", prior_scale=0.4, threads=1)
+    budget = Budget(100, 100, Adam(0.01), 0.003, steps=5000, burn_in=3000, thin=100)
+    return Usual("uci", problem, budget, 506, OPTIMISED)
+
+
+_USUAL: dict[str, Callable[[str], Usual] | None] = {
+    "digits": _digits,
+    "cifar10": _cifar10,
+    **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _mnist),
+    "two_moons": _two_moons,
+    **dict.fromkeys(("toy_sine", "toy_izmailov", "toy_drbayes"), _toy),
+    "imdb": None,
+}
+DATA: dict[str, DataEntry] = {
+    name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, _uci)) for name, line in room.names().items()
+}
+
+
+def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
+    """Return what is usual for a data set.
+
+    Args:
+        name: as `load` takes it.
+        settings: of a function of the user.
+
+    Returns:
+        Problem, budget and methods.
+
+    Raises:
+        ValueError: if there is no such data set, or no network here can take it.
+    """
+    if name not in DATA:
+        if path_of(name, GROUP) is not None:
+            return _own(name, dict(settings or {}))
+        check_name("data set", name, data_names())
+    usual = DATA[name].usual
+    if usual is None:
+        raise ValueError(
+            f"`{name}` holds texts, and no network here takes them. Fit a module of your own from Python, or evaluate "
+            "published predictions: torchbayes evaluate --predictions FILE."
+        )
+    return usual(name)
+
+
+def _own(name: str, settings: dict[str, Any]) -> Usual:
+    """Return settings for data of the user: nothing is tuned, lengths are those without a data set."""
+    found = load(name, settings)
+    problem = Problem(name, "small_cnn", data_settings=settings)
+    if not found.is_image:  # as on the UCI sets
+        problem = replace(problem, network="mlp", network_settings={"hidden": [50]}, threads=1)
+    if found.task == "regression":
+        problem = replace(problem, likelihood="gaussian", prior_scale=0.4)
+    trained, averaged = MAP(), SWAG()
+    budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
+    return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)

@@ -1,0 +1,339 @@
+"""Methods by name, one entry each: what a comparison, the command line, reports and pages know of them.
+
+A method of the library is added here as one block. One of a user comes by import path or entry point (`method_named`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torchbayes.catalogue.entries import Look, MethodEntry, Settings
+from torchbayes.catalogue.imports import load_path, path_of, registered
+from torchbayes.checks import seen
+from torchbayes.methods import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, Laplace, OnlineLaplace, RandomWalk
+from torchbayes.methods.schedules import Cycles
+
+if TYPE_CHECKING:
+    from torchbayes.catalogue.usual import Usual
+
+OPTIMISED = ("single", "laplace", "ensemble", "swag", "multiswag")
+SAMPLED = ("sgld", "sghmc", "csghmc", "hmc")
+GROUP = "torchbayes.methods"
+
+# step sizes of samplers on minibatches: chosen by the NLL on a fifth of the training rows of the digits; on images
+# carried over from there, at the same learning rate on the mean loss, and not tried
+_STEP_SIZES = {
+    "sgld": {"digits": 1e-4, "two_moons": 1e-3, "toy": 1e-5, "uci": 1e-5},
+    "sghmc": {"digits": 3e-5, "two_moons": 1e-4, "toy": 1e-6, "uci": 1e-6},
+    "csghmc": {"digits": 1e-4, "two_moons": 1e-4, "toy": 1e-5, "uci": 1e-6},
+}
+_ON_THE_MEAN_LOSS = {"sgld": 0.14, "sghmc": 0.04, "csghmc": 0.14}
+_HMC: dict[str, dict[str, Any]] = {
+    # step size, trajectory and length by acceptance and by R-hat of predictions at test inputs
+    "digits": {"steps": 46, "burn_in": 6, "step_size": 0.0036, "trajectory": 0.3, "accept_in_burn_in": True},
+    "two_moons": {"steps": 200, "burn_in": 100, "jitter": 0.2, "max_leapfrogs": 300},
+    "toy": {
+        "steps": 300, "burn_in": 60, "step_size": 0.001, "trajectory": 1.0, "jitter": 0.2, "accept_in_burn_in": True
+    },
+    "uci": {"steps": 400, "burn_in": 200, "jitter": 0.2, "max_leapfrogs": 300},
+}  # fmt: skip
+
+
+def _ensemble(usual: Usual, members: int = 5) -> MAP:
+    budget = usual.budget
+    return MAP(members, budget.epochs, budget.batch_size, budget.optimizer, plan=usual.plan)
+
+
+def _averaging(usual: Usual, members: int = 1) -> dict[str, Any]:
+    """Return the settings that SWA and SWAG share."""
+    b = usual.budget
+    own = {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch, "plan": usual.plan}
+    return {"members": members, "epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, **own}
+
+
+def _sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
+    """Return a sampler on minibatches with the budget of a data set."""
+    b = usual.budget
+    step_size = _STEP_SIZES[name].get(usual.family) or _ON_THE_MEAN_LOSS[name] / usual.num_data
+    length = {"chains": b.chains, "steps": b.steps, "burn_in": b.burn_in, "thin": b.thin}
+    rows = {"batch_size": b.batch_size, "plan": usual.plan}
+    return kind(**{**length, "step_size": step_size, **rows, **settings})
+
+
+def _in_cycles(usual: Usual) -> SGHMC:
+    b = usual.budget
+    # four cycles, together as many draws as one chain gives after burn-in
+    cycles = Cycles(b.steps // 4, exploration=b.burn_in / b.steps, draws=(b.steps - b.burn_in) // b.thin // 4)
+    return _sampler(SGHMC, usual, "csghmc", burn_in=0, schedule=cycles)
+
+
+def plain_settings(kind: type, usual: Usual) -> Any:
+    """Return the settings of a method that nobody has tuned for the data: its own defaults, on usual rows.
+
+    Args:
+        kind: the class.
+        usual: what is usual for the data set.
+
+    Returns:
+        The settings.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    own = {"batch_size": usual.budget.batch_size, "plan": usual.plan}
+    return kind(**{name: value for name, value in own.items() if name in names})
+
+
+def _online(usual: Usual) -> OnlineLaplace:
+    b = usual.budget
+    return OnlineLaplace(optimizer=b.optimizer, epochs_of_descent=b.epochs, batch_size=b.batch_size, plan=usual.plan)
+
+
+METHODS: dict[str, MethodEntry] = {
+    entry.name: entry
+    for entry in (
+        MethodEntry(
+            "single",
+            "one network, trained by maximum a posteriori",
+            "torchbayes.methods:MAP",
+            label="single network",
+            usual=lambda usual: _ensemble(usual, members=1),
+            look=Look("#6b7280", "o"),
+            also=("map", "sgd", "deterministic"),
+            first_of="ensemble",
+            cost="One training run, one forward pass per prediction.",
+        ),
+        MethodEntry(
+            "ensemble",
+            "several networks trained from different initialisations, averaged",
+            "torchbayes.methods:MAP",
+            label="deep ensemble",
+            usual=_ensemble,
+            look=Look("#0072b2", "s"),
+            also=("deepensembles",),
+            by_member=True,
+            cost="One training run and one forward pass for each member.",
+        ),
+        MethodEntry(
+            "swag",
+            "a Gaussian over the weights that gradient descent visits around one solution",
+            "torchbayes.methods:SWAG",
+            label="SWAG",
+            usual=lambda usual: SWAG(**_averaging(usual)),
+            look=Look("#e69f00", "^"),
+            also=("swagdiagonal",),
+            first_of="multiswag",
+            predicts="drawn",
+            cost="One training run, and a forward pass for each function drawn.",
+        ),
+        MethodEntry(
+            "multiswag",
+            "SWAG around several solutions: a mixture of Gaussians, one in each basin",
+            "torchbayes.methods:SWAG",
+            label="MultiSWAG",
+            usual=lambda usual: SWAG(**_averaging(usual, members=5)),
+            look=Look("#d55e00", "D"),
+            predicts="drawn",
+            cost="One training run for each member, and a forward pass for each function drawn.",
+        ),
+        MethodEntry(
+            "swa",
+            "the average of the weights that gradient descent visits",
+            "torchbayes.methods:SWA",
+            label="SWA",
+            usual=lambda usual: SWA(**_averaging(usual)),
+            look=Look("#56b4e9", "v"),
+            also=("multiswa",),
+            cost="One training run, one forward pass per prediction.",
+        ),
+        MethodEntry(
+            "laplace",
+            "a Gaussian around the single network, from the curvature there",
+            "torchbayes.methods:Laplace",
+            label="Laplace",
+            usual=lambda usual: Laplace(),
+            look=Look("#009e73", "P"),
+            start="single",
+            predicts="linearised",
+            cost="The single network and one more pass over the data; predictions cost Jacobians of the outputs.",
+        ),
+        MethodEntry(
+            "multilaplace",
+            "Laplace around every member of the deep ensemble: a mixture of Gaussians",
+            "torchbayes.methods:Laplace",
+            label="MultiLaplace",
+            usual=lambda usual: Laplace(),
+            start="ensemble",
+            predicts="linearised",
+            cost="The deep ensemble and one more pass over the data for each member.",
+        ),
+        MethodEntry(
+            "online_laplace",
+            "Laplace while it trains: the evidence chooses the prior as it goes",
+            "torchbayes.methods:OnlineLaplace",
+            label="online Laplace",
+            usual=_online,
+            predicts="linearised",
+            cost="One training run with regular passes for the curvature.",
+        ),
+        MethodEntry(
+            "hmc",
+            "Hamiltonian Monte Carlo on all the data, the reference",
+            "torchbayes.methods:HMC",
+            label="HMC",
+            usual=lambda usual: HMC(**_HMC.get(usual.family, {}), plan=usual.plan),
+            alone=partial(plain_settings, HMC),
+            look=Look("#111111", "*"),
+            is_reference=True,
+            cost="Hundreds of gradients on all the data for each draw: for small data and networks, or for patience.",
+        ),
+        MethodEntry(
+            "nuts",
+            "Hamiltonian Monte Carlo that chooses the length of its trajectories",
+            "torchbayes.methods:NUTS",
+            label="NUTS",
+            usual=partial(plain_settings, NUTS),
+            look=Look("#111111", "*"),
+            cost="As HMC; up to 1,023 gradients on all the data for each draw.",
+        ),
+        MethodEntry(
+            "mala",
+            "Langevin dynamics with a Metropolis test",
+            "torchbayes.methods:MALA",
+            label="MALA",
+            usual=partial(plain_settings, MALA),
+            cost="One gradient on all the data for each step; many steps for a draw that is independent.",
+        ),
+        MethodEntry(
+            "random_walk",
+            "a random walk with a Metropolis test",
+            "torchbayes.methods:RandomWalk",
+            label="random walk",
+            usual=partial(plain_settings, RandomWalk),
+            cost="One pass over all the data for each step; for few weights alone.",
+        ),
+        MethodEntry(
+            "sgld",
+            "stochastic gradient Langevin dynamics",
+            "torchbayes.methods:SGLD",
+            label="SGLD",
+            usual=lambda usual: _sampler(SGLD, usual, "sgld"),
+            alone=partial(plain_settings, SGLD),
+            cost="One gradient on a minibatch for each step: a training run for each chain.",
+        ),
+        MethodEntry(
+            "sghmc",
+            "stochastic gradient Hamiltonian Monte Carlo",
+            "torchbayes.methods:SGHMC",
+            label="SGHMC",
+            usual=lambda usual: _sampler(SGHMC, usual, "sghmc"),
+            alone=partial(plain_settings, SGHMC),
+            cost="One gradient on a minibatch for each step: a training run for each chain.",
+        ),
+        MethodEntry(
+            "csghmc",
+            "stochastic gradient Hamiltonian Monte Carlo in cycles",
+            "torchbayes.methods:SGHMC",
+            label="cSGHMC",
+            usual=_in_cycles,
+            cost="One gradient on a minibatch for each step: a training run for each chain.",
+        ),
+        MethodEntry(
+            "sgnht",
+            "a stochastic gradient Nosé-Hoover thermostat",
+            "torchbayes.methods:SGNHT",
+            label="SGNHT",
+            usual=partial(plain_settings, SGNHT),
+            cost="One gradient on a minibatch for each step: a training run for each chain.",
+        ),
+    )
+}
+
+
+def classes() -> dict[str, type]:
+    """Return the classes of all methods of the library by their own name, optimisers first."""
+    found: dict[str, type] = {}
+    for name in ("single", "swa", "swag", *METHODS):
+        kind = METHODS[name].load()
+        found.setdefault(kind.__name__, kind)
+    return found
+
+
+def label_of(name: str) -> str:
+    """Return how a method is called in tables and figures."""
+    return METHODS[name].label if name in METHODS else name
+
+
+def entry_of(name: str, settings: Settings) -> MethodEntry:
+    """Return the entry that says how a method is fitted and how it predicts.
+
+    Args:
+        name: in a comparison; that of an entry, or any other.
+        settings: of the method.
+
+    Returns:
+        The entry of that name, else the one for the class of the settings, else a new one.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    same = [entry for entry in METHODS.values() if entry.load() is type(settings)]
+    if same:
+        # of MAP and SWAG there is an entry for one member and one for several
+        return next((e for e in same if bool(e.first_of) == (settings.members == 1)), same[0])
+    start = "single" if settings.needs.start == "modes" else None
+    kind = type(settings)
+    return MethodEntry(
+        name, "", f"{kind.__module__}:{kind.__qualname__}", label=name, usual=lambda usual: settings, start=start
+    )
+
+
+def check_method(what: str, value: Any) -> None:
+    """Check that something is a method: frozen settings of one way to infer.
+
+    Args:
+        what: where it was given.
+        value: what was given.
+
+    Raises:
+        TypeError: if it is a class, or lacks what methods have.
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{what} must be settings, not a class; got {seen(value)}. Write {value.__name__}().")
+    lacks = [name for name in ("init", "step", "members", "needs") if not hasattr(value, name)]
+    if lacks or not dataclasses.is_dataclass(value):
+        raise TypeError(
+            f"{what} must be the settings of a method, a dataclass with init and step such as MAP(); got {seen(value)}."
+        )
+
+
+def method_named(name: str) -> Any:
+    """Return the class of a method, or settings, by what a user wrote.
+
+    Args:
+        name: of a class of the library or of an entry point, or an import path.
+
+    Returns:
+        A class, or an object of one where the path names that; None if there is no such name.
+
+    Raises:
+        TypeError: if the path names something else.
+    """
+    if name in classes():
+        return classes()[name]
+    path = path_of(name, GROUP)
+    if path is None:
+        return None
+    found = load_path(path)
+    if isinstance(found, type):
+        if dataclasses.is_dataclass(found) and hasattr(found, "init") and hasattr(found, "step"):
+            return found
+        raise TypeError(f"{path} must be a method, a dataclass with init and step; got {seen(found)}.")
+    check_method(path, found)
+    return found
+
+
+def method_names() -> dict[str, str]:
+    """Return the names that `fit --method` takes, with one line each."""
+    own = {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in classes().items()}
+    others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUP).items()}
+    return {**own, **{name: line for name, line in others.items() if name not in own}}

@@ -1,0 +1,286 @@
+"""Networks, likelihoods and priors by name, one entry each, and by import path."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from torchbayes.catalogue.entries import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
+from torchbayes.catalogue.imports import call, path_of, registered, suggested
+from torchbayes.checks import check_kind, seen
+from torchbayes.data.base import check_name
+from torchbayes.model.likelihoods import Likelihood
+from torchbayes.networks import build, names
+from torchbayes.networks.registry import factories
+
+if TYPE_CHECKING:
+    from torchbayes.data import Data
+
+_OWN_PLANS: dict[str, Any] = {
+    "mlp": {"kernel": True, "plan": "vmap"},
+    "small_cnn": {"kernel": True},
+    "lenet": {"kernel": True},
+}
+NETWORKS: dict[str, NetworkEntry] = {
+    name: NetworkEntry(name, line, f"torchbayes.networks:{factories()[name].__name__}", **_OWN_PLANS.get(name, {}))
+    for name, line in names().items()
+}
+
+
+def _classes(data: Data) -> int:
+    return data.num_classes
+
+
+def _targets(data: Data) -> int:
+    return int(data.train.targets[0].numel())
+
+
+def _usual_outputs(data: Data) -> int:
+    return data.num_classes or _targets(data)
+
+
+_LIKELIHOODS = "torchbayes.model.likelihoods"
+LIKELIHOODS: dict[str, LikelihoodEntry] = {
+    entry.name: entry
+    for entry in (
+        LikelihoodEntry(
+            "categorical",
+            "one of K classes, whose log odds are the outputs (weights, label_smoothing, ignore_index)",
+            f"{_LIKELIHOODS}:Categorical",
+            "classification",
+            _classes,
+        ),
+        LikelihoodEntry(
+            "student_t",
+            "targets with outliers: Student's t around the output (df, scale)",
+            f"{_LIKELIHOODS}:StudentT",
+            "regression",
+            _targets,
+        ),
+        LikelihoodEntry(
+            "gaussian",
+            "targets with normal noise around the output, its scale learned or fixed (scale, initial)",
+            f"{_LIKELIHOODS}:Gaussian",
+            "regression",
+            _targets,
+            {"scale": "learned"},
+        ),
+        LikelihoodEntry(
+            "heteroscedastic",
+            "targets with normal noise whose variance is a second output (floor)",
+            f"{_LIKELIHOODS}:HeteroscedasticGaussian",
+            "regression",
+            lambda data: 2 * _targets(data),
+        ),
+    )
+}
+
+_PRIORS = "torchbayes.model.priors"
+PRIORS: dict[str, PriorEntry] = {
+    name: PriorEntry(name, line, f"{_PRIORS}:{kind}")
+    for name, kind, line in (
+        ("normal", "Normal", "normal (scale, loc)"),
+        ("laplace", "Laplace", "double exponential, many weights near zero (scale, loc)"),
+        ("student_t", "StudentT", "Student's t, heavy tails (df, scale, loc)"),
+        ("logistic", "Logistic", "logistic, tails between normal and double exponential (scale, loc)"),
+        ("normal_mixture", "NormalMixture", "a wide and a narrow normal, mixed (scales, proportions)"),
+        ("flat", "Flat", "no preference: maximum likelihood; improper"),
+        ("fan_in_normal", "FanInNormal", "normal with variance gain² / fan-in, biases apart (gain, bias_scale)"),
+    )
+}
+ENTRIES: dict[str, Mapping[str, Entry]] = {"network": NETWORKS, "likelihood": LIKELIHOODS, "prior": PRIORS}
+GROUPS = {what: f"torchbayes.{what}s" for what in ENTRIES}
+
+
+def known(what: str) -> dict[str, str]:
+    """Return the names of a kind of thing with one line each, those of installed packages included.
+
+    Args:
+        what: "network", "likelihood" or "prior".
+
+    Returns:
+        name -> line.
+    """
+    own = {name: entry.line for name, entry in ENTRIES[what].items()}
+    others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUPS[what]).items()}
+    return {**others, **own}
+
+
+def check_known(what: str, name: str) -> str | None:
+    """Check that there is something of a name, without importing it.
+
+    Args:
+        what: a key of `GROUPS`.
+        name: of the catalogue or of an entry point, or an import path.
+
+    Returns:
+        The import path of a name that is not one of the catalogue; None for those that are.
+
+    Raises:
+        ValueError: if there is nothing of that name.
+    """
+    if name in ENTRIES[what]:
+        return None
+    path = path_of(name, GROUPS[what])
+    if path is None:
+        check_name(what, name, known(what))
+    return path
+
+
+def check_rules(rules: Any) -> None:
+    """Check a prior, or one for each glob, without importing it.
+
+    Args:
+        rules: a name, or glob -> a name or a mapping with `name` and settings.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if there is nothing of a name.
+    """
+    for glob, rule in _by_glob(rules).items():
+        if not isinstance(rule.get("name"), str):
+            raise ValueError(f"the prior of {glob!r} must have a `name`, such as normal; got {seen(rule)}.")
+        check_known("prior", rule["name"])
+
+
+def _by_glob(rules: Any) -> dict[str, dict[str, Any]]:
+    """Return a prior as glob -> name and settings.
+
+    Raises:
+        TypeError: if a rule is neither a name nor a mapping.
+    """
+    if isinstance(rules, str):
+        return {"*": {"name": rules}}
+    check_kind(Mapping, "a name, or a mapping from globs to names", prior=rules)
+    check_kind(
+        (str, Mapping),
+        "a name, or a mapping with `name` and settings",
+        **{f"prior of {glob}": rule for glob, rule in rules.items()},
+    )
+    return {str(glob): {"name": rule} if isinstance(rule, str) else dict(rule) for glob, rule in rules.items()}
+
+
+def build_network(
+    name: str, input_shape: tuple[int, ...], num_outputs: int, *, settings: Mapping[str, Any]
+) -> nn.Module:
+    """Return a freshly initialised network.
+
+    Args:
+        name: of the catalogue or of an entry point, or the import path of a function
+            `build(input_shape, num_outputs, **settings)`.
+        input_shape: of one input, without the axis of rows.
+        num_outputs: K.
+        settings: its settings.
+
+    Returns:
+        A module (B, *input_shape) -> (B, K).
+
+    Raises:
+        TypeError: if the function returns something else.
+    """
+    if name in NETWORKS or (path := path_of(name, GROUPS["network"])) is None:
+        return build(name, input_shape, num_outputs, **settings)
+    made = call(Entry(name, "", path).load(), path, input_shape, num_outputs, **settings)
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"{path} must return a network, a torch.nn.Module; got {seen(made)}.")
+    return made
+
+
+def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
+    """Return a likelihood.
+
+    Args:
+        name: of the catalogue or of an entry point, or the import path of a class or function that makes one.
+        settings: its settings.
+
+    Returns:
+        The likelihood.
+
+    Raises:
+        TypeError: if the function returns something else.
+    """
+    path = check_known("likelihood", name)
+    if path is None:
+        entry = LIKELIHOODS[name]
+        return _made("likelihood", entry, {**entry.settings, **settings})
+    made = call(Entry(name, "", path).load(), path, **settings)
+    if isinstance(made, type) or not isinstance(made, Likelihood):
+        raise TypeError(
+            f"{path} must return a likelihood, an object with the methods parameters, distribution, log_prob and "
+            f"check; got {seen(made)}."
+        )
+    return made
+
+
+def likelihood_outputs(name: str, data: Data) -> int:
+    """Return the number of network outputs that a likelihood needs for data."""
+    entry = LIKELIHOODS.get(name)
+    return entry.outputs(data) if entry is not None else _usual_outputs(data)
+
+
+def likelihoods_for(task: str) -> list[str]:
+    """Return the names of the likelihoods that are for data of a task."""
+    return [name for name, entry in LIKELIHOODS.items() if entry.task in {task, None}]
+
+
+def build_prior(rules: Any, settings: Mapping[str, Any], scale: float) -> Any:
+    """Return a prior, or one for each glob.
+
+    Args:
+        rules: a name or import path; or glob -> such a name, or a mapping with the `name` and settings.
+        settings: of a single name.
+        scale: of every prior that has a `scale` and whose settings do not say another.
+
+    Returns:
+        What `Model` takes.
+
+    Raises:
+        ValueError: if settings stand beside a mapping of globs.
+    """
+    check_rules(rules)
+    if isinstance(rules, str):
+        return _prior(rules, settings, scale)
+    if settings:
+        raise ValueError(
+            "`prior_settings` are of a single prior, and `prior` has one for each glob. Write them beside the names: "
+            "{'*': {name: laplace, scale: 0.3}}."
+        )
+    return {glob: _prior(rule.pop("name"), rule, scale) for glob, rule in _by_glob(rules).items()}
+
+
+def _prior(name: str, settings: Mapping[str, Any], scale: float) -> Any:
+    path = check_known("prior", name)
+    entry = PRIORS[name] if path is None else PriorEntry(name, "", path)
+    taken = _parameters(entry.load())
+    own = {"scale": scale, **settings} if "scale" in taken else dict(settings)
+    if path is None:
+        return _made("prior", entry, own)
+    made = call(entry.load(), path, **own)
+    if isinstance(made, type) or not hasattr(made, "log_prob"):
+        raise TypeError(f"{path} must return a prior, an object with log_prob; got {seen(made)}.")
+    return made
+
+
+def _made(what: str, entry: Entry, settings: Mapping[str, Any]) -> Any:
+    """Return an object of a class of this library.
+
+    Raises:
+        ValueError: if it has no such setting.
+    """
+    kind = entry.load()
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name in settings:
+        if name not in fields:
+            raise ValueError(f"the {what} {entry.name} has no setting {seen(name)}. {suggested(str(name), fields)}")
+    return kind(**settings)
+
+
+def _parameters(made: Any) -> set[str]:
+    try:
+        return set(inspect.signature(made).parameters)
+    except (TypeError, ValueError):  # of what is not written in Python, or cannot be called
+        return set()

@@ -1,0 +1,180 @@
+"""The data and the model of a run, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from torchbayes.catalogue import models
+from torchbayes.catalogue.loading import load
+from torchbayes.checks import (
+    check_counts,
+    check_kind,
+    check_positive,
+    check_scale,
+    check_text,
+    given,
+    plain,
+    seen,
+)
+from torchbayes.model import Model
+
+if TYPE_CHECKING:
+    from torchbayes.data import Data
+
+# of a kind that has but one device, its number is left out: "cpu:0" is "cpu", and runs as that does
+_DEVICE = re.compile(r"(?P<kind>cpu|mps)(:0)?|cuda(:(?P<number>0|[1-9][0-9]{0,3}))?")
+
+
+class Setup(NamedTuple):
+    """A problem with its data loaded and its model built.
+
+    Attributes:
+        problem: the names it was made from.
+        data: the data set.
+        model: the model.
+    """
+
+    problem: Problem
+    data: Data
+    model: Model
+
+    @property
+    def target_scale(self) -> float:
+        """Units of the raw targets per unit that the model sees."""
+        targets = self.data.target_standardise
+        return 1.0 if targets is None else float(targets.scale)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data and the model of a run, by name.
+
+    Attributes:
+        data: name of the data set, or import path of a function that gives one, such as my_module:load.
+        network: name of the network, or import path of a function that builds it from (input_shape, num_outputs) and
+            the settings.
+        network_settings: settings of the network, such as `hidden: [50]`.
+        likelihood: name, or import path of a class or function that makes one: categorical; gaussian (noise learned);
+            heteroscedastic (noise given by the network); student_t.
+        prior_scale: scale of the prior of every weight, normal where `prior` does not say another.
+        temperature: T of the tempered posterior; 1 is Bayes.
+        split: which split of the data set.
+        train_size: number of training rows to keep; all if null.
+        device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.
+        threads: CPU threads; PyTorch's choice if null. Small networks gain nothing from a second thread and lose much
+            to it on a busy machine. Results depend on the number by rounding, so it is one of the settings.
+        data_settings: settings of a function that gives the data.
+        likelihood_settings: settings of the likelihood, such as `df: 3`.
+        prior: name of the prior, or import path of a class or function that makes one; or a mapping from globs of
+            parameters to names, or to mappings with `name` and settings, of which the first that matches counts.
+        prior_settings: settings of a single prior; `prior_scale` is the scale if they do not say another.
+        outputs: number of outputs of the network; as many as the likelihood needs if null.
+    """
+
+    data: str = "digits"
+    network: str = "small_cnn"
+    network_settings: dict[str, Any] = field(default_factory=dict)
+    likelihood: str = "categorical"
+    prior_scale: float = 1.0
+    temperature: float = 1.0
+    split: int = 0
+    train_size: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+    data_settings: dict[str, Any] = field(default_factory=dict)
+    likelihood_settings: dict[str, Any] = field(default_factory=dict)
+    prior: dict[str, Any] | str = "normal"
+    prior_settings: dict[str, Any] = field(default_factory=dict)
+    outputs: int | None = None
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_text(data=self.data, network=self.network, likelihood=self.likelihood, device=self.device)
+        settings = {"network_settings": self.network_settings, "data_settings": self.data_settings}
+        settings |= {"likelihood_settings": self.likelihood_settings, "prior_settings": self.prior_settings}
+        check_kind(Mapping, "a mapping of settings", **settings)
+        models.check_known("likelihood", self.likelihood)
+        models.check_rules(self.prior)
+        check_scale(prior_scale=self.prior_scale)
+        check_positive(temperature=self.temperature)
+        check_counts(least=0, split=self.split)
+        check_counts(**given(train_size=self.train_size, threads=self.threads, outputs=self.outputs))
+
+    @contextmanager
+    def threading(self) -> Iterator[None]:
+        """Run with this problem's number of CPU threads.
+
+        Yields:
+            Nothing; the number is put back afterwards.
+        """
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @property
+    def place(self) -> str:
+        """The device, with "auto" resolved.
+
+        Raises:
+            ValueError: if PyTorch cannot use it here.
+        """
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        known = _DEVICE.fullmatch(self.device)
+        if known is None:
+            raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
+        if int(known["number"] or 0) >= here[known["kind"] or "cuda"]:
+            raise ValueError(
+                f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
+                f"install a PyTorch that supports it."
+            )
+        return known["kind"] or self.device
+
+    def setup(self) -> Setup:
+        """Load the data and build the model.
+
+        Returns:
+            Both, with this problem.
+
+        Raises:
+            ValueError: if a name is unknown, or likelihood and data do not go together.
+        """
+        found = load(self.data, self.data_settings, split=self.split, train_size=self.train_size)
+        task = models.LIKELIHOODS[self.likelihood].task if self.likelihood in models.LIKELIHOODS else None
+        if task is not None and task != found.task:
+            fitting = models.likelihoods_for(found.task)
+            last = f" or {fitting[-1]}" if len(fitting) > 1 else ""
+            raise ValueError(
+                f"`likelihood` of `{self.data}`, a {found.task}, must be "
+                f"{', '.join(fitting[:-1]) or fitting[-1]}{last}; got {self.likelihood!r}."
+            )
+        return Setup(self, found, self.model(found))
+
+    def model(self, data: Data) -> Model:
+        """Return the model for loaded data.
+
+        Args:
+            data: the data set.
+
+        Returns:
+            The model.
+        """
+        outputs = self.outputs or models.likelihood_outputs(self.likelihood, data)
+        return Model(
+            lambda: models.build_network(self.network, data.input_shape, outputs, settings=self.network_settings).to(
+                self.place
+            ),
+            models.build_likelihood(self.likelihood, self.likelihood_settings),
+            models.build_prior(self.prior, self.prior_settings, self.prior_scale),
+            temperature=self.temperature,
+        )

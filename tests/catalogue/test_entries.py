@@ -1,0 +1,311 @@
+"""The catalogue: every entry leads to what it names, and a user's own things are found by import path."""
+
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchbayes as tb
+from tests.catalogue import mine
+from torchbayes.catalogue import imports
+from torchbayes.catalogue.config import class_path, fit_run, load_run, read_config, write_config
+from torchbayes.catalogue.data import DATA, defaults
+from torchbayes.catalogue.loading import load
+from torchbayes.catalogue.methods import METHODS, check_method, classes, entry_of, label_of, method_named, method_names
+from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_likelihood, build_network, known
+from torchbayes.catalogue.problem import Problem
+from torchbayes.data.own import as_data
+from torchbayes.report import looks
+
+OWN = "tests.catalogue.mine"
+MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, train_size=40)
+
+
+# --- entries
+
+
+@pytest.mark.parametrize("entry", METHODS.values(), ids=METHODS)
+def test_an_entry_of_a_method_is_complete(entry):
+    usual = defaults("two_moons")
+    settings = usual[entry.name]
+    check_method(entry.name, settings)
+    assert type(settings) is entry.load()
+    assert entry_of("a name of its own", settings).load() is entry.load()
+    assert entry.cost.endswith(".")
+    assert entry.line
+    assert (entry.start is not None) == (settings.needs.start == "modes")
+    for other in (entry.start, entry.first_of):
+        assert other is None or other in METHODS
+    if entry.first_of:
+        many = usual[entry.first_of]
+        assert many.members > 1
+        assert replace(many, members=1) == settings
+
+
+def test_members_decide_which_entry_serves_a_class():
+    names = [entry_of("other", method).name for method in (tb.MAP(1), tb.MAP(2), tb.SWAG(1), tb.SWAG(3), tb.SGHMC())]
+    assert names == ["single", "ensemble", "swag", "multiswag", "sghmc"]
+    assert entry_of("other", mine.Mine()).label == label_of("other") == "other"
+    assert entry_of("multilaplace", tb.Laplace()).start == "ensemble"
+
+
+def test_the_looks_are_those_of_the_entries():
+    drawn = looks([entry.label for entry in METHODS.values()])
+    for entry in METHODS.values():
+        # HMC and NUTS are alike, and told apart where both are drawn
+        assert entry.look is None or entry.name == "nuts" or drawn[entry.label] == entry.look
+    assert drawn["HMC"] != drawn["NUTS"]
+    assert looks(["NUTS"])["NUTS"] == METHODS["nuts"].look
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_a_likelihood_is_built_and_needs_the_outputs_it_says(name):
+    entry = LIKELIHOODS[name]
+    problem = MOONS if entry.task == "classification" else Problem("toy_sine", "mlp", train_size=20)
+    setup = replace(problem, likelihood=name).setup()
+    assert type(setup.model.likelihood) is entry.load()
+    outputs = setup.model.network(setup.model.network.weights(), setup.data.train.inputs[:4])
+    learned = {name: outputs.new_zeros(1) for name in setup.model.likelihood.parameters()}
+    log_prob = setup.model.likelihood.log_prob(outputs, setup.data.train.targets[:4], learned)
+    assert torch.isfinite(log_prob).all()
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_prior_is_built_at_the_scale_of_the_problem(name):
+    model = replace(MOONS, prior=name, prior_scale=0.3).setup().model
+    built: list[Any] = [segment.prior for segment in model.prior.segments]
+    if hasattr(PRIORS[name].load()(), "scale"):
+        assert {type(prior) for prior in built} == {PRIORS[name].load()}
+        assert {prior.scale for prior in built} == {0.3}
+    assert torch.isfinite(model.log_prior(torch.zeros(1, model.layout.size))).all()
+
+
+def test_networks_are_those_of_the_room_with_its_plans():
+    assert known("network") == tb.networks.names()
+    for name, entry in NETWORKS.items():
+        shape = (3, 16, 16)
+        assert type(entry.load()(shape, 2)) is type(build_network(name, shape, 2, settings={}))
+    assert {name for name, entry in NETWORKS.items() if entry.kernel} == {"mlp", "small_cnn", "lenet"}
+    assert set(DATA) == set(tb.data.names())
+
+
+def test_a_prior_for_each_glob_counts_the_first_that_matches():
+    rules = {"1.weight": {"name": "student_t", "df": 3}, "*": "laplace"}
+    model = replace(MOONS, prior=rules, prior_scale=0.5).setup().model
+    weights = torch.linspace(-1, 1, model.layout.size, dtype=torch.float64)
+    first = model.layout.slices["1.weight"]
+    rest = torch.ones(model.layout.size, dtype=torch.bool)
+    rest[first] = False
+    expected = torch.distributions.StudentT(3.0, 0.0, 0.5).log_prob(weights[first]).sum()
+    expected += torch.distributions.Laplace(0.0, 0.5).log_prob(weights[rest]).sum()
+    torch.testing.assert_close(model.log_prior(weights), expected)
+
+
+# --- runs of before
+
+
+def test_a_configuration_without_the_younger_settings_is_read_and_resumed(tmp_path):
+    method = tb.MAP(epochs=2, batch_size=20)
+    first = fit_run(MOONS.setup(), method, tmp_path, callbacks=())
+    config = read_config(tmp_path / "config.yaml")
+    for name in ("data_settings", "likelihood_settings", "prior", "prior_settings", "outputs"):
+        del config[name]
+    write_config(tmp_path, config)
+    setup, loaded = load_run(tmp_path)
+    assert setup.problem == MOONS
+    assert torch.equal(loaded.sample(1), first.sample(1))
+    again = fit_run(MOONS.setup(), method, tmp_path, resume=True, callbacks=())
+    assert torch.equal(again.sample(1), first.sample(1))
+    with pytest.raises(ValueError, match="a run of another prior"):
+        fit_run(replace(MOONS, prior="laplace").setup(), method, tmp_path, resume=True, callbacks=())
+
+
+# --- what users bring
+
+
+def test_everything_can_be_the_users_own(tmp_path):
+    own = Problem(f"{OWN}:load", f"{OWN}:build", {"width": 4}, f"{OWN}:noise", 0.4, prior=f"{OWN}:narrow")
+    method: Any = mine.Mine(epochs=4, plan="vmap")
+    setup = own.setup()
+    posterior = fit_run(setup, method, tmp_path, callbacks=())
+    config = read_config(tmp_path / "config.yaml")
+    assert config["method"]["class_path"] == f"{OWN}.Mine" == class_path(mine.Mine)
+    assert {segment.prior for segment in setup.model.prior.segments} == {tb.priors.Normal(0.2)}
+    assert setup.model.likelihood == tb.likelihoods.Gaussian(0.3)
+    # the same fit by hand, on rows split and standardised by hand
+    inputs, targets = mine.load()
+    test = np.zeros(60, dtype=bool)
+    test[np.random.default_rng(0).permutation(60)[:6]] = True
+    rows = (inputs[~test] - inputs[~test].mean(0)) / inputs[~test].std(0)
+    values = (targets[~test] - targets[~test].mean()) / targets[~test].std()
+    torch.testing.assert_close(setup.data.train.inputs, torch.tensor(rows).float())
+    torch.testing.assert_close(setup.data.train.targets[:, 0], torch.tensor(values).float())
+    by_hand = tb.fit(setup.model, tuple(setup.data.train), method.base, callbacks=())
+    assert torch.equal(posterior.sample(1), by_hand.sample(1))
+    assert torch.equal(load_run(tmp_path)[1].sample(1), by_hand.sample(1))
+
+
+def test_usual_settings_of_own_data_are_those_without_a_data_set():
+    usual = defaults(f"{OWN}:load")
+    assert (usual.problem.network, usual.problem.likelihood, usual.num_data) == ("mlp", "gaussian", 54)
+    assert (usual["single"].epochs, usual["single"].batch_size) == (tb.MAP().epochs, tb.MAP().batch_size)
+    assert usual["sgld"].step_size == pytest.approx(0.14 / 54)
+    usual = defaults(f"{OWN}:load", {"kind": "classes"})
+    assert usual.problem.likelihood == "categorical"
+    assert usual.problem.setup().data.classes == ("no", "yes")
+
+
+def test_classes_are_held_out_in_their_shares():
+    labels = np.repeat([5, 7, 9], [50, 30, 20])
+    found = as_data("mine", (np.arange(100.0)[:, None], labels), split=1)
+    assert found.classes == ("5", "7", "9")
+    assert torch.bincount(found.test.targets).tolist() == [5, 3, 2]
+    assert torch.bincount(found.train.targets).tolist() == [45, 27, 18]
+    other = as_data("mine", (np.arange(100.0)[:, None], labels), split=2)
+    assert not torch.equal(found.test.inputs, other.test.inputs)
+    given = as_data("mine", ((np.eye(3), [0, 1, 2]), (np.eye(3)[:1], [2])))
+    assert given.test.targets.tolist() == [2]
+    assert as_data("mine", (np.zeros((30, 1, 8, 8), np.uint8), np.arange(30) % 3)).is_image
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "said"),
+    [
+        (3, TypeError, "must give"),
+        ((np.eye(3), np.arange(2)), ValueError, "one target for each row"),
+        ((np.full((20, 1), np.nan), np.arange(20.0)), ValueError, "20 values are not. Remove or impute"),
+        ((np.array([["a"]] * 20), np.arange(20.0)), TypeError, "Encode texts as numbers"),
+        ((np.eye(3), np.zeros(3)), ValueError, "too few rows"),
+        ((np.eye(3), np.zeros(3, int)), ValueError, "must be 2 to 1,000"),
+        (((np.eye(2), [0, 0]), (np.eye(2), [0, 1])), ValueError, "no training row of mine is of the class '1'"),
+    ],
+)
+def test_arrays_that_are_no_data_are_refused(found, error, said):
+    with pytest.raises(error, match=said):
+        as_data("mine", found)
+
+
+def test_methods_are_found_by_class_path_and_entry_point(monkeypatch):
+    assert method_named("SWAG") is tb.SWAG
+    assert method_named(f"{OWN}:Mine") is mine.Mine
+    assert method_named(f"{OWN}:WIDE") is mine.WIDE
+    assert method_named("Mine") is None
+    points = {"Mine": EntryPoint("Mine", f"{OWN}:Mine", "torchbayes.methods")}
+    points |= {"SWAG": EntryPoint("SWAG", "elsewhere:SWAG", "torchbayes.methods")}
+    monkeypatch.setattr("torchbayes.catalogue.methods.registered", lambda _: points)
+    monkeypatch.setattr("torchbayes.catalogue.imports.registered", lambda _: points)
+    assert method_named("Mine") is mine.Mine
+    assert method_named("SWAG") is tb.SWAG  # names of the library cannot be taken away
+    assert method_names()["Mine"] == f"of an installed package: {OWN}:Mine"
+    assert method_names()["SWAG"].startswith("Stochastic")
+    assert list(classes())[:3] == ["MAP", "SWA", "SWAG"]
+
+
+def test_entry_points_name_models_and_data_too(monkeypatch):
+    points = {"ours": EntryPoint("ours", f"{OWN}:build", "torchbayes.networks")}
+    monkeypatch.setattr("torchbayes.catalogue.imports.registered", lambda group: points if "net" in group else {})
+    monkeypatch.setattr("torchbayes.catalogue.models.registered", lambda group: points if "net" in group else {})
+    made = build_network("ours", (2,), 3, settings={"width": 7})
+    assert [layer.out_features for layer in made.children() if isinstance(layer, nn.Linear)] == [7, 3]
+    assert known("network")["ours"].startswith("of an installed package")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere:build", "there is no module nowhere, which nowhere:build names. Run the command in the folder"),
+        ("torch.nowhere:build", "there is no module torch.nowhere"),
+        (f"{OWN}:buidl", "has no 'buidl'.*Did you mean build"),
+        (f"{OWN}:WIDE.nothing", "has no 'nothing'"),
+        ("a b:c", "is MODULE:ATTRIBUTE, such as my_module:build; got 'a b:c'"),
+        (f"{OWN}:", "is MODULE:ATTRIBUTE"),
+        ("..:x", "is MODULE:ATTRIBUTE"),
+        (f"{OWN}:NUMBER", "must be a function or a class; got 3"),
+        (f"{OWN}:no_network", "must return a network, a torch.nn.Module; got 3"),
+        (f"{OWN}:noise", r"called with \(\(2,\), 2\), fails: TypeError"),
+    ],
+)
+def test_a_wrong_path_of_a_network_is_said(path, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        build_network(path, (2,), 2, settings={})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError, division by zero, at line 1 of .*py. Correct the module"),
+        ("import sys\nsys.exit(3)", "SystemExit, 3, at line 2"),
+        ("def f(:", "SyntaxError"),
+        ("import nowhere_at_all", "imports nowhere_at_all, which is not installed. Install it"),
+    ],
+)
+def test_a_module_that_fails_when_it_is_imported_is_one_sentence(tmp_path, monkeypatch, text, said):
+    name = f"broken_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=said) as error:
+        imports.load_path(f"{name}:f")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (f"{OWN}:build", "must be the settings of a method"),
+        (f"{OWN}:NUMBER", "must be the settings of a method"),
+        ("torch:Tensor", "must be a method, a dataclass with init and step; got the class Tensor"),
+    ],
+)
+def test_what_is_no_method_is_said(name, said):
+    with pytest.raises(TypeError, match=said):
+        method_named(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"likelihood": "categorcal"}, ValueError, "Did you mean categorical"),
+        ({"likelihood": 3}, TypeError, "`likelihood` must be text"),
+        ({"prior": "lapalce"}, ValueError, "Did you mean laplace"),
+        ({"prior": 3}, TypeError, "a name, or a mapping from globs"),
+        ({"prior": {"*": 3}}, TypeError, "a name, or a mapping with `name`"),
+        ({"prior": {"*": {"scale": 3}}}, ValueError, r"the prior of '\*' must have a `name`"),
+        ({"prior": {"*": {"name": "nromal"}}}, ValueError, "Did you mean normal"),
+        ({"outputs": 0}, ValueError, "`outputs` must be a whole number of at least 1; got 0"),
+        ({"prior_settings": 3}, TypeError, "`prior_settings` must be a mapping"),
+    ],
+)
+def test_names_are_checked_before_anything_is_loaded(change, error, said):
+    with pytest.raises(error, match=said):
+        replace(MOONS, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"likelihood_settings": {"smoothing": 1}},
+            "categorical has no setting 'smoothing'. Did you mean",
+        ),
+        ({"prior_settings": {"dff": 3}, "prior": "student_t"}, "student_t has no setting 'dff'. Did you mean df"),
+        ({"prior": {"*": "normal"}, "prior_settings": {"scale": 1}}, "Write them beside the names"),
+        ({"prior": {"head.*": "normal"}}, "matches no random parameter"),
+        ({"likelihood": f"{OWN}:narrow"}, "must return a likelihood"),
+        ({"prior": f"{OWN}:load"}, "must return a prior"),
+        ({"data_settings": {"rows": 3}}, "`two_moons` has none. Leave them out"),
+    ],
+)
+def test_settings_that_do_not_exist_are_said(change, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        replace(MOONS, **change).setup()
+
+
+def test_a_likelihood_takes_its_settings():
+    assert build_likelihood("student_t", {"df": 3.0}) == tb.likelihoods.StudentT(3.0)
+    assert build_likelihood("gaussian", {"initial": 0.2}) == tb.likelihoods.Gaussian("learned", initial=0.2)
+    assert build_likelihood(f"{OWN}:noise", {"scale": 0.1}) == tb.likelihoods.Gaussian(0.1)
+    assert load(f"{OWN}:load", {"rows": 20}).train.inputs.shape == (18, 3)
