@@ -9,34 +9,15 @@ from types import ModuleType
 
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.catalogue import methods as _methods
+from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, fit, sample
-from torchbayes.methods import (
-    HMC,
-    MALA,
-    MAP,
-    NUTS,
-    SGD,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    SWA,
-    SWAG,
-    Adam,
-    AdamW,
-    Constant,
-    Cosine,
-    Cycles,
-    Decay,
-    DivergedError,
-    Laplace,
-    OnlineLaplace,
-    PiecewiseLinear,
-    RandomWalk,
-    Steady,
-)
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
+from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW
+from torchbayes.methods.protocol import DivergedError
+from torchbayes.methods.schedules import Constant, Cosine, Cycles, Decay, PiecewiseLinear, Steady
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
@@ -72,16 +53,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
-    "HMC",
-    "MALA",
-    "MAP",
-    "NUTS",
     "SGD",
-    "SGHMC",
-    "SGLD",
-    "SGNHT",
-    "SWA",
-    "SWAG",
     "Adam",
     "AdamW",
     "Batch",
@@ -100,18 +72,15 @@ __all__ = [
     "Functions",
     "Gaussian",
     "InSubspace",
-    "Laplace",
     "LaplacePosterior",
     "Linearised",
     "LogDensity",
     "LostRankError",
     "Model",
-    "OnlineLaplace",
     "PiecewiseLinear",
     "Point",
     "Predictive",
     "ProblemWarning",
-    "RandomWalk",
     "Ranks",
     "Steady",
     "Subspace",
@@ -135,3 +104,4 @@ __all__ = [
     "tune",
     "uncertainty",
 ]
+__all__ += _methods.__all__

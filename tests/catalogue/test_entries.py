@@ -1,7 +1,10 @@
 """The catalogue: every entry leads to what it names, and a user's own things are found by import path."""
 
+import ast
+import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from torch import nn
 
 import torchbayes as tb
 from tests.catalogue import mine
-from torchbayes.catalogue import imports
+from torchbayes.catalogue import imports, methods
 from torchbayes.catalogue.config import class_path, fit_run, load_run, read_config, write_config
 from torchbayes.catalogue.data import DATA, defaults
 from torchbayes.catalogue.loading import load
@@ -309,3 +312,15 @@ def test_a_likelihood_takes_its_settings():
     assert build_likelihood("gaussian", {"initial": 0.2}) == tb.likelihoods.Gaussian("learned", initial=0.2)
     assert build_likelihood(f"{OWN}:noise", {"scale": 0.1}) == tb.likelihoods.Gaussian(0.1)
     assert load(f"{OWN}:load", {"rows": 20}).train.inputs.shape == (18, 3)
+
+
+def test_a_method_of_the_library_is_its_file_and_its_entry() -> None:
+    """What `torchbayes` has by name are the classes of the entries, and no file of one imports that of another."""
+    kinds = methods.classes()
+    assert set(methods.__all__) == set(kinds)
+    assert all(getattr(tb, name) is kind and name in tb.__all__ for name, kind in kinds.items())
+    files = {kind.__module__ for kind in kinds.values()}
+    for module in files:
+        tree = ast.parse(Path(sys.modules[module].__file__ or "").read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not imported & (files - {module})

@@ -11,7 +11,7 @@ from torchbayes.density import LogDensity
 from torchbayes.driver.sample import run_chains
 from torchbayes.evidence import AnnealedDensity, FunctionTarget, ModelTarget
 from torchbayes.evidence.path import as_target
-from torchbayes.methods import HMC
+from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model import Batch, Model, likelihoods, priors
 
 BETAS = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)

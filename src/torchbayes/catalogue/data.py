@@ -19,7 +19,9 @@ from torchbayes.catalogue.methods import OPTIMISED, SAMPLED
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.data.base import check_name
-from torchbayes.methods import MAP, SGD, SWAG, Adam
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import SGD, Adam
+from torchbayes.methods.optimise.swag import SWAG
 
 _DIGITS = (
     "Network, epochs and learning rates are shared by the optimisers. They were chosen by the NLL of the deep "

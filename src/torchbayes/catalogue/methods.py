@@ -1,6 +1,7 @@
 """Methods by name, one entry each: what a comparison, the command line, reports and pages know of them.
 
-A method of the library is added here as one block. One of a user comes by import path or entry point (`method_named`).
+A method of the library is added here: its import, its name in `__all__`, by which `torchbayes` has it, and its entry.
+One of a user comes by import path or entry point (`method_named`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,33 @@ from typing import TYPE_CHECKING, Any
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
 from torchbayes.checks import seen
-from torchbayes.methods import HMC, MALA, MAP, NUTS, SGHMC, SGLD, SGNHT, SWA, SWAG, Laplace, OnlineLaplace, RandomWalk
+from torchbayes.methods.laplace.laplace import Laplace
+from torchbayes.methods.laplace.online import OnlineLaplace
+from torchbayes.methods.mcmc.hmc import HMC
+from torchbayes.methods.mcmc.metropolis import MALA, RandomWalk
+from torchbayes.methods.mcmc.nuts import NUTS
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.swa import SWA
+from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.methods.schedules import Cycles
+from torchbayes.methods.sgmcmc.sghmc import SGHMC
+from torchbayes.methods.sgmcmc.sgld import SGLD
+from torchbayes.methods.sgmcmc.sgnht import SGNHT
+
+__all__ = [
+    "HMC",
+    "MALA",
+    "MAP",
+    "NUTS",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "SWA",
+    "SWAG",
+    "Laplace",
+    "OnlineLaplace",
+    "RandomWalk",
+]
 
 if TYPE_CHECKING:
     from torchbayes.catalogue.usual import Usual
@@ -95,7 +121,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "single",
             "one network, trained by maximum a posteriori",
-            "torchbayes.methods:MAP",
+            "torchbayes.methods.optimise.map:MAP",
             label="single network",
             usual=lambda usual: _ensemble(usual, members=1),
             look=Look("#6b7280", "o"),
@@ -106,7 +132,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "ensemble",
             "several networks trained from different initialisations, averaged",
-            "torchbayes.methods:MAP",
+            "torchbayes.methods.optimise.map:MAP",
             label="deep ensemble",
             usual=_ensemble,
             look=Look("#0072b2", "s"),
@@ -117,7 +143,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "swag",
             "a Gaussian over the weights that gradient descent visits around one solution",
-            "torchbayes.methods:SWAG",
+            "torchbayes.methods.optimise.swag:SWAG",
             label="SWAG",
             usual=lambda usual: SWAG(**_averaging(usual)),
             look=Look("#e69f00", "^"),
@@ -129,7 +155,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "multiswag",
             "SWAG around several solutions: a mixture of Gaussians, one in each basin",
-            "torchbayes.methods:SWAG",
+            "torchbayes.methods.optimise.swag:SWAG",
             label="MultiSWAG",
             usual=lambda usual: SWAG(**_averaging(usual, members=5)),
             look=Look("#d55e00", "D"),
@@ -139,7 +165,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "swa",
             "the average of the weights that gradient descent visits",
-            "torchbayes.methods:SWA",
+            "torchbayes.methods.optimise.swa:SWA",
             label="SWA",
             usual=lambda usual: SWA(**_averaging(usual)),
             look=Look("#56b4e9", "v"),
@@ -149,7 +175,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "laplace",
             "a Gaussian around the single network, from the curvature there",
-            "torchbayes.methods:Laplace",
+            "torchbayes.methods.laplace.laplace:Laplace",
             label="Laplace",
             usual=lambda usual: Laplace(),
             look=Look("#009e73", "P"),
@@ -160,7 +186,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "multilaplace",
             "Laplace around every member of the deep ensemble: a mixture of Gaussians",
-            "torchbayes.methods:Laplace",
+            "torchbayes.methods.laplace.laplace:Laplace",
             label="MultiLaplace",
             usual=lambda usual: Laplace(),
             start="ensemble",
@@ -170,7 +196,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "online_laplace",
             "Laplace while it trains: the evidence chooses the prior as it goes",
-            "torchbayes.methods:OnlineLaplace",
+            "torchbayes.methods.laplace.online:OnlineLaplace",
             label="online Laplace",
             usual=_online,
             predicts="linearised",
@@ -179,7 +205,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "hmc",
             "Hamiltonian Monte Carlo on all the data, the reference",
-            "torchbayes.methods:HMC",
+            "torchbayes.methods.mcmc.hmc:HMC",
             label="HMC",
             usual=lambda usual: HMC(**_HMC.get(usual.family, {}), plan=usual.plan),
             alone=partial(plain_settings, HMC),
@@ -190,7 +216,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "nuts",
             "Hamiltonian Monte Carlo that chooses the length of its trajectories",
-            "torchbayes.methods:NUTS",
+            "torchbayes.methods.mcmc.nuts:NUTS",
             label="NUTS",
             usual=partial(plain_settings, NUTS),
             look=Look("#111111", "*"),
@@ -199,7 +225,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "mala",
             "Langevin dynamics with a Metropolis test",
-            "torchbayes.methods:MALA",
+            "torchbayes.methods.mcmc.metropolis:MALA",
             label="MALA",
             usual=partial(plain_settings, MALA),
             cost="One gradient on all the data for each step; many steps for a draw that is independent.",
@@ -207,7 +233,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "random_walk",
             "a random walk with a Metropolis test",
-            "torchbayes.methods:RandomWalk",
+            "torchbayes.methods.mcmc.metropolis:RandomWalk",
             label="random walk",
             usual=partial(plain_settings, RandomWalk),
             cost="One pass over all the data for each step; for few weights alone.",
@@ -215,7 +241,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "sgld",
             "stochastic gradient Langevin dynamics",
-            "torchbayes.methods:SGLD",
+            "torchbayes.methods.sgmcmc.sgld:SGLD",
             label="SGLD",
             usual=lambda usual: _sampler(SGLD, usual, "sgld"),
             alone=partial(plain_settings, SGLD),
@@ -224,7 +250,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "sghmc",
             "stochastic gradient Hamiltonian Monte Carlo",
-            "torchbayes.methods:SGHMC",
+            "torchbayes.methods.sgmcmc.sghmc:SGHMC",
             label="SGHMC",
             usual=lambda usual: _sampler(SGHMC, usual, "sghmc"),
             alone=partial(plain_settings, SGHMC),
@@ -233,7 +259,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "csghmc",
             "stochastic gradient Hamiltonian Monte Carlo in cycles",
-            "torchbayes.methods:SGHMC",
+            "torchbayes.methods.sgmcmc.sghmc:SGHMC",
             label="cSGHMC",
             usual=_in_cycles,
             cost="One gradient on a minibatch for each step: a training run for each chain.",
@@ -241,7 +267,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "sgnht",
             "a stochastic gradient Nosé-Hoover thermostat",
-            "torchbayes.methods:SGNHT",
+            "torchbayes.methods.sgmcmc.sgnht:SGNHT",
             label="SGNHT",
             usual=partial(plain_settings, SGNHT),
             cost="One gradient on a minibatch for each step: a training run for each chain.",

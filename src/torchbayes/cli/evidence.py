@@ -10,7 +10,7 @@ from pathlib import Path
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli.options import new_parser, parse, peek
 from torchbayes.cli.terminal import print_table, say
-from torchbayes.methods import MAP
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.posteriors.locks import Locked
 
 

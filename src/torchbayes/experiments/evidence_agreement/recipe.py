@@ -9,7 +9,7 @@ import torch
 
 from torchbayes import networks
 from torchbayes.experiments.shared.modes import Pair
-from torchbayes.methods import HMC
+from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical, Gaussian
 from torchbayes.model.priors.univariate import Normal

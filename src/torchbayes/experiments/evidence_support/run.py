@@ -17,7 +17,9 @@ from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import classifier
 from torchbayes.experiments.shared.empirical_bayes import Round, best_round, train_in_rounds
 from torchbayes.experiments.shared.labels import shuffled
-from torchbayes.methods import MAP, Adam, Laplace
+from torchbayes.methods.laplace.laplace import Laplace
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.predictive.linearised import Linearised
 

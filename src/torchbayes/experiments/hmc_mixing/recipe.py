@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torchbayes.experiments.shared.image_hmc import CIFAR10, DIGITS, MNIST, NOISY_DIGITS, Problem, Problems, by_label
-from torchbayes.methods import HMC
+from torchbayes.methods.mcmc.hmc import HMC
 
 
 @dataclass(frozen=True)

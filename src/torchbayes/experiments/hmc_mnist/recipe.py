@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchbayes.methods import HMC, MAP, Adam
+from torchbayes.methods.mcmc.hmc import HMC
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import Adam
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchbayes.experiments.shared.image_hmc import CIFAR10, DIGITS, MNIST, NOISY_DIGITS, Problem, Problems, by_label
-from torchbayes.methods import MAP, SGD, SGHMC, SGLD, Adam, Cycles
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import SGD, Adam
 from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.schedules import Cycles
+from torchbayes.methods.sgmcmc.sghmc import SGHMC
+from torchbayes.methods.sgmcmc.sgld import SGLD
 
 _EPOCH = 512  # steps of 80 rows
 

@@ -14,8 +14,8 @@ from torchbayes import metrics
 from torchbayes.driver import fit
 from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
 from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, over_problems, run_hmc, set_up
-from torchbayes.methods import MAP
 from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Draws, Functions, Posterior

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchbayes.methods import HMC, MAP, SGD, SGLD
+from torchbayes.methods.mcmc.hmc import HMC
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import SGD
+from torchbayes.methods.sgmcmc.sgld import SGLD
 
 METHODS = ("SGD", "SGLD", "HMC")
 METRICS = {"log_likelihood": "log likelihood", "rmse": "RMSE"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchbayes.methods import MAP, Adam, Laplace
+from torchbayes.methods.laplace.laplace import Laplace
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.model.priors.univariate import Normal
 
 MODE, ENSEMBLE = "MAP", "deep ensemble"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchbayes.data import CORRUPTIONS
-from torchbayes.methods import MAP, SGD, SWAG, PiecewiseLinear
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import SGD
+from torchbayes.methods.optimise.swag import SWAG
+from torchbayes.methods.schedules import PiecewiseLinear
 
 METHODS = ("single", "SWAG", "ensemble", "MultiSWA", "MultiSWAG")
 

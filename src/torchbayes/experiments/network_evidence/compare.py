@@ -12,7 +12,7 @@ from torchbayes.data import Data
 from torchbayes.driver.progress import Callback
 from torchbayes.experiments.network_evidence.settings import Settings
 from torchbayes.experiments.shared.empirical_bayes import best_round, train_in_rounds
-from torchbayes.methods import Laplace
+from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.posteriors import LaplacePosterior
 from torchbayes.predictive.linearised import Linearised
 

@@ -10,9 +10,9 @@ from torchbayes.catalogue.config import entries
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import plain
 from torchbayes.data.base import check_name
-from torchbayes.methods import MAP, Laplace
-from torchbayes.methods.laplace.laplace import CurvatureName, StructureName
+from torchbayes.methods.laplace.laplace import CurvatureName, Laplace, StructureName
 from torchbayes.methods.laplace.tuning import Groups
+from torchbayes.methods.optimise.map import MAP
 
 ALIASES = {"cnn": "small_cnn"}
 

@@ -19,8 +19,9 @@ import torch
 from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
 from torchbayes.experiments.shared.modes import laplace_at
-from torchbayes.methods import MAP, Laplace
+from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.tuning import Groups, tune
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.model import Model
 from torchbayes.posteriors import LaplacePosterior, Point
 

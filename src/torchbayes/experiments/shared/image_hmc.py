@@ -24,7 +24,7 @@ from torchbayes.data.base import Pair
 from torchbayes.driver import fit
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import best_device, classifier
-from torchbayes.methods import HMC
+from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model import Model
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.native.seeds import Purpose, generator

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchbayes.driver import fit
 from torchbayes.evidence import ModelTarget
-from torchbayes.methods import Laplace
+from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.mode import AWAY
 from torchbayes.model import Model
 from torchbayes.native.seeds import Purpose, generator

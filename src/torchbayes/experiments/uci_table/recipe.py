@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchbayes.methods import MAP, SWAG, Adam
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.model.priors.univariate import Normal, PriorRules
 
 METHODS = ("single", "ensemble", "MultiSWAG")
