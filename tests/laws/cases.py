@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.catalogue.methods import classes
+from torchbayes.catalogue.methods import classes, small
 from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
@@ -100,8 +100,10 @@ def _trained(kind: type) -> bool:
     return {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
 
 
-# a method of the catalogue that no line above makes keeps the laws with its own defaults
-METHODS |= {n: partial(k) for n, k in classes().items() if _trained(k) and k not in covered(METHODS.values())}
+# a method of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small
+METHODS |= {
+    n: partial(k, **small(k)) for n, k in classes().items() if _trained(k) and k not in covered(METHODS.values())
+}
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

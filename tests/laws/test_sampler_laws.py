@@ -16,7 +16,7 @@ from torch import nn
 import torchbayes as tb
 from tests.laws.cases import assert_same_tensors, losses, made, model_of, rows_of
 from tests.laws.test_method_laws import keep_every
-from torchbayes.catalogue.methods import classes
+from torchbayes.catalogue.methods import classes, small
 from torchbayes.driver.checkpoint import flatten
 from torchbayes.methods.sampler import Sampler
 from torchbayes.model.rows.sources import as_source
@@ -49,9 +49,9 @@ SAMPLERS: dict[str, Make] = {
     "sghmc_preconditioned": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, preconditioned=True),
     "sgnht": _sampler(tb.SGNHT, step_size=1e-3, batch_size=6),
 }
-# a sampler of the catalogue that no line above makes keeps the laws with its own defaults
+# a sampler of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small
 SAMPLERS |= {
-    name: _sampler(kind)
+    name: _sampler(kind, **small(kind))
     for name, kind in classes().items()
     if kind().needs.members == "chains" and kind not in {type(make()) for make in SAMPLERS.values()}
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from tests.refusals.nonsense import (
     but,
     maybe,
 )
+from torchbayes.catalogue.methods import classes
 from torchbayes.model import likelihoods, priors
 
 _OPTIMIZER = (*OBJECT, tb.Adam, tb.Cosine(), torch.optim.Adam)
@@ -189,3 +191,19 @@ LIKELIHOODS = {
 }
 
 SETTINGS = {**METHODS, **OPTIMISERS, **PRIORS, **LIKELIHOODS}
+
+
+def _by_type(kind: str) -> tuple[Any, ...]:
+    """What a setting must refuse whose type is written so."""
+    base, optional = kind.removesuffix(" | None"), kind.endswith(" | None")
+    found = {"int": (NAN, "a lot", [1], 1.5, int), "float": (NAN, "a lot", [1], float), "bool": FLAG, "str": WORD}
+    wrong = WORD if base.endswith("| str") or base.startswith("Literal") else found.get(base, OBJECT)
+    return but(wrong, None) if optional else wrong
+
+
+# a method of the catalogue that has no nonsense above refuses what its types rule out
+SETTINGS |= {
+    name: Case(kind, wrong={field.name: _by_type(str(field.type)) for field in fields(kind)})
+    for name, kind in classes().items()
+    if name not in SETTINGS
+}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torchbayes.methods
+import torchbayes
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.catalogue.yaml_text import read_yaml
 from torchbayes.checks import as_seed
@@ -47,7 +47,7 @@ def describe(settings: Any) -> Any:
 
 def class_path(kind: type) -> str:
     """Return the path by which a configuration names a class: short for those of this library."""
-    own = getattr(torchbayes.methods, kind.__name__, None) is kind
+    own = getattr(torchbayes, kind.__name__, None) is kind
     return f"torchbayes.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
 
 

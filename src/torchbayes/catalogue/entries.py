@@ -69,6 +69,7 @@ class MethodEntry(Entry):
         by_member: whether a comparison evaluates each member alone too.
         is_reference: whether the others are compared with it.
         cost: what it costs, as one sentence.
+        small: settings that a run of five epochs or a dozen steps needs, by which the laws of all methods are tested.
     """
 
     label: str
@@ -82,6 +83,7 @@ class MethodEntry(Entry):
     by_member: bool = False
     is_reference: bool = False
     cost: str = ""
+    small: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -285,6 +285,11 @@ def classes() -> dict[str, type]:
     return found
 
 
+def small(kind: type) -> dict[str, Any]:
+    """Return the settings that a run of few steps needs of a method's class."""
+    return next((dict(entry.small) for entry in METHODS.values() if entry.small and entry.load() is kind), {})
+
+
 def label_of(name: str) -> str:
     """Return how a method is called in tables and figures."""
     return METHODS[name].label if name in METHODS else name

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_tensor, seen
+from torchbayes.checks import check_tensor, seen, whole
+from torchbayes.native.seeds import Purpose, generator
 
 
 class Pair(NamedTuple):
@@ -226,3 +227,25 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
         close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
         raise ValueError(f"There is no {what} called {seen(name)}. {advice}")
+
+
+def drawn(name: str, raw: Raw, train_size: int, *, seed: int = 0) -> Raw:
+    """Return a data set with some of its training rows, drawn without replacement, in their order.
+
+    Args:
+        name: of the data set.
+        raw: the data set.
+        train_size: how many.
+        seed: of the choice.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: if there are not so many.
+    """
+    rows = len(raw.train[1])
+    if whole("train_size", train_size) > rows:
+        raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
+    chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size]
+    return raw.subset(chosen.sort().values.numpy())

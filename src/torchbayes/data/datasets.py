@@ -7,17 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from torchbayes.checks import as_seed, check_kind, given, whole
 from torchbayes.data import toy
-from torchbayes.data.base import Data, Raw, check_name, finish
+from torchbayes.data.base import Data, Raw, check_name, drawn, finish
 from torchbayes.data.images import load_digits, load_images
 from torchbayes.data.ood import ood_names
 from torchbayes.data.sources import data_root
 from torchbayes.data.text import load_imdb
 from torchbayes.data.uci import UCI_SETS, load_uci
-from torchbayes.native.seeds import Purpose, generator
 
 _DRAWS = 20  # splits of the sets that are drawn or split here: as many as the UCI sets have
 
@@ -115,12 +112,7 @@ def load(
     if whole("split", split, least=0) >= entry.splits:
         raise ValueError(f"`split` of `{name}` must be between 0 and {entry.splits - 1}; got {split}.")
     raw = entry.read(split, data_root(root) if entry.files else None)
-    if train_size is not None:
-        rows = len(raw.train[1])
-        if whole("train_size", train_size) > rows:
-            raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-        chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size]
-        raw = raw.subset(chosen.sort().values.numpy())
+    raw = raw if train_size is None else drawn(name, raw, train_size, seed=seed)
     return finish(name, raw)
 
 

@@ -11,12 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchbayes.checks import given, seen, whole
-from torchbayes.data.base import Data, Raw, finish
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.data.base import Data, Raw, drawn, finish
 
 HELD_OUT = 0.1
 CLASSES = 1000  # beyond, whole numbers are taken for a regression that was not written as one
@@ -48,12 +46,7 @@ def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = N
             )
         return replace(found, name=name)
     raw = _raw(name, found, whole("split", split, least=0))
-    if train_size is not None:
-        rows = len(raw.train[1])
-        if whole("train_size", train_size) > rows:
-            raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-        chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, 0))[:train_size]
-        raw = raw.subset(chosen.sort().values.numpy())
+    raw = raw if train_size is None else drawn(name, raw, train_size)
     return finish(name, raw)
 
 
