@@ -17,7 +17,9 @@ import torchbayes as tb
 from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, normal, rows_of
 from torchbayes.driver import run as run_module
 from torchbayes.driver.checkpoint import flatten
+from torchbayes.driver.processes import Share
 from torchbayes.driver.reader import Reader
+from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.protocol import Method
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import member_seeds
@@ -171,15 +173,16 @@ def test_step_is_pure_and_donating_changes_nothing(make: Make, network: str) -> 
 
 @methods
 def test_pieces_by_hand_equal_fit(make: Make) -> None:
-    """A loop of one's own over init, visit, step and posterior is what fit does."""
+    """A loop of one's own over init, visit, step, draw and posterior is what fit does."""
     method, model = make(members=2, **SMALL), model_of()
     source, seeds = as_source(model, rows_of(), method.needs.batch_size or 1), member_seeds(7, 2)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     state = method.init(density, *model.starting_weights(seeds), seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    reader = Reader(source, seeds)
+    reader, shelf = Reader(source, seeds), MemoryShelf(Share(method.members))
     while (visit := method.visit(state)) is not None:
         state, _ = method.step(density, state, reader.read(visit))
-    assert_same_tensors(everything(method.posterior(density, state)), everything(fitted(make)))
+        shelf.add(method.draw(state))
+    assert_same_tensors(everything(method.posterior(density, state, shelf)), everything(fitted(make)))
 
 
 @methods
@@ -240,9 +243,6 @@ def test_saved_posterior_is_the_returned_one(make: Make, tmp_path: Path) -> None
     assert_same_tensors(everything(loaded), everything(posterior))
     expected = posterior.functions(4, seed=1)(data[0])
     torch.testing.assert_close(loaded.functions(4, seed=1)(data[0]), expected, rtol=0, atol=0)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "checkpoint.safetensors",
-        "config.json",
-        "log.jsonl",
-        "posterior.safetensors",
-    ]
+    files = {"checkpoint.safetensors", "config.json", "log.jsonl", "posterior.safetensors"}
+    drawn = {"draws.bin", "draws.json"} if make().needs.draws else set()
+    assert {path.name for path in tmp_path.iterdir()} == files | drawn
