@@ -1,7 +1,8 @@
 """How many files it takes to add something: those that a branch touches.
 
 `python tools/touched.py BASE BRANCH...` prints, for each branch, the files in which it differs from where it left BASE,
-and their number. A branch that adds a method and nothing else touches four: its file, its entry, its test, the changelog.
+and their number. A branch that adds a method and nothing else touches four: its file, its entry, its test and the
+changelog.
 """
 
 import subprocess
