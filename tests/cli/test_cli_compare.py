@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tests.catalogue import mine
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, read_config
@@ -269,7 +270,7 @@ def test_fit_takes_what_users_bring(capsys):
 
 
 def test_modules_of_the_folder_are_found_by_the_shell_command():
-    Path("here_alone.py").write_text("from tests.catalogue.mine import load\n")
+    Path("here_alone.py").write_text(Path(mine.__file__).read_text())
     script = "from torchbayes.cli import main; raise SystemExit(main())"
     argv = [sys.executable, "-P", "-c", script, "fit", "--data", "here_alone:load", "--method", "MAP"]
     done = subprocess.run(
