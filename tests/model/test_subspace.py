@@ -155,6 +155,31 @@ def test_a_run_in_a_subspace_goes_on(make: Callable[[], Any], tmp_path: Path) ->
     assert_same_tensors(resumed.tensors(), expected.tensors())
 
 
+def test_a_run_goes_on_in_its_own_subspace_alone(tmp_path: Path) -> None:
+    model, rows = model_of(), rows_of()
+    spaces = [tb.Subspace.random(model, model.network.weights(), 3, seed=seed) for seed in (5, 5, 6)]
+    options: Any = {"directory": tmp_path, "callbacks": ()}
+    expected = tb.fit(model, rows, tb.MAP(epochs=2), space=spaces[0], **options)
+    resumed = tb.fit(model, rows, tb.MAP(epochs=2), space=spaces[1], resume=True, **options)
+    assert_same_tensors(resumed.tensors(), expected.tensors())
+    with pytest.raises(ValueError, match=r"belongs to another run: its space is '[0-9a-f]{8}', now '[0-9a-f]{8}'"):
+        tb.fit(model, rows, tb.MAP(epochs=2), space=spaces[2], resume=True, **options)
+
+
+def test_points_in_a_subspace_are_a_start_inside_it_and_outside() -> None:
+    model, rows = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
+    space = tb.Subspace.random(model, model.network.weights(), 3, seed=5)
+    modes = tb.fit(model, rows, tb.MAP(2, epochs=2), space=space, callbacks=())
+    inside = tb.fit(model, rows, tb.Laplace("dense", check_mode=False), start=modes, space=space, callbacks=())
+    outside = tb.fit(model, rows, tb.Laplace("diagonal", check_mode=False), start=modes, callbacks=())
+    assert isinstance(inside, tb.InSubspace)
+    assert isinstance(inside.inner, tb.LaplacePosterior)
+    assert isinstance(outside, tb.LaplacePosterior)
+    assert_close(space.lift(inside.inner.mean_MD), modes.sample(2), rtol=1e-9)
+    assert_close(outside.mean_MD, modes.sample(2), rtol=1e-9)
+    assert_same_tensors(inside.buffers_M or {}, modes.buffers_M or {})
+
+
 def _needs_more(method: Any) -> bool:
     return not isinstance(method, tb.MAP | tb.Laplace)
 

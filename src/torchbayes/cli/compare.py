@@ -1,15 +1,7 @@
 """The command that compares methods.
 
 Which methods are compared is said by `--methods`, each a name of the catalogue, `NAME=METHOD`, or an import path; or by
-a mapping in a configuration file:
-
-Methods:
-      single:
-      swag:
-      wide swag:
-        class_path: SWAG
-        init_args: {averaging_lr: 0.2}
-
+a mapping in a configuration file, `methods: {swag: , wide swag: {class_path: SWAG, init_args: {averaging_lr: 0.2}}}`.
 Each has options of its own, `--wide_swag.rank 30`; what is not said is usual for the data set.
 """
 

@@ -106,7 +106,7 @@ def _classes(name: str, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the classes in order, and the number of each row's class.
 
     Raises:
-        ValueError: if there is one class, or so many that they are numbers rather.
+        ValueError: if there is one class, or there are too many to be classes.
     """
     values, labels = np.unique(targets.astype(str) if targets.dtype.kind in "SO" else targets, return_inverse=True)
     if not 2 <= len(values) <= CLASSES:

@@ -103,7 +103,8 @@ def fit(
         warn_if_changing(source.inputs)
     begin = start_of(model, start, member_seeds(seed, method.members), space=space)
     model = model if space is None else space.model
-    with Run(directory, _about(model, source, method, seed), resume=resume, share=share) as run:
+    about = {**_about(model, source, method, seed), **({} if space is None else {"space": space.checksum})}
+    with Run(directory, about, resume=resume, share=share) as run:
         density = _density(model, source, method, ranks=share.ranks)
         state = _carried_out(density, source, method, run=run, begin=begin, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)

@@ -11,8 +11,9 @@ are no weights of the network: they stay coordinates of their own, after u.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -161,6 +162,14 @@ class Subspace:
         """The model over the coordinates: all is that of the model over the weights but the prior, u ~ N(0, I)."""
         make = partial(Reduced, self.whole.network.module, self._place, self.coordinates(self.origin_D))
         return having(self.whole, network=Network(make, "coordinates"), prior={"coordinates": Normal()})
+
+    @cached_property
+    def checksum(self) -> str:
+        """A number by which a run that goes on knows its subspace, in hexadecimal."""
+        parts = (
+            tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in (self.origin_D, self.basis_RD)
+        )
+        return f"{reduce(lambda before, part: zlib.crc32(part, before), parts, 0):08x}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subspace:
         """Return itself, as nothing changes it: modules that are copied hold it."""

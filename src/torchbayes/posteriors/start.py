@@ -13,10 +13,14 @@ from torchbayes.model.network import Buffers, Network
 from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.subspace import InSubspace
 
 
 def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
     """Return how many sets of weights a start holds: the rows of a matrix, the members of a point posterior, or one."""
+    if isinstance(start, nn.Module):
+        return 1
+    start = _points(start)
     weights = start.weights_MD if isinstance(start, Point) else start
     return len(weights) if isinstance(weights, Tensor) and weights.ndim == 2 else 1
 
@@ -50,6 +54,13 @@ def start_of(
     return space.coordinates(weights_MD), space.lowered(buffers)
 
 
+def _points(start: Posterior | Tensor) -> Posterior | Tensor:
+    """Return a start, as points of all weights if it is points in a subspace."""
+    if not isinstance(start, InSubspace) or not isinstance(start.inner, Point):
+        return start
+    return Point(start.model, start.space.lift(start.inner.weights_MD), buffers_M=start.buffers_M)
+
+
 def _start_of(
     model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]
 ) -> tuple[Tensor, Buffers]:
@@ -63,6 +74,7 @@ def _start_of(
         return model.starting_weights(seeds)
     if isinstance(start, nn.Module):
         return _from_module(model, start, members)
+    start = _points(start)
     weights = start.weights_MD if isinstance(start, Point) else start
     if isinstance(weights, Posterior):
         raise ValueError(f"`start` must be a point posterior, a module or weights; got a {type(weights).__name__}.")

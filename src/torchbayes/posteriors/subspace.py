@@ -20,6 +20,8 @@ _INNER = "inner."
 class InSubspace(Posterior):
     """w = lift(u), u ~ q(u): a posterior over the coordinates of a subspace, which speaks of the weights.
 
+    What asks for a posterior of one kind, as `Linearised`, `tune` and `diagnose` do, takes `inner`.
+
     Attributes:
         inner: q(u), over the coordinates; its model is `space.model`, and gives the same functions.
         space: the subspace.
