@@ -82,6 +82,8 @@ def compare(
     home = Path(directory)
     given = load_reference(comparison) if comparison.directory_of_reference is not None else None
     setup = comparison.problem.setup()
+    for note in setup.data.notes:
+        say(note)
     comparison = _of_images(comparison, setup.data)
     with Locked(home):
         if not resume:

@@ -187,7 +187,7 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
         f"{_prior(problem)}. {_budget(comparison, outcomes)}"
     )
-    best = defaults(problem.data, problem.data_settings)
+    best = defaults(problem.data, problem.data_settings, problem.target)
     chosen = {**comparison.methods, **comparison.starts}
     usual = best.problem == problem and all(name in METHODS and best[name] == own for name, own in chosen.items())
     done += f" {best.note}" if usual and best.note else ""

@@ -126,7 +126,7 @@ class Comparison:
 
 
 def _usual(problem: Problem) -> Any:
-    return defaults(problem.data, problem.data_settings).of(problem)
+    return defaults(problem.data, problem.data_settings, problem.target).of(problem)
 
 
 def check_name_of(what: str, name: Any) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -94,6 +95,9 @@ class Data:
         standardise: From raw inputs to model inputs; images are raw in [0, 1]. The identity for token ids.
         target_standardise: From raw targets to model targets; None for classification.
         source: Where the numbers come from, in one line.
+        notes: Of data of the user: what was made of them, in sentences.
+        reader: Reads new rows from a file as these were read; None for sets without files of their own.
+        checksum: Of the training rows of a user, whose files may change; None for others.
     """
 
     name: str
@@ -104,6 +108,9 @@ class Data:
     standardise: Standardise
     target_standardise: Standardise | None
     source: str
+    notes: tuple[str, ...] = ()
+    reader: Callable[[Path, Data], Any] | None = None
+    checksum: int | None = None
 
     @property
     def num_classes(self) -> int:
@@ -244,8 +251,26 @@ def drawn(name: str, raw: Raw, train_size: int, *, seed: int = 0) -> Raw:
     Raises:
         ValueError: if there are not so many.
     """
-    rows = len(raw.train[1])
+    return raw.subset(np.flatnonzero(subset_of(name, len(raw.train[1]), train_size, seed=seed)))
+
+
+def subset_of(name: str, rows: int, train_size: int, *, seed: int = 0) -> np.ndarray:
+    """Return which training rows are kept, drawn without replacement, as a mask.
+
+    Args:
+        name: of the data set.
+        rows: how many there are.
+        train_size: how many are kept.
+        seed: of the choice.
+
+    Returns:
+        The mask, (rows,).
+
+    Raises:
+        ValueError: if there are not so many.
+    """
     if whole("train_size", train_size) > rows:
         raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-    chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size]
-    return raw.subset(chosen.sort().values.numpy())
+    kept = np.zeros(rows, dtype=bool)
+    kept[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
+    return kept

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchbayes.methods.protocol import Method
 
-FIRST, GROWTH, LONGEST = 10.0, 1.5, 600.0  # seconds before the first line, what waits grow by, and the longest one
+FIRST, GROWTH, LONGEST = 5.0, 1.1, 30.0  # seconds before the first line, what waits grow by, and the longest one
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def summary(event: Event) -> str:
 
 
 class Lines:
-    """Progress where there is no terminal: a line now and then, the first after 10 s, then after ever longer waits."""
+    """Progress where there is no terminal: a line every few seconds at first, every half a minute of a long run."""
 
     def __init__(self, title: str, done: int, epochs: int, *, write: Callable[[str], object]) -> None:
         """Start the clock.
