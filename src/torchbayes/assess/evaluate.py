@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
 from torchbayes.assess.classification import NONE, class_probs, is_binary, labels, places
+from torchbayes.assess.numbers import number_columns, number_metrics
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.temperature import fit_temperature
@@ -24,6 +26,7 @@ from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
+from torchbayes.predictive.quantiles import is_discrete
 
 _ROWS = 1024
 
@@ -54,15 +57,16 @@ class Evaluation:
 
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
-            equal-mass bins), entropy, mutual_information. Regression: nll (of the mixture), nll_gaussian (of the
-            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval). Others, and targets
-            that are no labels or numbers of that shape: nll.
+            equal-mass bins), entropy, mutual_information. Numbers, real or counts: nll (of the mixture), nll_gaussian
+            (of the Gaussian with its first two moments), rmse, coverage (of the central 95 % interval, which holds
+            more where counts are small). Others, distributions without a mean, and targets that are no labels or
+            numbers of that shape: nll.
         log_prob: log probability of each target under the average (N,), in nats.
         targets: (N, ...), or a tree of such.
         probs: averaged class probabilities (N, K), or None.
         scores: how uncertain each input is, or None.
-        mean: predictive mean (N, K') of a regression, or None.
-        scale: predictive standard deviation (N, K') of a regression, or None.
+        mean: predictive mean (N, K') of numbers, or None.
+        scale: predictive standard deviation (N, K') of numbers, or None.
         weights: how often each row counts (N,); None where each counts once.
     """
 
@@ -78,10 +82,17 @@ class Evaluation:
 
 @dataclass
 class _Columns:
-    """Per-row results, gathered batch by batch; `padding` is the label that makes targets of any length as long."""
+    """Per-row results, gathered batch by batch.
+
+    Attributes:
+        parts: name -> what each batch gave.
+        padding: the label that makes targets of any length as long.
+        is_density: whether the log probabilities are densities, whose value depends on the units of the targets.
+    """
 
     parts: dict[str, list[Any]] = field(default_factory=dict)
     padding: int | None = None
+    is_density: bool = True
 
     def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
@@ -137,13 +148,13 @@ def evaluate(
     if not len(rows["log_prob"]):
         raise ValueError(NONE)
     found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
-    if "mean" in rows:
+    if "mean" in rows and columns.is_density:
         found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
     # of every batch, or of none: what is no label in one of them is none in the others
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
         found |= _class_metrics(rows)
-    if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]):
-        found |= _real_metrics(rows, target_scale)
+    if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]) and rows["mean"].isfinite().all():
+        found |= number_metrics(rows, target_scale, weights=_unequal(rows["weights"]))
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
     parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
     return Evaluation(found, rows["log_prob"], rows["targets"], *parts)
@@ -161,11 +172,10 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         _add_scores(columns, predictive, judged)
-    elif isinstance(kind, distributions.Normal | distributions.StudentT):
-        low, high = _interval(predictive)
-        columns.add(kept, mean=predictive.mean, scale=predictive.variance.sqrt(), low=low, high=high)
-        if isinstance(judged.targets, Tensor) and judged.targets.numel() == low.numel():
-            columns.add(kept, numbers=judged.targets.reshape(low.shape))
+    elif not kind.event_shape:
+        columns.is_density = not is_discrete(kind)
+        with suppress(NotImplementedError):  # of a distribution without a mean, or of which nothing can be drawn
+            columns.add(kept, **number_columns(predictive, judged.targets))
 
 
 def uncertainty(
@@ -369,26 +379,3 @@ def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
     found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
     means = ("entropy", "mutual_information")
     return found | {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
-
-
-def _real_metrics(rows: dict[str, Any], target_scale: float) -> dict[str, float]:
-    mean, numbers, weights = rows["mean"], rows["numbers"], _unequal(rows["weights"])
-    gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).flatten(1).sum(-1)
-    own = {"weights_B": None if weights is None else weights.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean).flatten()}
-    low, high, numbers = (each.flatten() for each in (rows["low"], rows["high"], numbers))
-    log_scale = math.log(target_scale) * mean[0].numel()
-    return {
-        "nll_gaussian": float(metrics.nll(gaussian, weights_B=weights)) + log_scale,
-        "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
-        "coverage": float(metrics.interval_coverage(low, high, numbers, **own)),
-    }
-
-
-def _interval(predictive: Predictive) -> tuple[Tensor, Tensor]:
-    """Return the bounds of the central 95 % interval, exact where the distribution can be inverted."""
-    levels = predictive.outputs_SBK.new_tensor([0.025, 0.975])
-    try:
-        low, high = predictive.quantile(levels)
-    except NotImplementedError:
-        low, high = predictive.sample(-(-2000 // predictive.draws) * predictive.draws).quantile(levels, dim=0)
-    return low, high

@@ -61,8 +61,9 @@ class Problem:
         network: name of the network, or import path of a function that builds it from (input_shape, num_outputs) and
             the settings.
         network_settings: settings of the network, such as `hidden: [50]`.
-        likelihood: name, or import path of a class or function that makes one: categorical; gaussian (noise learned);
-            heteroscedastic (noise given by the network); student_t.
+        likelihood: name, or import path of a class or function that makes one: categorical; bernoulli (two classes, one
+            output); gaussian (noise learned); heteroscedastic (noise given by the network); student_t; poisson
+            (counts).
         prior_scale: scale of the prior of every weight, normal where `prior` does not say another.
         temperature: T of the tempered posterior; 1 is Bayes.
         split: which split of the data set.
@@ -164,15 +165,8 @@ class Problem:
             ValueError: if a name is unknown, or likelihood and data do not go together.
         """
         found = self.load()
-        task = models.LIKELIHOODS[self.likelihood].task if self.likelihood in models.LIKELIHOODS else None
-        if task is not None and task != found.task:
-            fitting = models.likelihoods_for(found.task)
-            last = f" or {fitting[-1]}" if len(fitting) > 1 else ""
-            raise ValueError(
-                f"`likelihood` of `{self.data}`, a {found.task}, must be "
-                f"{', '.join(fitting[:-1]) or fitting[-1]}{last}; got {self.likelihood!r}."
-            )
-        return Setup(self, found, self.model(found))
+        prepared = models.data_for(self.likelihood, found)
+        return Setup(self, prepared, self.model(prepared))
 
     def model(self, data: Data) -> Model:
         """Return the model for loaded data.

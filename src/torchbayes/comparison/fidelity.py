@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
@@ -86,8 +87,11 @@ def chain_probs(predictive: Predictive, chains: int) -> Tensor:
     Returns:
         Float64 tensor (M, B, K).
     """
-    probs_SBK: Any = predictive.distribution.probs  # type: ignore[attr-defined]
-    return probs_SBK.double().unflatten(0, (-1, chains)).mean(0).cpu()
+    probs: Any = predictive.distribution.probs  # type: ignore[attr-defined]
+    probs_SBK = probs.double()
+    if is_binary(predictive):
+        probs_SBK = torch.cat([1 - probs_SBK, probs_SBK], dim=-1)
+    return probs_SBK.unflatten(0, (-1, chains)).mean(0).cpu()
 
 
 def chain_probs_of(functions: Functions, inputs: Tensor, chains: int) -> Tensor:

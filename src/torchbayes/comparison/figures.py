@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.assess.classification import class_probs
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
+from torchbayes.data.base import Standardise
 from torchbayes.predictive.average import predict
 from torchbayes.report import Picture, figures
 
@@ -160,9 +162,8 @@ def _uncertain(data: Data, named: Mapping[str, Outcome]) -> Picture:
 
 
 def _band(data: Data, named: Mapping[str, Outcome]) -> Picture:
-    assert data.target_standardise is not None
-    targets, shift = data.target_standardise, float(data.target_standardise.mean)
-    scale = float(targets.scale)
+    targets = data.target_standardise or Standardise.identity()
+    shift, scale = float(targets.mean), float(targets.scale)
     every = torch.cat([data.train.inputs, data.test.inputs])
     low, high = every.min(), every.max()
     inputs = torch.linspace(float(low), float(high), 300)[:, None]
@@ -198,7 +199,7 @@ def _surface(data: Data, named: Mapping[str, Outcome]) -> Picture:
     surfaces = {}
     for label, outcome in named.items():
         inputs = data.standardise(grid.flatten(0, 1)).to(outcome.functions.model.network.device)
-        surfaces[label] = predict(outcome.functions, inputs).probs[:, 1].reshape(120, 120)
+        surfaces[label] = class_probs(predict(outcome.functions, inputs))[..., 1].reshape(120, 120)
     return Picture(
         "Probability and doubt over the plane",
         figures.classification_surface(surfaces, x, y, inputs=points, targets=data.train.targets),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -89,11 +89,11 @@ class Data:
         name: The name it was loaded by.
         task: What the targets are.
         train: Training rows. Images are float32 (N, C, H, W), vectors float32 (N, D), texts int64 (N, length).
-            Targets are int64 (N,) for classification, float32 (N, 1) and standardised for regression.
+            Targets are int64 (N,) for classification, float32 (N, 1) for regression: standardised, or counts.
         test: Test rows, in the same form.
         classes: Class names in the order of the labels; empty for regression.
         standardise: From raw inputs to model inputs; images are raw in [0, 1]. The identity for token ids.
-        target_standardise: From raw targets to model targets; None for classification.
+        target_standardise: From raw targets to model targets; None where they are the same, as labels and counts are.
         source: Where the numbers come from, in one line.
         notes: Of data of the user: what was made of them, in sentences.
         reader: Reads new rows from a file as these were read; None for sets without files of their own.
@@ -126,6 +126,29 @@ class Data:
     def is_image(self) -> bool:
         """Whether a row is an image (C, H, W)."""
         return len(self.input_shape) == 3
+
+    def counts(self) -> Data:
+        """Return the data with its targets in raw units, where these are counts.
+
+        Returns:
+            The same rows, targets float32 and not standardised.
+
+        Raises:
+            ValueError: A target is not a whole number of at least 0.
+        """
+        raw_units, pairs = (self.target_standardise or Standardise.identity()).to(torch.float64), []
+        for part in (self.train, self.test):
+            values = raw_units.inverse(part.targets.double())
+            counts = values.round()
+            # standardised targets were rounded to float32: beyond 500,000 that hides whether a number is whole
+            rounding = 1e-6 * values.abs().amax().clamp_min(1)
+            wrong = values[((values - counts).abs() > rounding) | (counts < 0)]
+            if len(wrong):
+                raise ValueError(
+                    f"targets of {self.name} must be counts, whole numbers of at least 0; got {float(wrong[0]):g}"
+                )
+            pairs.append(Pair(part.inputs, counts.float()))
+        return replace(self, train=pairs[0], test=pairs[1], target_standardise=None)
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.input_shape))

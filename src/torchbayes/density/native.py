@@ -272,6 +272,11 @@ def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, pr
     return DenseModel(kernel, prior, normal, network, targets, dtype, noise.family == Family.CATEGORICAL)
 
 
+def knows(likelihood: Likelihood) -> bool:
+    """Return whether the kernel has a likelihood, for the numbers of outputs and scales that it goes with."""
+    return type(likelihood) in {Gaussian, HeteroscedasticGaussian} or likelihood == Categorical()
+
+
 def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:
     """Return the likelihood in the kernel's terms, and the number of target values per row.
 

@@ -26,6 +26,7 @@ from torchbayes.model.rows.batch import check_alike
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.quantiles import average_quantile
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Predictive:
         return total, expected, mutual
 
     def quantile(self, levels: Tensor | float) -> Tensor:
-        """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
+        """Return quantiles of the average of univariate distributions; of counts these are counts.
 
         Args:
             levels: tensor (Q,) or one number, in (0, 1).
@@ -177,17 +178,8 @@ class Predictive:
         single, levels_Q = asked.ndim == 0, asked.reshape(-1)
         if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
             raise ValueError(f"`levels` must lie in (0, 1); got {asked.tolist()}.")
-        distribution = self.distribution
-        # the average's quantile lies between the smallest and the largest of the draws' quantiles
-        shape = (-1, *[1] * distribution.mean.ndim)
-        bounds = distribution.icdf(levels_Q.view(shape))
-        low, high = bounds.amin(1), bounds.amax(1)
-        goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
-        for _ in range(60):
-            middle = (low + high) / 2
-            below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high)[0] / 2 if single else (low + high) / 2
+        found = average_quantile(self.distribution, levels_Q)
+        return found[0] if single else found
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Return targets drawn from the average: draw s mod S, then its distribution.

@@ -268,7 +268,9 @@ def _of_rows(form: Form, data: Data, *, apart: bool) -> str:
 def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
     if data.target_standardise is not None:
         mean, scale = (float(value) for value in (data.target_standardise.mean, data.target_standardise.scale))
-        return f"Targets: a number, standardised (mean {mean:.4g}, standard deviation {scale:.4g})."
+        return (
+            f"Targets: numbers (mean {mean:.4g}, standard deviation {scale:.4g}), standardised unless they are counts."
+        )
     counts = np.bincount(numbers, minlength=len(data.classes))
     shown = [f"{label} ({count:,})" for label, count in zip(data.classes, counts, strict=True)]
     other = "" if form.most is None else " A number instead: --data_settings.task regression."
