@@ -123,7 +123,7 @@ def evidence_step_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
     Theirs is a gradient step; both take what does not depend on the prior, here the eigenvalues, from before.
     """
     posterior = fitted(case, structure, numbers, rows=FITTED)
-    problem, start = tuning.problem_of(posterior, "scalar", noise=False), torch.zeros(1, dtype=torch.float64)
+    problem, start = tuning.evidence_problem(posterior, "scalar", noise=False), torch.zeros(1, dtype=torch.float64)
     spectra = problem.spectra()
     assert spectra is not None
     return Ours(lambda: tuning.newton(spectra, problem, start, steps=1), posterior.log_evidence().tolist())

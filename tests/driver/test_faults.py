@@ -189,7 +189,7 @@ def test_draws_reach_the_disk_before_the_checkpoint_that_counts_them(
         synced.append(len(self))
 
     def checked(path: Path, state: Any, about: Any) -> None:
-        counted.append((method.kept(state.step), synced[-1]))
+        counted.append((method.num_retained(state.step), synced[-1]))
         save(path, state, about)
 
     keep_every(monkeypatch, 10.0)

@@ -21,7 +21,7 @@ import torchbayes as tb
 from torchbayes.diagnostics import ess
 from torchbayes.driver.sample import run_chains
 from torchbayes.methods.mcmc import hamiltonian, metropolis, trees
-from torchbayes.methods.mcmc.adaptation import Spread, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import RunningVariance, StepSize, windows
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
 from torchbayes.native.seeds import Purpose, member_seeds
@@ -113,7 +113,7 @@ def test_dual_averaging_does_not_wind_up(acceptance: float, longest: float):
 def test_the_running_variance_is_that_of_numpy(offset: float):
     """Also far from zero, where the difference of two large squares would have no digit left."""
     weights_SMD = offset + normal(200, 2, 3)
-    spread = Spread.empty(weights_SMD[0])
+    spread = RunningVariance.empty(weights_SMD[0])
     for weights_MD in weights_SMD:
         spread = spread.collect(weights_MD)
     exact_MD = np.var(weights_SMD.numpy(), axis=0, ddof=1)

@@ -30,7 +30,7 @@ from torchbayes.methods.optimise.health import (
 from torchbayes.methods.optimise.interpolation import _kernel, left_out, noise_problems
 from torchbayes.methods.optimise.swag import Moments, State
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source, spread
+from torchbayes.model.rows.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite
 
 ROWS, FEATURES = 60, 3
@@ -105,8 +105,8 @@ def test_the_averaging_phase_runs_at_a_quarter_of_the_rate() -> None:
 
 def test_rows_are_spread_over_the_data() -> None:
     model, (inputs, targets) = linear(), table()
-    assert spread(4, 10) == [0, 2, 5, 7]
-    assert spread(9, 3) == [0, 1, 2]
+    assert evenly_spaced(4, 10) == [0, 2, 5, 7]
+    assert evenly_spaced(9, 3) == [0, 1, 2]
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=5, shuffle=True)
     for data in ((inputs, targets), loader):
         source = as_source(model, data, 5)

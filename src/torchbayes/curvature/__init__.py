@@ -5,9 +5,19 @@ of it, `parts` the Jacobian in factors, `sums`, `kfac` and `passes` how one stru
 itself; `features` and `tangent` turn covariances of weights into covariances of outputs.
 """
 
-from torchbayes.curvature.collect import Collector, Where, units
-from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
+from torchbayes.curvature.collect import Collector, Members, units
+from torchbayes.curvature.discovery import LayerSupport, NetworkLayers, layer_support, network_layers
 from torchbayes.curvature.sums import Piece
 from torchbayes.curvature.tangent import Tangent
 
-__all__ = ["Collector", "Findings", "NetworkLayers", "Piece", "Tangent", "Where", "look", "network_layers", "units"]
+__all__ = [
+    "Collector",
+    "LayerSupport",
+    "Members",
+    "NetworkLayers",
+    "Piece",
+    "Tangent",
+    "layer_support",
+    "network_layers",
+    "units",
+]

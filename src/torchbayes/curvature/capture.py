@@ -26,7 +26,7 @@ Calls = dict[str, list[Call]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class Captured:
     """A forward pass of one member.
 
     Attributes:
@@ -93,7 +93,7 @@ def watch(
     modules: Sequence[str],
     buffers: Buffers | None = None,
     keep_inputs: bool = False,
-) -> Seen:
+) -> Captured:
     """Run a network forward and keep what the layers were given.
 
     Args:
@@ -133,7 +133,7 @@ def watch(
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         with taking(inputs):
             outputs = network(leaves, network.arrange(inputs), buffers)
-    return Seen(outputs, calls, leaves)
+    return Captured(outputs, calls, leaves)
 
 
 def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules: Sequence[str]) -> dict[str, str]:

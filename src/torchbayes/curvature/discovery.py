@@ -20,9 +20,9 @@ from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from torchbayes.curvature.capture import Seen, probe, requires_grad, watch
+from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, layers_of
-from torchbayes.curvature.parts import TOGETHER
+from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.density.precision import check_precision
 from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
@@ -31,7 +31,7 @@ from torchbayes.model.network import Buffers, Network, refuse_by_batch, taking
 from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.native.seeds import Purpose, generator
 
-Held = Literal["everywhere", "in turn", "few"]
+CaptureScope = Literal["everywhere", "in turn", "few"]
 """What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
 
 _PROBE_ROWS = 4
@@ -58,7 +58,7 @@ class Whole:
     stacked: bool = True
 
     module = ""
-    way = "rows of the whole network"
+    description = "rows of the whole network"
 
     def jacobian(self, views: Mapping[str, Tensor], inputs: Any, column: Tensor, *, buffers: Buffers | None) -> Tensor:
         """Return the Jacobian of one column (B, ...) for each row, (B, n)."""
@@ -130,54 +130,56 @@ class NetworkLayers:
         """Modules whose calls are watched."""
         return tuple(dict.fromkeys(layer.module for layer in self.layers))
 
-    def watch(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False) -> Seen:
+    def watch(
+        self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False
+    ) -> Captured:
         """Return a forward pass that keeps what the layers were given."""
         network = self.model.network
         return watch(network, views, inputs, modules=self.modules, buffers=buffers, keep_inputs=keep)
 
     def describe(self) -> str:
         """Return a few lines that say how the curvature of each layer is taken."""
-        lines = [f"{layer.module or 'the network itself'}: {layer.way}" for layer in self.layers]
+        lines = [f"{layer.module or 'the network itself'}: {layer.description}" for layer in self.layers]
         if self.whole:
-            lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.way} ({self.whole.reason})")
+            lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.description} ({self.whole.reason})")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Findings:
+class LayerSupport:
     """What a look at a network has found, in words that a file can hold.
 
     Attributes:
         lost: parameter -> why no layer holds it.
         shared: modules that use their weights at several places for one row.
         stacked: whether rows of the whole network go together under `vmap`.
-        numbers: numbers that a row takes while the curvature is summed, roughly, by what of it is `Held`.
+        numbers: numbers that a row takes while the curvature is summed, roughly, by what of it is `CaptureScope`.
         widest: numbers that a row takes in the forward pass, which may be mostly in modules without random weights.
     """
 
     lost: Mapping[str, str]
     shared: tuple[str, ...]
     stacked: bool
-    numbers: Mapping[Held, int]
+    numbers: Mapping[CaptureScope, int]
     widest: int = 1
 
     def text(self) -> str:
-        """Return the findings as JSON."""
+        """Return the support as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> Findings:
-        """Return the findings that `text` gave."""
+    def parse(cls, text: str) -> LayerSupport:
+        """Return the support that `text` gave."""
         found = json.loads(text)
         return cls(**{**found, "shared": tuple(found["shared"])})
 
 
-def network_layers(model: Model, findings: Findings, *, joint_bias: bool = True) -> NetworkLayers:
+def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = True) -> NetworkLayers:
     """Return the layers of a model's random weights.
 
     Args:
         model: the model.
-        findings: of `look` at its network.
+        support: as `layer_support` found it.
         joint_bias: whether biases stand as a column beside their weights, or as layers of their own.
 
     Returns:
@@ -186,18 +188,18 @@ def network_layers(model: Model, findings: Findings, *, joint_bias: bool = True)
     network, places = model.network, _places(model.network)
     layers: list[Layer] = []
     for module, own in _owners(network)[0].items():
-        kept = {key: places[name] for key, name in own.items() if name not in findings.lost}
+        kept = {key: places[name] for key, name in own.items() if name not in support.lost}
         if kept:
             layers += layers_of(module, network.module.get_submodule(module), kept, joint=joint_bias)
     whole = None
-    if findings.lost:
-        layout = Layout({n: s for n, s in network.layout.shapes.items() if n in findings.lost})
+    if support.lost:
+        layout = Layout({n: s for n, s in network.layout.shapes.items() if n in support.lost})
         index = torch.cat([places[name].flatten() for name in layout.names])
-        whole = Whole(index, network, layout, "; ".join(dict.fromkeys(findings.lost.values())), findings.stacked)
-    return NetworkLayers(model, tuple(layers), whole, frozenset(findings.shared))
+        whole = Whole(index, network, layout, "; ".join(dict.fromkeys(support.lost.values())), support.stacked)
+    return NetworkLayers(model, tuple(layers), whole, frozenset(support.shared))
 
 
-def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
+def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
     """Look at a model's network and find which layers can be taken by their own forms.
 
     Args:
@@ -206,7 +208,7 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         inputs: some rows of data.
 
     Returns:
-        The findings.
+        The support.
 
     Raises:
         TypeError: if weights are of lower precision than float32.
@@ -225,7 +227,7 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         said |= probe(network, views, network.arrange(order), modules=list(owners))
     while True:  # until every layer's gradient is autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
-        found = network_layers(model, Findings(lost, (), True, {}))
+        found = network_layers(model, LayerSupport(lost, (), True, {}))
         wrong = _wrong(found, views, rows)
         if not wrong:
             break
@@ -234,7 +236,7 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         seen = found.watch(views, rows, None)
     shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return Findings(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
+    return LayerSupport(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
 
 
 def _places(network: Network) -> dict[str, Tensor]:
@@ -274,7 +276,7 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
     for name in network.layout.names:
         if len(held[name]) > 1:
             lost[name] = "several layers share the weights"
-        elif name in network.picked.places:
+        elif name in network.mask.indices:
             lost[name] = "only some of the weights are random"
         else:
             module, key = held[name][0]
@@ -330,10 +332,10 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: NetworkLayers, seen: Seen, shared: Sequence[str]) -> dict[Held, int]:
+def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
     """Return how many numbers one row takes, by what is held of it."""
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
-    columns = min(TOGETHER, seen.outputs[0].numel())
+    columns = min(COLUMNS_AT_ONCE, seen.outputs[0].numel())
     given, places, jacobian, few = 0, [0], 1, 0
     for layer in found.layers:
         factors = isinstance(layer, Affine) and layer.module in shared  # taken for a few rows at a time

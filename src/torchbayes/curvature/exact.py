@@ -17,14 +17,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
 from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.curvature import Correlations
 
 _MARK = "beside."
 _FEW = 1024  # weights of which a dense matrix costs little; for more there is none
-SHARE = 1 / 3  # parameters per target above which too large a count of them moves the noise by more than 22 %
+PARAMETERS_PER_TARGET = 1 / 3  # where there are more, counting too many moves the noise by more than 22 %
 
 
 def is_needed(weights: int, targets: float) -> bool:
@@ -34,11 +34,11 @@ def is_needed(weights: int, targets: float) -> bool:
         weights: D.
         targets: n.
     """
-    return SHARE * targets < weights <= _FEW
+    return PARAMETERS_PER_TARGET * targets < weights <= _FEW
 
 
 @dataclass(frozen=True)
-class Beside:
+class WithExact:
     """Sums of a structure, and of the dense matrix in the first pass.
 
     Attributes:
@@ -49,11 +49,11 @@ class Beside:
     sums: Sums
     dense: DenseSums
 
-    held: ClassVar[tuple[Held, ...]] = ("everywhere", "in turn", "few")
+    held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere", "in turn", "few")
     correlations: ClassVar[Correlations] = "some"
 
     @staticmethod
-    def made(total: Mapping[str, Tensor]) -> bool:
+    def has_exact(total: Mapping[str, Tensor]) -> bool:
         """Return whether the matrix is in a sum."""
         return any(name.startswith(_MARK) for name in total)
 
@@ -82,9 +82,9 @@ class Beside:
         return self.sums.curvature(network, _own(totals_M), scale_MD)
 
 
-def exact_beside(network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature | None:
-    """Return the exact diag(s) H diag(s) that `Beside` has added up, or None where sums are of a structure alone."""
-    return DenseSums().curvature(network, _matrix(totals_M), scale_MD) if Beside.made(totals_M) else None
+def exact_curvature(network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature | None:
+    """Return the exact diag(s) H diag(s) that `WithExact` has added up, or None where sums are of a structure alone."""
+    return DenseSums().curvature(network, _matrix(totals_M), scale_MD) if WithExact.has_exact(totals_M) else None
 
 
 def _own(total: Sum) -> Sum:

@@ -22,7 +22,7 @@ from torchbayes.linalg import Form
 from torchbayes.linalg.structure import PlacedForm
 
 
-class Share(NamedTuple):
+class Coverage(NamedTuple):
     """Weights of one part that a structure is over.
 
     Attributes:
@@ -49,17 +49,17 @@ class Leaf:
 
     Attributes:
         form: Σ of one member, as a sum of products.
-        shares: the weights it is over.
+        coverage: the weights it is over.
     """
 
     form: Form
-    shares: list[Share]
+    coverage: list[Coverage]
 
     def block(self, unit: int, other: int) -> Tensor:
         """Return a Σ known by its root, between the weights of two output units of its layer, multiplied out once."""
         assert self.form.root_MDZ is not None
         if (unit, other) not in self._blocks:
-            (where,), root = self.shares[0].where, self.form.root_MDZ[0]
+            (where,), root = self.coverage[0].where, self.form.root_MDZ[0]
             self._blocks[unit, other] = root[where[unit]] @ root[where[other]].T
         return self._blocks[unit, other]
 
@@ -84,15 +84,15 @@ def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[L
     for where, form in covariance:
         local = where.new_full((size,), -1)
         local[where] = torch.arange(len(where), device=where.device)
-        shares = []
+        coverage = []
         for number, place in enumerate(local[each] for each in places):
             mask = place >= 0
             if mask.all():
-                shares.append(Share(number, place, None))
+                coverage.append(Coverage(number, place, None))
             elif mask.any():
-                shares.append(Share(number, place[mask], mask))
-        if shares:
-            found.append(Leaf(form, shares))
+                coverage.append(Coverage(number, place[mask], mask))
+        if coverage:
+            found.append(Leaf(form, coverage))
     return found
 
 
@@ -111,7 +111,7 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
 
 
 def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    own, form = [share.of(parts) for share in leaf.shares], leaf.form
+    own, form = [cover.of(parts) for cover in leaf.coverage], leaf.form
     if leaf.is_root and len(own) == 1 and own[0].is_plain and own[0].columns is None:
         return _of_last(leaf, own[0], diagonal)
     found = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
@@ -130,7 +130,7 @@ def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[
     """
     found = []
     for leaf in over:
-        mine = tuple([share.of(parts) for share in leaf.shares] for parts in both)
+        mine = tuple([cover.of(parts) for cover in leaf.coverage] for parts in both)
         found.append(_between(leaf.form, mine, limit))  # type: ignore[arg-type]
     return sum_of(found)
 

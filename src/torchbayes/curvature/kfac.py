@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
@@ -29,7 +29,7 @@ class KroneckerSums(OnePass):
 
     and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
     it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
-    diagonal. T and the means are over the places that are used (`Used`): padding whose targets are ignored changes
+    diagonal. T and the means are over the places that are used (`UsedPlaces`): padding with ignored targets changes
     nothing. A row counts as often as the place of it that counts most, so that in A weights of classes at places are
     those of rows, and where some places count more than others G and A weigh them differently.
 
@@ -41,7 +41,7 @@ class KroneckerSums(OnePass):
     sharing: str = "expand"
     largest: int = 1024
 
-    held: ClassVar[tuple[Held, ...]] = ("in turn",)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("in turn",)
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
@@ -67,7 +67,7 @@ class KroneckerSums(OnePass):
         """Add a batch in place."""
         affine = {part.module: part for part in piece.network.layers if isinstance(part, Affine)}
         moments = {module: Moment() for module in affine}  # weights and biases of a layer have the same
-        used = Used(piece.place_weights)
+        used = UsedPlaces(piece.place_weights)
         for column, calls in piece.columns():
             used.add(calls, affine)
             for module, part in affine.items():
@@ -92,7 +92,7 @@ class KroneckerSums(OnePass):
                 total[f"{place}.outputs"] += moments[part.module].total()
         self._add_inputs(total, piece, used)
 
-    def _add_inputs(self, total: Sum, piece: Piece, used: Used) -> None:
+    def _add_inputs(self, total: Sum, piece: Piece, used: UsedPlaces) -> None:
         """Add what enters A, each row as often as it counts, and of its places those that are used."""
         weights_B, rows = piece.row_weights, len(piece.seen.outputs)
         for place, part in enumerate(piece.network.parts):
@@ -160,7 +160,7 @@ class KroneckerSums(OnePass):
 
 
 @dataclass
-class Used:
+class UsedPlaces:
     """Which places of a row a layer is used at: those that the row's counted targets depend on.
 
     A place whose own target does not count, and at which no column has a gradient, adds nothing to G, and so must not

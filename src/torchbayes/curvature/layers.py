@@ -48,7 +48,7 @@ class Layer(Protocol):
         ...
 
     @property
-    def way(self) -> str:
+    def description(self) -> str:
         """How their curvature is taken, in words."""
         ...
 
@@ -75,7 +75,7 @@ class Affine:
     weight: bool
     bias: bool
 
-    way = "affine"
+    description = "affine"
 
     @property
     def joint(self) -> bool:
@@ -122,7 +122,7 @@ class Lookup:
     index: Tensor
     padding: int
 
-    way = "embedding"
+    description = "embedding"
 
     def weighted(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return entries (B, T) and gradients (B, T, O), zero where the entry is padding."""
@@ -165,7 +165,7 @@ class Other:
     part: nn.Module
     layout: Layout
 
-    way = "rows of the layer"
+    description = "rows of the layer"
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
         """Return the Jacobian of each row, (B, n)."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchbayes.curvature.layers import Affine, Call, outer, sum_of, turn
 
 _CACHED = 2**20  # numbers that a processor's cache holds
-TOGETHER = 16  # columns whose gradients are there at a time, at most
+COLUMNS_AT_ONCE = 16  # columns whose gradients are there at a time, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ class Squares:
         """Add a column."""
         if self.shared:
             self.waiting.append([call.outputs for call in calls])
-            if len(self.waiting) == TOGETHER:
+            if len(self.waiting) == COLUMNS_AT_ONCE:
                 self._take()
             return
         gradient = self.layer.gradients(calls[0].outputs).squeeze(2)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
@@ -34,7 +34,7 @@ class EigenvalueSums:
     factors: KroneckerSums
 
     passes = 2
-    held: ClassVar[tuple[Held, ...]] = ("in turn", "few")
+    held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", "few")
     correlations: ClassVar[Correlations] = "some"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
@@ -103,7 +103,7 @@ class LowRankSums:
     rank: int
     passes: int
 
-    held: ClassVar[tuple[Held, ...]] = ("in turn", *DiagonalSums.held)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", *DiagonalSums.held)
     correlations: ClassVar[Correlations] = "some"
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.capture import Seen
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.capture import Captured
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
@@ -57,7 +57,7 @@ class Piece:
     seed: int = 0
 
     @cached_property
-    def seen(self) -> Seen:
+    def seen(self) -> Captured:
         """The forward pass."""
         return self.network.watch(self.views, self.rows.inputs, self.buffers)
 
@@ -143,7 +143,7 @@ class Sums(Protocol):
         correlations: which correlations between weights the curvature keeps.
     """
 
-    held: ClassVar[tuple[Held, ...]]
+    held: ClassVar[tuple[CaptureScope, ...]]
     correlations: ClassVar[Correlations]
 
     @property
@@ -172,7 +172,7 @@ class Sums(Protocol):
 class OnePass:
     """What sums of a single pass share."""
 
-    held: ClassVar[tuple[Held, ...]] = ("everywhere",)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere",)
     correlations: ClassVar[Correlations] = "some"
 
     @property
@@ -188,7 +188,7 @@ class OnePass:
 class DiagonalSums(OnePass):
     """diag H = Σ_n Σ_r J_nr²: the squares of every weight's Jacobian."""
 
-    held: ClassVar[tuple[Held, ...]] = ("few",)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("few",)
     correlations: ClassVar[Correlations] = "none"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:

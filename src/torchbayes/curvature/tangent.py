@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.capture import Seen, requires_grad
-from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
+from torchbayes.curvature.capture import Captured, requires_grad
+from torchbayes.curvature.discovery import LayerSupport, NetworkLayers, layer_support, network_layers
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
@@ -67,7 +67,7 @@ class Tangent:
         buffers: Buffers | None,
         structure: Structure,
         chunk: int,
-        findings: Findings | None = None,
+        support: LayerSupport | None = None,
     ) -> Tangent:
         """Look at a network and return it linearised.
 
@@ -78,7 +78,7 @@ class Tangent:
             buffers: of the network.
             structure: a covariance of the weights that will be asked about.
             chunk: numbers that a piece of the rows may take.
-            findings: of a look at the network before; it is looked at with these rows if None.
+            support: of its layers, if it is known; found with these rows if None.
 
         Returns:
             The tangent.
@@ -86,8 +86,8 @@ class Tangent:
         Raises:
             ValueError: if the covariance is not one of this network's layers, or the outputs have several axes.
         """
-        findings = findings or look(model, weights_D, inputs)
-        both = [network_layers(model, findings, joint_bias=joint) for joint in (True, False)]
+        support = support or layer_support(model, weights_D, inputs)
+        both = [network_layers(model, support, joint_bias=joint) for joint in (True, False)]
         placed = list(forms(structure))
         fitting = [network for network in both if _fits(placed, network)]
         if not fitting:
@@ -102,7 +102,7 @@ class Tangent:
                 f"{tuple(seen.outputs.shape[1:])} for a row. Use predict(posterior, inputs, draws=...)."
             )
         over = leaves(placed, [part.index for part in fitting[0].parts])
-        numbers = max(_numbers(fitting[0], seen, over), findings.widest)
+        numbers = max(_numbers(fitting[0], seen, over), support.widest)
         return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk, over)
 
     def linear(self, inputs: Any) -> Linear:
@@ -150,7 +150,7 @@ class Tangent:
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
 
 
-def _parts(network: NetworkLayers, seen: Seen, columns: list[Tensor], *, keep: bool) -> list[Part]:
+def _parts(network: NetworkLayers, seen: Captured, columns: list[Tensor], *, keep: bool) -> list[Part]:
     """Return the Jacobian of the columns, layer by layer."""
     calls = list(seen.columns(columns, keep=keep)) if network.layers else []
     found: list[Part] = []
@@ -165,7 +165,7 @@ def _parts(network: NetworkLayers, seen: Seen, columns: list[Tensor], *, keep: b
     return found
 
 
-def _numbers(network: NetworkLayers, seen: Seen, over: list[Leaf]) -> int:
+def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
     """Return how many numbers a row takes, roughly, from one row.
 
     What layers are given is there once, and gradients once for each output. What makes a Jacobian of them is there too,
@@ -173,8 +173,8 @@ def _numbers(network: NetworkLayers, seen: Seen, over: list[Leaf]) -> int:
     covariance is one of each alone, as these are taken for a few rows at a time.
     """
     whole = network.whole.index.numel() if network.whole else 0
-    own = [share for leaf in over if leaf.form.is_spectral for share in leaf.shares]
-    alone = {share.part for share in own if share.mask is None}
+    own = [cover for leaf in over if leaf.form.is_spectral for cover in leaf.coverage]
+    alone = {cover.part for cover in own if cover.mask is None}
     once, each = seen.outputs.numel(), 2 * whole
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
     for number, layer in enumerate(network.layers):
@@ -185,7 +185,7 @@ def _numbers(network: NetworkLayers, seen: Seen, over: list[Leaf]) -> int:
             each += call.outputs.numel() * (1 if few else 4)  # as it comes, stacked, turned and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
-    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if leaf.is_root]
+    dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]
     each += max(dense, default=0) * (1 if network.single else 2)
     return once + seen.outputs.numel() * each
 

@@ -19,7 +19,7 @@ from torchbayes.checks import SettingError, check_counts, check_flags, check_kin
 from torchbayes.density.autograd import chunks
 from torchbayes.density.backend import Backend, Evaluation, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
-from torchbayes.density.plans import Plan, Way, as_plan, bound, choose
+from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
@@ -46,7 +46,7 @@ class LogDensity:
         num_data: int,
         data: Batch | None = None,
         *,
-        plan: Way | Plan | Literal["auto"] = "auto",
+        plan: BackendName | Plan | Literal["auto"] = "auto",
         chunk_size: int = 1024,
         training: bool = False,
         ranks: Ranks | None = None,

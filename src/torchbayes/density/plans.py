@@ -22,8 +22,8 @@ from torchbayes.model.network import Buffers
 
 # every backend, in the order in which "auto" asks them, and what the setting `plan` calls them
 BACKENDS: tuple[type[Backend], ...] = (Native, Loop, Vmap, Compiled)
-Way = Literal["native", "loop", "vmap", "compiled"]
-WAYS: tuple[str, ...] = tuple(backend.name for backend in BACKENDS)
+BackendName = Literal["native", "loop", "vmap", "compiled"]
+BACKEND_NAMES: tuple[str, ...] = tuple(backend.name for backend in BACKENDS)
 # stacked members must beat the loop by this much to replace it, so that noise in the timing seldom changes the choice
 _MARGIN = 1.15
 
@@ -43,7 +43,7 @@ class Plan:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice(WAYS, way=self.way)
+        check_choice(BACKEND_NAMES, way=self.way)
 
 
 def as_plan(plan: Plan | str) -> Plan | None:
@@ -54,7 +54,7 @@ def as_plan(plan: Plan | str) -> Plan | None:
     """
     if isinstance(plan, Plan):
         return plan
-    check_choice(("auto", *WAYS), plan=plan)
+    check_choice(("auto", *BACKEND_NAMES), plan=plan)
     return None if plan == "auto" else Plan(plan, "set by the caller")
 
 

@@ -31,7 +31,7 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
     if isinstance(state, int | float | str) or (isinstance(state, tuple) and all(isinstance(s, int) for s in state)):
         return {}, {prefix: state}
     if dataclasses.is_dataclass(state):
-        entries = {f.name: getattr(state, f.name) for f in _kept(state)}
+        entries = {_stored_name(f): getattr(state, f.name) for f in _lasting(state)}
     elif isinstance(state, Mapping):
         entries = dict(state)
     else:
@@ -45,9 +45,14 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
     return tensors, numbers
 
 
-def _kept(state: Any) -> list[dataclasses.Field[Any]]:
+def _lasting(state: Any) -> list[dataclasses.Field[Any]]:
     """Return the fields of a state that mean something between steps."""
     return [f for f in dataclasses.fields(state) if not f.metadata.get("workspace")]
+
+
+def _stored_name(field: dataclasses.Field[Any]) -> str:
+    """Return the name of a field in files: its own, or the one it had when the first of them were written."""
+    return field.metadata.get("stored_as", field.name)
 
 
 def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, prefix: str = "") -> Any:
@@ -73,7 +78,8 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
         return found.to(like.device)
     if dataclasses.is_dataclass(like):
         parts = {
-            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{f.name}") for f in _kept(like)
+            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{_stored_name(f)}")
+            for f in _lasting(like)
         }
         return dataclasses.replace(like, **parts)  # type: ignore[type-var]
     if isinstance(like, Mapping):
@@ -92,7 +98,7 @@ def mapped(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(state, tuple):
         return tuple(change(torch.tensor(state)).tolist())
     if dataclasses.is_dataclass(state):
-        return dataclasses.replace(state, **{f.name: mapped(getattr(state, f.name), change) for f in _kept(state)})  # type: ignore[type-var]
+        return dataclasses.replace(state, **{f.name: mapped(getattr(state, f.name), change) for f in _lasting(state)})  # type: ignore[type-var]
     if isinstance(state, Mapping):
         return {name: mapped(entry, change) for name, entry in state.items()}
     return state

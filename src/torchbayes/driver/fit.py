@@ -17,7 +17,7 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checks import check_fit, check_shares, check_size, warn_if_changing
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback, progress_bar
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run, describe
@@ -92,9 +92,9 @@ def fit(
     options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
     check_fit(model, method, start, **options, space=space)
     method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
-    share = Share(method.members, ranks or Ranks())
-    check_shares(model, method, share.ranks)
-    check_size(model, method, members=share.count, in_memory=directory is None)
+    shard = Shard(method.members, ranks or Ranks())
+    check_shares(model, method, shard.ranks)
+    check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
     source = as_source(model, data, method.needs.batch_size or 1024)
@@ -104,9 +104,9 @@ def fit(
     begin = start_of(model, start, member_seeds(seed, method.members), space=space)
     model = model if space is None else space.model
     about = {**_about(model, source, method, seed), **({} if space is None else {"space": space.checksum})}
-    with Run(directory, about, resume=resume, share=share) as run:
-        density = _density(model, source, method, ranks=share.ranks)
-        state = _carried_out(density, source, method, run=run, begin=begin, callbacks=callbacks)
+    with Run(directory, about, resume=resume, shard=shard) as run:
+        density = _density(model, source, method, ranks=shard.ranks)
+        state = _run_to_end(density, source, method, run=run, begin=begin, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(*run.shelf.packed(posterior))
@@ -115,7 +115,7 @@ def fit(
     return posterior
 
 
-def _carried_out(
+def _run_to_end(
     density: LogDensity,
     source: Source,
     method: Method,
@@ -125,9 +125,9 @@ def _carried_out(
     callbacks: Sequence[Callback] | None,
 ) -> Any:
     """Return the last state of a run, which begins at the weights and buffers of `begin`, or goes on."""
-    share, per_epoch = run.share, run.about["steps_per_epoch"]
-    seeds = member_seeds(run.about["seed"], method.members)[share.mine]
-    weights_MD, buffers = begin[0][share.mine], {name: buffer[share.mine] for name, buffer in begin[1].items()}
+    shard, per_epoch = run.shard, run.about["steps_per_epoch"]
+    seeds = member_seeds(run.about["seed"], method.members)[shard.local]
+    weights_MD, buffers = begin[0][shard.local], {name: buffer[shard.local] for name, buffer in begin[1].items()}
     fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
     state, found = run.restore(fresh)
     if found.get("plan"):
@@ -135,11 +135,11 @@ def _carried_out(
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
     # what was said of an epoch when the run ended within it is said of all of it
     within = state.step % per_epoch if method.visit(state) is not None else 0
-    run.take_up_log(state.step - within, epochs=found.get("epochs", 0))
+    run.resume_log(state.step - within, epochs=found.get("epochs", 0))
     run.shelf = _shelf(density.model, method, weights_MD, run=run, count=found.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
-    with _told(callbacks, method, (state.step // per_epoch, total), ranks=share.ranks) as listeners:
-        epochs = Epochs(per_epoch, total, Means(share, found.get("sums")), listeners)
+    with _listeners(callbacks, method, (state.step // per_epoch, total), ranks=shard.ranks) as listeners:
+        epochs = Epochs(per_epoch, total, Means(shard, found.get("sums")), listeners)
         return iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs)
 
 
@@ -157,7 +157,7 @@ def _result(
     Returns:
         The posterior, and what ended the check of it, if something did.
     """
-    whole = run.share.whole(state)
+    whole = run.shard.whole(state)
     posterior = method.posterior(density, whole, run.shelf).calibrated(source.inputs)
     problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
     # what is said of modes is said of what stands on them; all else goes its own way from its start
@@ -229,12 +229,12 @@ def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> L
 def _shelf(model: Model, method: Method, weights_MD: Tensor, *, run: Run, count: int) -> Shelf:
     """Return where the draws of a run go: to its directory, if it has one."""
     if run.directory is None or not method.needs.draws:
-        return MemoryShelf(run.share)
-    return DiskShelf(model, weights_MD, run.share, directory=run.directory, run=run.name, count=count)
+        return MemoryShelf(run.shard)
+    return DiskShelf(model, weights_MD, run.shard, directory=run.directory, run=run.name, count=count)
 
 
 @contextmanager
-def _told(
+def _listeners(
     callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, ranks: Ranks
 ) -> Iterator[Sequence[Callback]]:
     """Yield what is called after every epoch: on the first rank alone, and a progress bar if nothing is said."""

@@ -45,7 +45,7 @@ def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, 
             run.rescue(error, state, density, means=epochs.means)
             raise
         if state.step % epochs.steps:
-            epochs.look()
+            epochs.poll()
             continue
         if epochs.over(run, state, info):
             break
@@ -74,11 +74,11 @@ class Epochs:
     listeners: Sequence[Callback] = ()
     began: float = field(default_factory=time.monotonic)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Let lines of progress be written between steps: an epoch may take hours."""
         for listener in self.listeners:
             if isinstance(listener, Lines):
-                listener.look()
+                listener.poll()
 
     def over(self, run: Run, state: Any, info: Info) -> bool:
         """Log an epoch that is over, or as much of the last one as the run has.
@@ -96,15 +96,15 @@ class Epochs:
         """
         if not all_finite(state):
             raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
-        run.share.check_equal(state)
+        run.shard.check_equal(state)
         seen: Mapping[str, Any] = {**self.means.values(), **info.now()}
         number = -(-state.step // self.steps)
         seconds = round(time.monotonic() - self.began, 3)
         record = {"epoch": number, "step": state.step, **seen, "seconds": seconds}
         run.log(record)
         if state.step % self.steps == 0:  # else the epoch may be gone on with
-            self.means = Means(run.share)
+            self.means = Means(run.shard)
         self.began = time.monotonic()
         event = Event(number, self.total, state.step, state, info, record)
         stop = any([callback(event) is True for callback in self.listeners])  # a list: every callback is called
-        return run.share.ranks.agree(stop)
+        return run.shard.ranks.agree(stop)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 
 
 class Means:
@@ -17,17 +17,17 @@ class Means:
         count: steps so far.
     """
 
-    def __init__(self, share: Share, found: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, shard: Shard, found: Mapping[str, Any] | None = None) -> None:
         """Begin anew, or go on from sums that a checkpoint kept.
 
         Args:
-            share: the members of this process.
+            shard: the members of this process.
             found: what `sums` gave.
         """
-        self._share = share
+        self._shard = shard
         totals = found["totals"] if found else {}
         self.count: int = found["count"] if found else 0
-        self._totals = {n: torch.tensor(t[share.mine], dtype=torch.float64) for n, t in totals.items()}
+        self._totals = {n: torch.tensor(t[shard.local], dtype=torch.float64) for n, t in totals.items()}
 
     def sums(self) -> dict[str, Any]:
         """Return the sums as JSON-serialisable lists, one number per member of the fit."""
@@ -47,5 +47,5 @@ class Means:
     def _gathered(self) -> dict[str, list[float]]:
         if not self._totals:
             return {}
-        whole_NM = self._share.gather(torch.stack(list(self._totals.values()), dim=1)).mT
+        whole_NM = self._shard.gather(torch.stack(list(self._totals.values()), dim=1)).mT
         return dict(zip(self._totals, whole_NM.tolist(), strict=True))

@@ -76,9 +76,9 @@ class Lines:
     def __call__(self, event: Event) -> None:
         """Take the numbers of an epoch that is over."""
         self._done, self._numbers = event.epoch, summary(event)
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Write a line if one is due."""
         now = time.monotonic()
         if now < self._due:

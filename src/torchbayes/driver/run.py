@@ -28,7 +28,7 @@ from torchbayes.driver import log
 from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
 from torchbayes.driver.history import History
 from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import Shelf
 from torchbayes.posteriors.files import (
     CHECKPOINT,
@@ -62,7 +62,7 @@ class Run:
     """
 
     def __init__(
-        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, share: Share
+        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, shard: Shard
     ) -> None:
         """Describe the run; nothing is opened yet.
 
@@ -70,13 +70,13 @@ class Run:
             directory: where to write; None for nowhere.
             about: JSON-serialisable description of the run.
             resume: continue a run found there.
-            share: the members of this process.
+            shard: the members of this process.
 
         Raises:
             ValueError: if there is no directory to resume from.
         """
         self.directory = None if directory is None else Path(directory)
-        self.about, self.share, self._resume = dict(about), share, resume
+        self.about, self.shard, self._resume = dict(about), shard, resume
         self.name = ""  # known to the process that writes
         self.history = History()
         self.shelf: Shelf  # put up once it is known where the run goes on; no checkpoint outlives draws that it counts
@@ -99,10 +99,10 @@ class Run:
         if self.directory is None:
             return self
         with ExitStack() as stack:
-            if self.share.ranks.first:
+            if self.shard.ranks.first:
                 self._lock = stack.enter_context(Locked(self.directory))
                 self._begin(self.directory)
-            self.share.ranks.wait()
+            self.shard.ranks.wait()
             self._open = stack.pop_all()
         return self
 
@@ -145,9 +145,9 @@ class Run:
         if path is None or not path.exists():
             return fresh, {}
         about = {**self.about, "run": self.name} if self.name else self.about
-        return load_checkpoint(path, fresh, about, members=self.share.mine)
+        return load_checkpoint(path, fresh, about, members=self.shard.local)
 
-    def take_up_log(self, step: int, *, epochs: int = 0) -> None:
+    def resume_log(self, step: int, *, epochs: int = 0) -> None:
         """Forget the lines of the log after a step, so that a resumed run leaves the log of an uninterrupted one.
 
         Args:
@@ -180,10 +180,10 @@ class Run:
             Whether this process has written one.
         """
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
-        if self.directory is None or not self.share.agree(due):
+        if self.directory is None or not self.shard.agree(due):
             return False
         began = time.perf_counter()
-        state, sums = self.share.whole(state), means.sums()
+        state, sums = self.shard.whole(state), means.sums()
         path = self._path(CHECKPOINT)
         write = path is not None and all_finite(state)
         if path is not None and write:
@@ -214,7 +214,7 @@ class Run:
             OSError: if the directory is no longer this run's.
         """
         self.check()
-        alone = self.directory is not None and self.share.ranks.chains == 1
+        alone = self.directory is not None and self.shard.ranks.chains == 1
         if alone and self.shelf.whole and self.checkpoint(state, density, means, force=True):
             error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.driver.checks import check_draws, check_sample
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.mcmc.health import problems
 from torchbayes.methods.protocol import Method
@@ -76,7 +76,7 @@ def run_chains(density: Density, method: Method, start_MD: Tensor, *, seed: int)
     start_MD = _start(start_MD, method.members)
     check_draws(method, start_MD[0], start_MD.device)
     state = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
-    shelf, seen, fault = MemoryShelf(Share(method.members)), [], ""
+    shelf, seen, fault = MemoryShelf(Shard(method.members)), [], ""
     while method.visit(state) is not None:  # a density of its own has no rows to read
         state, info = method.step(density, state, None)
         shelf.add(method.draw(state))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.model.model import Model
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.posterior import Posterior, packed
@@ -19,15 +19,15 @@ from torchbayes.posteriors.store import DrawFile
 class MemoryShelf:
     """Draws kept in memory. Where several processes share the members, each of them keeps the draws of all."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, shard: Shard) -> None:
         """Make an empty shelf, for the members of this process."""
-        self._share = share
+        self._shard = shard
         self._draws: list[Tensor] = []
 
     def add(self, weights_MD: Tensor | None) -> None:
         """Keep a copy of the weights, or nothing of None."""
         if weights_MD is not None:
-            self._draws.append(self._share.gather(weights_MD.clone()))
+            self._draws.append(self._shard.gather(weights_MD.clone()))
 
     @property
     def count(self) -> int | None:
@@ -61,25 +61,25 @@ class DiskShelf:
     """Draws streamed to a run directory by the first process, from which all of them are read."""
 
     def __init__(
-        self, model: Model, like_MD: Tensor, share: Share, *, directory: Path, run: str, count: int = 0
+        self, model: Model, like_MD: Tensor, shard: Shard, *, directory: Path, run: str, count: int = 0
     ) -> None:
         """Take up the draws of a run, or begin.
 
         Args:
             model: what they are weights of.
             like_MD: weights of this process's members, with the dtype of a draw.
-            share: the members of this process.
+            shard: the members of this process.
             directory: of the run.
             run: name of the run.
             count: draws of the checkpoint that the run goes on from; those after it, of a run that was killed, are
                 forgotten.
         """
-        self._model, self._share, self._directory = model, share, directory
+        self._model, self._shard, self._directory = model, shard, directory
         self._file: DrawFile | None = None
         self._taken = count
         self._read: Tensor | None = None
-        whole_MD = share.gather(like_MD)
-        if share.ranks.first:
+        whole_MD = shard.gather(like_MD)
+        if shard.ranks.first:
             self._file = DrawFile.create(directory, whole_MD, model.layout.shapes, run=run)
             self._file.truncate(count)
 
@@ -88,7 +88,7 @@ class DiskShelf:
         if weights_MD is None:
             return
         self._taken += 1
-        whole_MD = self._share.gather(weights_MD)
+        whole_MD = self._shard.gather(weights_MD)
         if self._file is not None:
             self._file.append(whole_MD)
 
@@ -113,7 +113,7 @@ class DiskShelf:
         Raises:
             ValueError: if there are none.
         """
-        self._share.ranks.wait()
+        self._shard.ranks.wait()
         if self._read is None:
             self._read = read_draws(self._directory, self._model)
         if not self._read.shape[1]:

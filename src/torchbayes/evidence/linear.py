@@ -57,7 +57,7 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)
     module = copied(model.network.module).double().requires_grad_(True)  # only such parameters can be random
     own = model.network
-    network = Network(module, own.random if own.picked.places else own.layout.names)
+    network = Network(module, own.random if own.mask.indices else own.layout.names)
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
     plain, targets, weights_N = counted(model.likelihood, centre_NK, rows.targets)
     noise_NK = plain.noise(centre_NK).expand_as(centre_NK)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbayes.checks import check_function, check_object, check_tensor, seen
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import check_precision
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
@@ -60,7 +60,7 @@ class Target(Protocol):
 class ModelTarget:
     """The prior of a model, and its likelihood of all the data."""
 
-    def __init__(self, model: Model, data: Any, *, plan: Way | str = "auto", chunk_size: int = 1024) -> None:
+    def __init__(self, model: Model, data: Any, *, plan: BackendName | str = "auto", chunk_size: int = 1024) -> None:
         """Read and check the data.
 
         Args:
@@ -186,7 +186,9 @@ def check_model(model: Model) -> None:
         )
 
 
-def as_target(model: Model | Target, data: Any = None, *, plan: Way | str = "auto", chunk_size: int = 1024) -> Target:
+def as_target(
+    model: Model | Target, data: Any = None, *, plan: BackendName | str = "auto", chunk_size: int = 1024
+) -> Target:
     """Return the target of a model and data, or the target itself.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain
-from torchbayes.density.plans import WAYS
+from torchbayes.density.plans import BACKEND_NAMES
 
 __all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
@@ -29,7 +29,7 @@ def check_plan(plan: Any) -> None:
     Raises:
         ValueError: if there is no such way.
     """
-    check_choice(("auto", *WAYS), plan=plan)
+    check_choice(("auto", *BACKEND_NAMES), plan=plan)
 
 
 def check_schedule(schedule: Any) -> None:

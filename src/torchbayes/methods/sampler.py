@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchbayes.checks import given, plain
 from torchbayes.density.dynamics import Density, Value
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.mcmc.health import problems_of
@@ -44,7 +44,7 @@ class Sampler(ABC):
     steps: int = 1000
     burn_in: int = 200
     thin: int = 1
-    plan: Way | str = field(default="auto", kw_only=True)
+    plan: BackendName | str = field(default="auto", kw_only=True)
     chunk_size: int = field(default=1024, kw_only=True)
 
     batch_size = None  # samplers on minibatches have a setting of this name,
@@ -65,7 +65,7 @@ class Sampler(ABC):
                 f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
             )
         cycles = _cycles(self)
-        if cycles and not any(self.keeps(step) for step in range(self.steps, self.burn_in, -1)):
+        if cycles and not any(self.retains(step) for step in range(self.steps, self.burn_in, -1)):
             raise ValueError(
                 f"no cycle of `length` {cycles.length} ends after burn-in within {self.steps} steps, so nothing "
                 f"would be kept. Shorten the cycles, or sample longer."
@@ -119,7 +119,7 @@ class Sampler(ABC):
 
     def draw(self, state: Any) -> Tensor | None:
         """Return the weights of the chains if they are kept."""
-        return state.weights_MD if self.keeps(state.step) else None
+        return state.weights_MD if self.retains(state.step) else None
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Draws:
         """Return the draws on the shelf.
@@ -136,16 +136,16 @@ class Sampler(ABC):
         del state, source
         return problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
 
-    def keeps(self, step: int) -> bool:
+    def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are kept."""
         if cycles := _cycles(self):
             left = -step % cycles.length  # steps to the end of the cycle
             return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
-    def kept(self, step: int) -> int:
+    def num_retained(self, step: int) -> int:
         """Return how many weights of each chain are kept in the first `step` steps."""
-        return sum(self.keeps(number) for number in range(1, step + 1))
+        return sum(self.retains(number) for number in range(1, step + 1))
 
 
 def _cycles(method: Sampler) -> Cycles | None:

@@ -16,19 +16,19 @@ Random = Globs | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
+class RandomMask:
     """Which elements of which parameters.
 
     Attributes:
-        places: parameter -> flat places of the random elements, int64.
-        bases: parameter -> its tensor, whose other elements are the constants.
+        indices: parameter -> flat indices of the random elements, int64.
+        tensors: parameter -> its tensor, whose other elements are the constants.
     """
 
-    places: Mapping[str, Tensor] = field(default_factory=dict)
-    bases: Mapping[str, Tensor] = field(default_factory=dict)
+    indices: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, named: Mapping[str, Tensor], random: Random) -> Picked:
+    def of(cls, named: Mapping[str, Tensor], random: Random) -> RandomMask:
         """Return what a mapping picks of parameters; nothing where all of their elements are random.
 
         Args:
@@ -43,7 +43,7 @@ class Picked:
         """
         if not isinstance(random, Mapping):
             return cls()
-        places = {}
+        indices = {}
         for name, mask in random.items():
             if name not in named:
                 raise ValueError(f"`random` names `{name}`, which is no parameter; they are {', '.join(named)}.")
@@ -53,20 +53,20 @@ class Picked:
                     f"`random['{name}']` must be a bool tensor of shape {tuple(named[name].shape)}; got {seen}."
                 )
             if not mask.all() and mask.any():
-                places[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
-        return cls(places, {name: named[name].detach() for name in places})
+                indices[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
+        return cls(indices, {name: named[name].detach() for name in indices})
 
-    def take(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters with the random elements alone where only some are, (n,)."""
-        return {n: t.flatten()[self.places[n]] if n in self.places else t for n, t in named.items()}
+        return {n: t.flatten()[self.indices[n]] if n in self.indices else t for n, t in named.items()}
 
-    def whole(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def fill(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return parameters in their own shapes, the other elements at their constants."""
-        if not self.places:
+        if not self.indices:
             return views
         filled = {
-            n: self.bases[n].flatten().index_copy(0, where, views[n]).view(self.bases[n].shape)
-            for n, where in self.places.items()
+            n: self.tensors[n].flatten().index_copy(0, where, views[n]).view(self.tensors[n].shape)
+            for n, where in self.indices.items()
             if n in views
         }
         return {**views, **filled}

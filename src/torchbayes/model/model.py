@@ -105,7 +105,7 @@ class Model:
         self.likelihood = as_likelihood(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
-        whole = {name: tuple(base.shape) for name, base in self.network.picked.bases.items()}
+        whole = {name: tuple(base.shape) for name, base in self.network.mask.tensors.items()}
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
         self.temperature = float(temperature)
         self.tempering = tempering

@@ -20,7 +20,7 @@ from torchbayes.checks import seen
 from torchbayes.model.functional_call import Held
 from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
-from torchbayes.model.masked import Picked, Random, check_random, is_random, names_of
+from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
 from torchbayes.native.seeds import Purpose, seeded
 
@@ -39,7 +39,7 @@ class Network:
         module: a copy of the given module, to look at only.
         layout: names and shapes of the random weights.
         random: which those are, as they were given.
-        picked: parameters of which only some elements are random.
+        mask: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
@@ -63,7 +63,7 @@ class Network:
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
-        self.random, self.picked = random, Picked.of(named, random)
+        self.random, self.mask = random, RandomMask.of(named, random)
         chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and is_random(n, random)}
         if not chosen:
             trainable = [n for n, p in named.items() if p.requires_grad]
@@ -72,7 +72,7 @@ class Network:
                 f"parameters ({_listed(trainable)}). Widen the glob or unfreeze some."
             )
         _check_dtypes({p.dtype for p in chosen.values()})
-        chosen = self.picked.take(chosen)
+        chosen = self.mask.select(chosen)
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
@@ -145,7 +145,7 @@ class Network:
             inputs: as of a call.
             buffers: as of a call.
         """
-        state = {**self.picked.whole(views), **(self.buffers if buffers is None else buffers)}
+        state = {**self.mask.fill(views), **(self.buffers if buffers is None else buffers)}
         self._held.ask(state, inputs, device=self.device)
         return state
 
@@ -183,7 +183,7 @@ class Network:
             named = {n: p.detach() for n, p in module.named_parameters()}
             if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
-            weights.append(self.layout.join(self.picked.take(only(self.layout.names, named))))
+            weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
             buffers.append({n: b.clone() for n, b in module.named_buffers() if n in self.buffers})
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return torch.stack(weights).to(self.device), stacked

@@ -197,7 +197,7 @@ class Subspace:
 
     def _place(self, coordinates_R: Tensor) -> dict[str, Tensor]:
         network = self.whole.network
-        return dict(network.picked.whole(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
+        return dict(network.mask.fill(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
 
 
 def _check_weights(model: Model, **weights: Tensor) -> int:

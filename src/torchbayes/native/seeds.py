@@ -54,7 +54,7 @@ class Purpose(enum.IntEnum):
     PRIOR = 21
     DISTRIBUTION = 22  # a prior that is a torch Distribution
     GAUSSIAN = 23  # weights of a Gaussian posterior
-    KEPT = 24  # which of the kept draws
+    SUBSAMPLE = 24  # of the draws on file
     TARGETS = 25  # of a predictive
     OUTPUTS = 26  # of a linearised network
     SUBSPACE = 27  # directions of one

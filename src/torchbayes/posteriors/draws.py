@@ -70,7 +70,7 @@ class Draws(Posterior):
         members, kept, _ = self.weights_MSD.shape
         if per_chain == kept:
             return torch.arange(kept).unsqueeze(1).expand(-1, members)
-        source, rounds = generator(Purpose.KEPT, seed), -(-per_chain // kept)
+        source, rounds = generator(Purpose.SUBSAMPLE, seed), -(-per_chain // kept)
         return torch.stack(
             [torch.cat([torch.randperm(kept, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
         )[:per_chain]

@@ -44,7 +44,7 @@ class LaplacePosterior(Posterior):
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
         exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
             the weights are many, or few beside the targets.
-        found: how the network is built, as `Findings.text`: what the covariance is one of; empty if not known.
+        found: how the network is built, as `LayerSupport.text`: what the covariance is one of; empty if not known.
     """
 
     mean_MD: Tensor

@@ -100,13 +100,13 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
     held = dict(module.named_parameters())
     own = model.network
     shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
-    said = Layout.of(own.picked.whole(own.layout.split(own.weights()))).differences(shapes)
+    said = Layout.of(own.mask.fill(own.layout.split(own.weights()))).differences(shapes)
     if said:
         raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
-    network = Network(module, own.random if own.picked.places else own.layout.names)
+    network = Network(module, own.random if own.mask.indices else own.layout.names)
     weights_D = model.given_weights()
     check_finite_start(start=network.weights())
-    weights_D[: network.layout.size] = network.layout.join(network.picked.take(held)).detach()
+    weights_D[: network.layout.size] = network.layout.join(network.mask.select(held)).detach()
     return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)
 
 

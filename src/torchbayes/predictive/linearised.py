@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain, seen
-from torchbayes.curvature.discovery import SPREAD_ROWS, Findings
+from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg.matrices import eigh
@@ -181,8 +181,8 @@ class Linearised:
             own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
             options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
-            found = Findings.parse(text) if text else None
-            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, findings=found)
+            found = LayerSupport.parse(text) if text else None
+            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, support=found)
             self._known[rows] = [
                 (
                     replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]),

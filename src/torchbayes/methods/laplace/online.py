@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_counts, check_schedule, check_share, check_training
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
@@ -56,14 +56,14 @@ class State:
 
     Attributes:
         trajectory: the weights on their way down.
-        survey: the pass that is going on, or the last one.
+        last_pass: the pass over the data that is under way, or the last one.
         strength_MD: d, factor on the precision of the model's prior, (1, D).
         noise_M: factor on the noise scale of a regression, (1,).
         step: batches seen, by training or passes.
     """
 
     trajectory: Trajectory
-    survey: CurvaturePass
+    last_pass: CurvaturePass = field(metadata={"stored_as": "survey"})
     strength_MD: Tensor
     noise_M: Tensor
     step: int
@@ -163,7 +163,7 @@ class OnlineLaplace:
     sharing: Sharing = field(default="expand", kw_only=True)
     joint_bias: bool = field(default=True, kw_only=True)
     chunk: int = field(default=2**24, kw_only=True)
-    plan: Way | str = field(default="auto", kw_only=True)
+    plan: BackendName | str = field(default="auto", kw_only=True)
 
     members = 1
 
@@ -228,13 +228,13 @@ class OnlineLaplace:
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)
         curvature_pass.check_held(_curvature_settings(self), weights_MD)
-        survey = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        current_pass = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
-        return State(trajectory, survey, torch.ones_like(weights_MD), noise_M, 0)
+        return State(trajectory, current_pass, torch.ones_like(weights_MD), noise_M, 0)
 
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch, to train by or of a pass; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < self.length(state.survey.steps_per_epoch) else None
+        return Visit("minibatch", state.step) if state.step < self.length(state.last_pass.steps_per_epoch) else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step, or add one batch to a pass; the last one of a pass chooses prior and noise.
@@ -248,17 +248,17 @@ class OnlineLaplace:
         Returns:
             The new state, and what was seen.
         """
-        per_epoch = state.survey.steps_per_epoch
+        per_epoch = state.last_pass.steps_per_epoch
         order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
         if order[epoch]:
             now, nll_M, lr = _descend(self, density, state, batch=batch, donate=donate)
         else:
             begins = position == 0 and order[epoch - 1]
-            survey = _begun(state) if begins else state.survey if donate else state.survey.clone()
-            survey, nll_M = curvature_pass.add(_curvature_settings(self), density, survey, batch=batch)
-            now, lr = replace(state, survey=survey, step=state.step + 1), 0.0
-            if survey.step == _curvature_settings(self).sums.passes * survey.steps_per_epoch:
-                tuned = _tuned(self, density, survey)
+            current_pass = _begun(state) if begins else state.last_pass if donate else state.last_pass.clone()
+            current_pass, nll_M = curvature_pass.add(_curvature_settings(self), density, current_pass, batch=batch)
+            now, lr = replace(state, last_pass=current_pass, step=state.step + 1), 0.0
+            if current_pass.step == _curvature_settings(self).sums.passes * current_pass.steps_per_epoch:
+                tuned = _tuned(self, density, current_pass)
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
         return now, Info(nll_M, lr, float(now.strength_MD.log().mean().exp()), float(now.noise_M[0]))
@@ -274,8 +274,8 @@ class OnlineLaplace:
             ValueError: if the run ended within a pass.
         """
         del shelf
-        found = _tuned(self, density, state.survey)
-        return found.with_problems(off_mode(found, state.survey.gradient_MD))
+        found = _tuned(self, density, state.last_pass)
+        return found.with_problems(off_mode(found, state.last_pass.gradient_MD))
 
     def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
         """Return whether numbers are not finite; what is known of the mode the posterior has told already."""
@@ -304,12 +304,14 @@ def _begun(state: State) -> CurvaturePass:
     trajectory = state.trajectory
     options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
     fresh = curvature_pass.begin(trajectory.weights_MD, trajectory.buffers, **options)
-    return replace(fresh, found=state.survey.found)
+    return replace(fresh, found=state.last_pass.found)
 
 
-def _tuned(method: OnlineLaplace, density: LogDensity, survey: CurvaturePass) -> LaplacePosterior:
+def _tuned(method: OnlineLaplace, density: LogDensity, current_pass: CurvaturePass) -> LaplacePosterior:
     return tune(
-        curvature_pass.finish(_curvature_settings(method), density, survey), prior=method.prior, noise=method.noise
+        curvature_pass.finish(_curvature_settings(method), density, current_pass),
+        prior=method.prior,
+        noise=method.noise,
     )
 
 

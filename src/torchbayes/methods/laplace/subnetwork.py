@@ -33,7 +33,7 @@ def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, T
     warn_of(posterior.problems)
     gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     layout = posterior.model.network.layout
-    if posterior.model.network.picked.places:
+    if posterior.model.network.mask.indices:
         raise ValueError("the posterior is one over a subnetwork already. Start from one over all weights.")
     if not 1 <= size <= layout.size:
         raise ValueError(f"`size` must lie in 1..{layout.size}, the weights of the network; got {size}.")

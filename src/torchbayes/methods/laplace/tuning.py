@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags, check_kind
-from torchbayes.curvature.exact import SHARE
+from torchbayes.curvature.exact import PARAMETERS_PER_TARGET
 from torchbayes.linalg import Curvature
 from torchbayes.linalg.dropped import dropped
 from torchbayes.metrics import nll
@@ -45,7 +45,7 @@ _WINDOW, _WINDOWS = 3.0, 20  # |change of a log factor| at most in one of so man
 
 
 @dataclass(frozen=True)
-class Problem:
+class EvidenceProblem:
     """The evidence as a function of log factors.
 
     Attributes:
@@ -164,7 +164,7 @@ def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Lap
         chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
         posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale).with_problems(chosen.problems)
         return posterior if prior == "model" else _by_evidence(posterior, prior, False)
-    problem = problem_of(posterior, prior, noise=noise)
+    problem = evidence_problem(posterior, prior, noise=noise)
     if prior == "weight":
         return _by_weight(posterior, problem)
     spectra = problem.spectra()
@@ -181,7 +181,7 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
     correlations out counts too many, which matters where γ is a good part of n.
     """
     gamma, count = float(tuned.effective_parameters().max()), tuned.num_targets
-    if tuned.curvature.correlations == "all" or gamma < SHARE * count:
+    if tuned.curvature.correlations == "all" or gamma < PARAMETERS_PER_TARGET * count:
         return tuned
     return tuned.with_problems([
         f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
@@ -190,7 +190,7 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
     ])
 
 
-def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Problem:
+def evidence_problem(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> EvidenceProblem:
     """Return the evidence of a posterior as a function of the factors that are free.
 
     Args:
@@ -209,7 +209,9 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
         scales = fixed_noise(model.likelihood)
         constant = sum(math.log(s * math.sqrt(2 * math.pi)) for s in scales) / len(scales)
         errors_M = -2 * (posterior.log_likelihood_M.cpu() + count * constant)
-    return Problem(curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model")
+    return EvidenceProblem(
+        curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model"
+    )
 
 
 def _groups(model: Model, prior: Groups) -> Tensor:
@@ -227,7 +229,7 @@ def _groups(model: Model, prior: Groups) -> Tensor:
     return torch.cat(found)
 
 
-def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int = 60) -> tuple[Tensor, float]:
+def newton(spectra: list[Tensor], problem: EvidenceProblem, start: Tensor, *, steps: int = 60) -> tuple[Tensor, float]:
     """Return the log factors (G,) and log β at the maximum of the evidence.
 
     With t = d/(βλ + d) the gradient is ½ (n_g − d U_g − Σ t) and ½ (n − β R − Σ (1 − t)), and the second derivatives
@@ -266,7 +268,7 @@ def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int
     return point[:-1], float(point[-1])
 
 
-def _descend(problem: Problem) -> tuple[Tensor, float]:
+def _descend(problem: EvidenceProblem) -> tuple[Tensor, float]:
     """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS, a Cholesky factor a step."""
     from scipy.optimize import minimize  # slow to import
 
@@ -315,7 +317,7 @@ def _check_single(posterior: LaplacePosterior) -> None:
         )
 
 
-def _by_weight(posterior: LaplacePosterior, problem: Problem) -> LaplacePosterior:
+def _by_weight(posterior: LaplacePosterior, problem: EvidenceProblem) -> LaplacePosterior:
     """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0."""
     values, squares = problem.curvature.diagonal()[0].double(), problem.squares_MD[0].double()
     product = values * squares

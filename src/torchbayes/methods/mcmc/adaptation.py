@@ -83,7 +83,7 @@ class StepSize:
 
 
 @dataclass(frozen=True)
-class Spread:
+class RunningVariance:
     """Running variance of the weights of M chains, by Welford's rule.
 
     Attributes:
@@ -97,16 +97,16 @@ class Spread:
     count: int
 
     @classmethod
-    def empty(cls, weights_MD: Tensor) -> Spread:
+    def empty(cls, weights_MD: Tensor) -> RunningVariance:
         """Return the variance of nothing."""
         return cls(torch.zeros_like(weights_MD), torch.zeros_like(weights_MD), 0)
 
-    def collect(self, weights_MD: Tensor) -> Spread:
+    def collect(self, weights_MD: Tensor) -> RunningVariance:
         """Return the variance with one more vector of weights."""
         count = self.count + 1
         before = weights_MD - self.mean_MD
         mean_MD = self.mean_MD + before / count
-        return Spread(mean_MD, self.squares_MD + before * (weights_MD - mean_MD), count)
+        return RunningVariance(mean_MD, self.squares_MD + before * (weights_MD - mean_MD), count)
 
     def inverse_mass(self, groups: Sequence[slice] = ()) -> Tensor:
         """Return the variances, shrunk to a thousandth of their mean as if that had been seen five times.

@@ -14,7 +14,7 @@ from torchbayes.checks import check_choice, given
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.faults import travelled
-from torchbayes.methods.mcmc.adaptation import Spread, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import RunningVariance, StepSize, windows
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import begin
 
@@ -67,7 +67,7 @@ class State:
     log_density_M: Tensor
     log_likelihood_M: Tensor
     step_size: StepSize
-    spread: Spread
+    spread: RunningVariance
     inverse_mass_MD: Tensor
     length: float
     seeds: tuple[int, ...]
@@ -118,7 +118,7 @@ def start(
         first_M = first_M.clamp(max=length or math.inf)
     else:
         first_M = torch.full((len(weights_MD),), float(method.step_size), dtype=torch.float64)
-    spread = Spread.empty(weights_MD)
+    spread = RunningVariance.empty(weights_MD)
     values = (value.gradient, value.log_density, value.log_likelihood)
     return State(weights_MD, *values, StepSize.at(first_M), spread, inverse_mass_MD, length, tuple(seeds), 0)
 
@@ -169,7 +169,7 @@ def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M
         spread = spread.collect(state.weights_MD)
         if state.step in windows(method.burn_in):
             layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
-            found_MD, spread = spread.inverse_mass(tuple(layers)), Spread.empty(state.weights_MD)
+            found_MD, spread = spread.inverse_mass(tuple(layers)), RunningVariance.empty(state.weights_MD)
             # a chain that stood still has learned nothing
             mass_MD = torch.where((found_MD > 0).all(-1, keepdim=True), found_MD, mass_MD)
             step_size = step_size.restarted() if method.step_size is None else step_size

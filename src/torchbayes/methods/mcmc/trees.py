@@ -55,21 +55,21 @@ class _Rows:
 
     def keep(self, growing_L: Tensor) -> None:
         """Leave out the chains that have stopped, so that no step has to pick the others."""
-        kept = _where(growing_L)
+        kept = _indices(growing_L)
         for name, part in vars(self).items():
-            setattr(self, name, _picked(part, kept))
+            setattr(self, name, _select(part, kept))
 
 
-def _where(mask_L: Tensor) -> Tensor:
+def _indices(mask_L: Tensor) -> Tensor:
     """Return the numbers of the rows at which a mask is true."""
     return mask_L.nonzero().squeeze(-1)
 
 
-def _picked(part: Any, rows: Tensor) -> Any:
+def _select(part: Any, rows: Tensor) -> Any:
     """Return some rows of a tensor, or of all tensors in lists and named tuples."""
     if isinstance(part, Tensor):
         return part.index_select(0, rows.to(part.device))
-    parts = [_picked(one, rows) for one in part]
+    parts = [_select(one, rows) for one in part]
     return parts if isinstance(part, list) else type(part)(*parts)
 
 
@@ -177,7 +177,7 @@ class Trees:
         """Add a subtree of 2^doubling leapfrog steps at a random end of every trajectory that still grows."""
         uniforms_LU = self._uniforms(doubling)
         forwards_L, log_uniform_L = uniforms_LU[:, 0] < 0.5, uniforms_LU[:, 1].log()
-        subtree = self._sprouted(forwards_L, uniforms_LU[:, 2:].log())
+        subtree = self._new_subtrees(forwards_L, uniforms_LU[:, 2:].log())
         start_LD = subtree.end.momentum_LD
         for number in range(2**doubling):
             self._grow(subtree, density, number)
@@ -209,7 +209,7 @@ class Trees:
         numbers = uniforms(seeds, Purpose.TREE, self._state.step, doubling, count=2 + 2**doubling)
         return numbers.to(self.growing.energy_L.device)
 
-    def _sprouted(self, forwards_L: Tensor, log_uniforms_LU: Tensor) -> _Subtree:
+    def _new_subtrees(self, forwards_L: Tensor, log_uniforms_LU: Tensor) -> _Subtree:
         """Return the subtrees before their first step."""
         trees = self.growing
         nothing_L = torch.zeros_like(trees.energy_L)
@@ -241,7 +241,7 @@ class Trees:
             return
         self.divergent_M[subtree.chain_L] = gain_L < -DIVERGENCE
         self.outside_M[subtree.chain_L] = gain_L == -torch.inf
-        self._count(subtree, _where(~growing_L), number + 1)
+        self._count(subtree, _indices(~growing_L), number + 1)
         subtree.keep(growing_L)
 
     def _count(self, subtree: _Subtree, rows: Tensor | slice, steps: int) -> None:
@@ -271,8 +271,8 @@ class Trees:
 
     def _retain(self, growing_L: Tensor) -> None:
         """Let the other trajectories end with what was drawn from them."""
-        trees, old, over = self.growing, self.chosen, _where(~growing_L)
-        chains, (weights, value) = trees.chain_L[over], _picked(trees.chosen, over)
+        trees, old, over = self.growing, self.chosen, _indices(~growing_L)
+        chains, (weights, value) = trees.chain_L[over], _select(trees.chosen, over)
         self.chosen = _Chosen(
             old.weights_MD.index_copy(0, chains, weights),
             Value(*(o.index_copy(0, chains, n) for n, o in zip(value, old.value, strict=True))),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -45,7 +45,7 @@ class MAP(Descent):
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
-    plan: Way | str = "auto"
+    plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_training(self)

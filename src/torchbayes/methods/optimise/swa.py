@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -68,7 +68,7 @@ class SWA(Descent):
     averaging_lr: float | None = None
     burn_in: float = 0.5
     per_epoch: int | None = None
-    plan: Way | str = "auto"
+    plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_averaging(self)

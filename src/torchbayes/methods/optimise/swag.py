@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
@@ -155,7 +155,7 @@ class SWAG(Descent):
     per_epoch: int | None = None
     rank: int = 20
     scale: float | None = None
-    plan: Way | str = "auto"
+    plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_averaging(self)

@@ -27,7 +27,7 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class SGHMC(Sampler):
             ValueError: if the density has the wrong shape.
         """
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else _copy(state)
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)

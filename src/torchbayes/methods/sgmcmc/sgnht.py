@@ -27,7 +27,7 @@ from torchbayes.methods.checks import check_positive
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class SGNHT(Sampler):
             ValueError: if the density has the wrong shape.
         """
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = (
             state
             if donate

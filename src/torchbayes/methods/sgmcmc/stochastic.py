@@ -89,7 +89,7 @@ def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
-def looked_at(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
+def evaluate_finite(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
     """Return the density before a step, once it is known to be finite, and what the step saw.
 
     Args:

@@ -64,7 +64,7 @@ def even_bounds(num_data: int, batch_size: int) -> list[int]:
     return [num_data * step // steps for step in range(steps + 1)]
 
 
-def spread(count: int, total: int) -> list[int]:
+def evenly_spaced(count: int, total: int) -> list[int]:
     """Return at most `count` numbers out of 0..total − 1, evenly spaced."""
     count = min(count, total)
     return [total * k // count for k in range(count)]
@@ -75,7 +75,7 @@ def whole_batches(count: int, bounds: Sequence[int]) -> list[list[int]]:
     total, size = bounds[-1], bounds[1]
     if total <= count:
         return [list(range(a, b)) for a, b in pairwise(bounds)]
-    chosen = spread(max(count // size, 1) * size, total)
+    chosen = evenly_spaced(max(count // size, 1) * size, total)
     return [chosen[at : at + size] for at in range(0, len(chosen), size)]
 
 
@@ -293,7 +293,7 @@ class Stream:
 
     def some(self, count: int) -> list[Batch]:
         """Return whole batches spread over the stream."""
-        wanted = set(spread(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
+        wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
         return [_checked(self._model, self._first, b) for number, b in enumerate(self._batches) if number in wanted]
 
     def check(self) -> None:
