@@ -116,10 +116,10 @@ def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """Return the description of the run that a checkpoint is of, which reads nothing else of it.
+    """Return the description of a checkpoint's run, without reading the rest of the file.
 
     Raises:
-        ValueError: if its header is damaged, or it is no checkpoint.
+        ValueError: if its header is damaged, or it is not a checkpoint.
     """
     return _about(path, read_header(path))
 
@@ -138,14 +138,14 @@ def load_checkpoint(
     Args:
         path: the file.
         like: a fresh state of the same structure, of these members.
-        about: description of the run now asked for; every entry must equal the file's.
+        about: description of the requested run; every entry must equal the file's.
         members: which members are wanted.
 
     Returns:
         (state, the file's whole description).
 
     Raises:
-        ValueError: if the file is damaged, no checkpoint, or of another run or version; the message says in what.
+        ValueError: if the file is damaged, not a checkpoint, or of another run or version; the message says in what.
     """
     tensors, header = read_tensors(path)
     found = _about(path, header)
@@ -165,12 +165,12 @@ def load_checkpoint(
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Check that what was found on disk describes the run now asked for.
+    """Check that what was found on disk describes the requested run.
 
     Args:
         path: where it was found.
-        found: the description found; entries that `about` does not have are left aside.
-        about: description of the run now asked for.
+        found: the description found; entries that `about` does not have are ignored.
+        about: description of the requested run.
 
     Raises:
         ValueError: if they differ; the message names every differing entry.

@@ -1,4 +1,4 @@
-"""What is averaged over the steps of an epoch for its line of the log."""
+"""Averages over the steps of an epoch, for its line of the log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Means:
     """
 
     def __init__(self, shard: Shard, found: Mapping[str, Any] | None = None) -> None:
-        """Begin anew, or go on from sums that a checkpoint kept.
+        """Start at zero, or from the sums in a checkpoint.
 
         Args:
             shard: the members of this process.
-            found: what `sums` gave.
+            found: sums as `sums` returned them.
         """
         self._shard = shard
         totals = found["totals"] if found else {}
@@ -34,7 +34,7 @@ class Means:
         return {"count": self.count, "totals": self._gathered()}
 
     def add(self, info: Any) -> None:
-        """Add what a step saw: the tensors (M,) of `info.means()`."""
+        """Add what a step reported: the tensors (M,) of `info.means()`."""
         for name, seen_M in info.means().items():
             value_M = seen_M.detach().double().cpu()
             self._totals[name] = self._totals[name] + value_M if name in self._totals else value_M

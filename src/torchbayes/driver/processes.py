@@ -39,11 +39,11 @@ class Shard:
         return self.ranks.gather(tensor, self.members)
 
     def whole(self, state: Any) -> Any:
-        """Return a state of all members, on every process."""
+        """Return the state of all members, on every process."""
         return state if self.ranks.chains == 1 else mapped(state, self.gather)
 
     def agree(self, choice: bool) -> bool:
-        """Return the first process's choice, where what follows needs all of them."""
+        """Return the first process's choice, where the next operation needs all processes."""
         return choice if self.ranks.chains == 1 else self.ranks.agree(choice)
 
     def check_equal(self, state: Any) -> None:

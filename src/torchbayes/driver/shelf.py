@@ -1,4 +1,4 @@
-"""The shelf of a run: where the weights go that its method draws, in memory or streamed to the run directory."""
+"""The shelf of a run: where its draws go, in memory or streamed to the run directory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class MemoryShelf:
         self._draws: list[Tensor] = []
 
     def add(self, weights_MD: Tensor | None) -> None:
-        """Keep a copy of the weights, or nothing of None."""
+        """Keep a copy of the weights; None is ignored."""
         if weights_MD is not None:
             self._draws.append(self._shard.gather(weights_MD.clone()))
 
     @property
     def count(self) -> int | None:
-        """How many draws a checkpoint can count on: none of them outlives the process."""
+        """Number of draws that a checkpoint can rely on; None, as draws in memory do not outlive the process."""
         return None
 
     @property
@@ -63,16 +63,16 @@ class DiskShelf:
     def __init__(
         self, model: Model, like_MD: Tensor, shard: Shard, *, directory: Path, run: str, count: int = 0
     ) -> None:
-        """Take up the draws of a run, or begin.
+        """Continue the draws of a run, or begin.
 
         Args:
-            model: what they are weights of.
+            model: the model whose weights they are.
             like_MD: weights of this process's members, with the dtype of a draw.
             shard: the members of this process.
             directory: of the run.
             run: name of the run.
-            count: draws of the checkpoint that the run goes on from; those after it, of a run that was killed, are
-                forgotten.
+            count: number of draws in the checkpoint that the run resumes from; later ones, of a run that was killed,
+                are dropped.
         """
         self._model, self._shard, self._directory = model, shard, directory
         self._file: DrawFile | None = None
@@ -84,7 +84,7 @@ class DiskShelf:
             self._file.truncate(count)
 
     def add(self, weights_MD: Tensor | None) -> None:
-        """Write the weights to the disk, or nothing of None."""
+        """Write the weights to disk; None is ignored."""
         if weights_MD is None:
             return
         self._taken += 1
@@ -103,7 +103,7 @@ class DiskShelf:
         return self._file is None or len(self._file) >= self._taken
 
     def sync(self) -> None:
-        """Wait until all draws are on the disk itself."""
+        """Wait until all draws are physically on disk."""
         if self._file is not None:
             self._file.sync()
 
@@ -121,15 +121,15 @@ class DiskShelf:
         return self._read
 
     def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the header of the posterior's file, which refers to the draws beside it."""
+        """Return the tensors and the header of the posterior's file, which refers to the file of draws next to it."""
         tensors, header = packed(posterior)
-        if self._read is None or tensors.get(_DRAWS) is not self._read:  # they are not those of the posterior as it is
+        if self._read is None or tensors.get(_DRAWS) is not self._read:  # the posterior holds other draws than the file
             return tensors, header
         own = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
         settings: Mapping[str, Any] = {**header["settings"], "draws": self.count, "beside": True}
         return own, {**header, "settings": settings}
 
 
-_DRAWS = "weights_MSD"  # the tensor of a posterior that may stay in the file of the draws
+_DRAWS = "weights_MSD"  # a posterior's tensor that may stay in the file of draws
 _NONE = "the run ended within its burn-in, before weights were kept. Resume it with more steps."
 Shelf = MemoryShelf | DiskShelf

@@ -1,4 +1,4 @@
-"""Weights picked one by one: parameters of which only some elements are random, the others constants."""
+"""Masks of random weights: parameters of which only some elements are random, the others constant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Random = Globs | Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RandomMask:
-    """Which elements of which parameters.
+    """Which elements of partly random parameters are random.
 
     Attributes:
         indices: parameter -> flat indices of the random elements, int64.
@@ -29,17 +29,17 @@ class RandomMask:
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], random: Random) -> RandomMask:
-        """Return what a mapping picks of parameters; nothing where all of their elements are random.
+        """Return the mask that a mapping describes; parameters whose elements are all random are left out.
 
         Args:
             named: all parameters by name.
             random: as `Model` takes it.
 
         Returns:
-            The choice.
+            The mask.
 
         Raises:
-            ValueError: if a name is none of a parameter, or a tensor not a mask of its shape.
+            ValueError: if a name is not that of a parameter, or a tensor is not a mask of its shape.
         """
         if not isinstance(random, Mapping):
             return cls()
@@ -57,11 +57,11 @@ class RandomMask:
         return cls(indices, {name: named[name].detach() for name in indices})
 
     def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters with the random elements alone where only some are, (n,)."""
+        """Return parameters; of partly random ones only the random elements, (n,)."""
         return {n: t.flatten()[self.indices[n]] if n in self.indices else t for n, t in named.items()}
 
     def fill(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return parameters in their own shapes, the other elements at their constants."""
+        """Return parameters in their own shapes, with the constant elements filled in."""
         if not self.indices:
             return views
         filled = {
@@ -73,10 +73,10 @@ class RandomMask:
 
 
 def check_random(random: Random) -> None:
-    """Check which weights are said to be random, before names are looked up.
+    """Check the type of `random`, before names are looked up.
 
     Raises:
-        TypeError: if it is neither text, nor a sequence of texts, nor a mapping.
+        TypeError: if it is neither a string, nor a sequence of strings, nor a mapping.
     """
     globs = [random] if isinstance(random, str) else random
     if not isinstance(globs, Mapping | list | tuple) or not all(isinstance(glob, str) for glob in globs):
