@@ -14,8 +14,8 @@ def check_training(method: Any) -> None:
     """Check the settings of every method that trains, and turn its numbers into Python's.
 
     Raises:
-        ValueError: if a number or the plan is none that can be.
-        TypeError: if the optimiser is no object of that kind.
+        ValueError: if a number or the plan is invalid.
+        TypeError: if the optimiser is not an optimiser object.
     """
     plain(method)
     check_counts(members=method.members, batch_size=method.batch_size)
@@ -27,7 +27,7 @@ def check_plan(plan: Any) -> None:
     """Check how the stack of members is run.
 
     Raises:
-        ValueError: if there is no such way.
+        ValueError: if there is no such backend.
     """
     check_choice(("auto", *BACKEND_NAMES), plan=plan)
 
@@ -36,6 +36,6 @@ def check_schedule(schedule: Any) -> None:
     """Check a schedule of learning rates.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is not one.
     """
     check_object(("factor",), "Cosine()", schedule=schedule)

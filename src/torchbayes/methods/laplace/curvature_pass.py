@@ -37,7 +37,7 @@ SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
     "dense": lambda settings: DenseSums(settings.chunk),
     "low_rank": lambda settings: LowRankSums(settings.rank, settings.passes),
 }
-"""How every structure that a curvature may have adds up; a new one enters by a line here."""
+"""The sums of every structure; a new one is registered by a line here."""
 
 if TYPE_CHECKING:
     StructureName = str
@@ -60,9 +60,9 @@ class CurvatureSettings:
     """What is added up; the attributes are those of `Laplace`.
 
     Attributes:
-        exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale and would
-            not tell it by the structure (`curvature.beside`).
-        check_mode: whether the gradient is added up too, which tells how far a mode is.
+        exact: whether the dense matrix is added up too, where the evidence may choose a noise scale and the structure
+            would not determine it (`curvature.exact`).
+        check_mode: whether the gradient is added up too, which shows how far away the mode is.
     """
 
     structure: StructureName
@@ -93,11 +93,11 @@ class CurvatureSettings:
 
     @property
     def sums(self) -> Sums:
-        """How the structure adds up."""
+        """The sums of the structure."""
         return HessianSums() if self.curvature == "hessian" else SUMS[self.structure](self)
 
     def collector(self, model: Model, support: LayerSupport, *, with_exact: bool) -> Collector:
-        """Return what adds up the curvature, for a network that has been looked at."""
+        """Return what adds up the curvature, for a network whose layer support is known."""
         sums = WithExact(self.sums, DenseSums(self.chunk)) if with_exact else self.sums
         numbers = (support.numbers[held] for held in sums.held)
         rows = max(1, self.chunk // max(*numbers, support.widest))
@@ -106,7 +106,7 @@ class CurvatureSettings:
         return Collector(network, sums, self.curvature, self.samples, rows)
 
     def needs_exact(self, density: LogDensity, batch: Batch) -> bool:
-        """Return whether the dense matrix is added up too, for data of which this is the first batch."""
+        """Return whether the dense matrix is added up too, given the first batch of the data."""
         likelihood = density.model.likelihood
         if not self.exact or not fixed_noise(likelihood) or self.sums.correlations == "all":
             return False
@@ -116,7 +116,7 @@ class CurvatureSettings:
 
 @dataclass(frozen=True)
 class CurvaturePass:
-    """How far the passes are.
+    """The state of the passes.
 
     Attributes:
         weights_MD: the weights.
@@ -128,7 +128,7 @@ class CurvaturePass:
         step: batches seen.
         steps_per_epoch: length of a pass.
         num_targets: values of the targets so far, each as often as its row counts.
-        found: how the network is built, as `LayerSupport.text`; empty before the first batch.
+        found: the support of the network's layers, as `LayerSupport.text`; empty before the first batch.
     """
 
     weights_MD: Tensor
@@ -150,7 +150,7 @@ class CurvaturePass:
 
 
 def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
-    """Check that what is added up can be held.
+    """Check that the sums fit in memory.
 
     Raises:
         ValueError: if it cannot.
@@ -176,12 +176,12 @@ def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_p
 def add(
     settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass, *, batch: Batch
 ) -> tuple[CurvaturePass, Tensor]:
-    """Add a batch; the tensors of `so_far` are given up.
+    """Add a batch; the tensors of `so_far` are overwritten.
 
     Args:
         settings: what is added up.
         density: the model with its number of rows, and the ranks that share them.
-        so_far: how far the passes are.
+        so_far: the state of the passes.
         batch: one batch per member, (M, B, ...).
 
     Returns:
@@ -189,7 +189,7 @@ def add(
 
     Raises:
         DivergedError: if the log likelihood is not finite.
-        ValueError: if no row of all the data counts.
+        ValueError: if no row of the data counts.
     """
     now, model = so_far, density.model
     if not now.found:

@@ -33,8 +33,8 @@ class MAP(Descent):
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
-        batch_size: rows per step where the data do not bring their own batches.
+        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
@@ -79,10 +79,10 @@ class MAP(Descent):
             density: the hot function.
             state: the state; intact afterwards unless donated.
             batch: one minibatch per member, (M, B, ...).
-            donate: give the state's tensors up to save copies.
+            donate: overwrite the state's tensors, to save copies.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         lr = self.optimizer.lr * self.schedule.factor(state.done)
         return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)

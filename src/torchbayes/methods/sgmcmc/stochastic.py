@@ -65,7 +65,7 @@ class Info:
 
 
 def check(method: Stochastic) -> None:
-    """Check the settings all have.
+    """Check the settings that all have.
 
     Raises:
         ValueError: if one is out of range.
@@ -90,7 +90,7 @@ def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
 
 
 def evaluate_finite(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
-    """Return the density before a step, once it is known to be finite, and what the step saw.
+    """Return the density before a step, after checking that it is finite, and the info of the step.
 
     Args:
         density: the target.
