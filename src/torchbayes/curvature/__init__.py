@@ -1,8 +1,8 @@
-"""Curvature of log likelihoods in the weights: what a pass over the data adds up, layer by layer.
+"""Curvature of log likelihoods in the weights, added up layer by layer in passes over the data.
 
-`roots` has the curvature of the likelihood in the outputs, `layers` and `discovery` what the layers of a network make
-of it, `parts` the Jacobian in factors, `sums`, `kfac` and `passes` how one structure adds it up, `collect` the pass
-itself; `features` and `tangent` turn covariances of weights into covariances of outputs.
+`roots` has the curvature of the likelihood in the outputs, `layers` and `discovery` the layers of a network, `parts`
+the Jacobian in factors, `sums`, `kfac` and `passes` the sums of each structure, `collect` the pass itself; `features`
+and `tangent` turn covariances of weights into covariances of outputs.
 """
 
 from torchbayes.curvature.collect import Collector, Members, units

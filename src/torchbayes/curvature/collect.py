@@ -43,7 +43,7 @@ class Units(NamedTuple):
 
     @property
     def scale_MD(self) -> Tensor:
-        """r^−½, what a Jacobian is multiplied by."""
+        """r^−½, the factor on a Jacobian."""
         return self.reference_MD.rsqrt()
 
 
@@ -70,7 +70,7 @@ def units(model: Model, weights_MD: Tensor) -> Units:
 
 
 class Members(NamedTuple):
-    """Members at their weights.
+    """Members and their weights.
 
     Attributes:
         weights_MD: the weights.
@@ -89,8 +89,8 @@ class Collector:
 
     Attributes:
         network: the layers of the network.
-        sums: how one structure adds up.
-        kind: of curvature: "ggn", "fisher", "empirical" or "hessian".
+        sums: the sums of one structure.
+        kind: kind of curvature: "ggn", "fisher", "empirical" or "hessian".
         samples: targets drawn for each row by "fisher".
         rows: rows in a piece of a batch.
     """
@@ -133,7 +133,7 @@ class Collector:
 
         Args:
             totals_M: the sums.
-            members: at their weights.
+            members: the members.
             batch: one batch per member, (M, B, ...).
             gradient_MD: receives the gradient of Σ log p(y|f) in the weights; None if it is not wanted.
             ranks: processes that split the rows.
@@ -152,7 +152,7 @@ class Collector:
                     self._add(total, members, rows, member=m, scale_D=scale_MD[m], gradient_D=into_D, place=place)
                 )
                 continue
-            # what is kept between passes must be added to once
+            # what is kept between passes must be added only once
             share = {n: t.clone() for n, t in total.items()}
             part_D = None if into_D is None else torch.zeros_like(into_D)
             found.append(self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place))
@@ -208,7 +208,7 @@ class Collector:
         return log_likelihood
 
     def turn_(self, totals_M: Sum, members: Members, number: int) -> None:
-        """Do in place what follows pass number `number`."""
+        """Finish pass number `number`, in place."""
         scale_MD = units(self.model, members.weights_MD).scale_MD
         size = self.model.network.layout.size
         for m in range(len(members.weights_MD)):
@@ -233,7 +233,7 @@ class Collector:
         return with_independent(found, totals_M[NOISE] * scale_MD[:, size:] ** 2)
 
     def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
-        """Return the exact H that was added up beside a structured one, or None."""
+        """Return the exact H that was added up alongside a structured one, or None."""
         return exact_curvature(self.network, dict(totals_M), reference_MD.rsqrt())
 
 

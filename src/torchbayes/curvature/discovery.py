@@ -1,9 +1,9 @@
-"""Which layers a model's random weights make, and how the curvature of each is taken: found by looking, once.
+"""Which layers hold a model's random weights, and how the curvature of each is computed: found by probing, once.
 
-A layer's own form is used only where it is right: its module must turn one tensor into one tensor whose first axis is
-that of the rows, and the gradient that follows from it must be the one that autograd gives. Weights for which it is not
-(tied ones, those of `nn.MultiheadAttention` and of recurrent layers) fall back to vector-Jacobian products of the whole
-network, one per row: exact, and slow.
+A layer's own form is used only where it is valid: its module must turn one tensor into one tensor whose first axis is
+the rows, and the resulting gradient must equal that of autograd. Weights for which this fails (tied ones, those of
+`nn.MultiheadAttention` and of recurrent layers) fall back to vector-Jacobian products of the whole network, one per
+row: exact, and slow.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.native.seeds import Purpose, generator
 
 CaptureScope = Literal["everywhere", "in turn", "few"]
-"""What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
+"""Inputs of layers at every place are held for all layers, for one layer at a time, or for a few of its rows."""
 
 _PROBE_ROWS = 4
 SPREAD_ROWS = 16
-_WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
+_WIDTHS = 10  # a forward pass may hold so many tensors as large as the largest output of a module
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Weights whose layer cannot be told apart: vector-Jacobian products of the whole network, one per row.
+    """Weights without a layer form of their own: vector-Jacobian products of the whole network, one per row.
 
     Attributes:
-        index: places of the weights in the flat vector, int64 (n,).
+        index: positions of the weights in the flat vector, int64 (n,).
         network: the network.
         layout: the weights by name.
-        reason: why.
+        reason: why no layer holds them.
         stacked: whether rows go together, by `vmap`, or one after the other.
     """
 
@@ -79,9 +79,9 @@ class Whole:
                 found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
             return self.layout.join(dict(zip(leaves, found, strict=True)))
 
-        # derivatives of stacked derivatives are wrong for some of torch's layers, such as layer norm
+        # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
         keep = column.requires_grad or requires_grad(inputs)
-        with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no rule for stacks
+        with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no batching rule
             if self.stacked and not keep:
                 return vmap(one, in_dims=(row_axes(inputs, 0), 0))(inputs, column)
             return torch.stack([plain(rows_of(inputs, b), column[b]) for b in range(len(column))])
@@ -105,7 +105,7 @@ class NetworkLayers:
 
     @property
     def single(self) -> Affine | None:
-        """The only layer, if there is but one, affine and used at one place."""
+        """The only layer, if there is just one, affine and used at one place."""
         only = self.layers[0] if len(self.parts) == 1 and self.layers else None
         one = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
         return only if one else None  # type: ignore[return-value]
@@ -117,28 +117,28 @@ class NetworkLayers:
 
     @property
     def size(self) -> int:
-        """Random weights of the network."""
+        """Number of random weights of the network."""
         return self.model.network.layout.size
 
     @property
     def order(self) -> Tensor:
-        """Places of the weights in the flat vector, part by part, int64 (D,)."""
+        """Positions of the weights in the flat vector, part by part, int64 (D,)."""
         return torch.cat([part.index.flatten() for part in self.parts])
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules whose calls are watched."""
+        """Modules whose calls are captured."""
         return tuple(dict.fromkeys(layer.module for layer in self.layers))
 
     def watch(
         self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False
     ) -> Captured:
-        """Return a forward pass that keeps what the layers were given."""
+        """Return a forward pass with the captured inputs of the layers."""
         network = self.model.network
         return watch(network, views, inputs, modules=self.modules, buffers=buffers, keep_inputs=keep)
 
     def describe(self) -> str:
-        """Return a few lines that say how the curvature of each layer is taken."""
+        """Return a few lines that say how the curvature of each layer is computed."""
         lines = [f"{layer.module or 'the network itself'}: {layer.description}" for layer in self.layers]
         if self.whole:
             lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.description} ({self.whole.reason})")
@@ -147,14 +147,14 @@ class NetworkLayers:
 
 @dataclass(frozen=True)
 class LayerSupport:
-    """What a look at a network has found, in words that a file can hold.
+    """Which layers of a network can be treated by their own forms, in a form that files can hold.
 
     Attributes:
         lost: parameter -> why no layer holds it.
         shared: modules that use their weights at several places for one row.
         stacked: whether rows of the whole network go together under `vmap`.
-        numbers: numbers that a row takes while the curvature is summed, roughly, by what of it is `CaptureScope`.
-        widest: numbers that a row takes in the forward pass, which may be mostly in modules without random weights.
+        numbers: numbers that a row takes while the curvature is summed, roughly, by `CaptureScope`.
+        widest: numbers that a row takes in the forward pass, perhaps mostly in modules without random weights.
     """
 
     lost: Mapping[str, str]
@@ -169,7 +169,7 @@ class LayerSupport:
 
     @classmethod
     def parse(cls, text: str) -> LayerSupport:
-        """Return the support that `text` gave."""
+        """Return the support from its `text`."""
         found = json.loads(text)
         return cls(**{**found, "shared": tuple(found["shared"])})
 
@@ -180,7 +180,7 @@ def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = Tr
     Args:
         model: the model.
         support: as `layer_support` found it.
-        joint_bias: whether biases stand as a column beside their weights, or as layers of their own.
+        joint_bias: whether biases are an extra column of their weights, or layers of their own.
 
     Returns:
         The layers.
@@ -200,11 +200,11 @@ def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = Tr
 
 
 def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
-    """Look at a model's network and find which layers can be taken by their own forms.
+    """Return which layers of a model's network can be treated by their own forms.
 
     Args:
         model: the model.
-        weights_D: any weights; the answer does not depend on them but by accident.
+        weights_D: any weights; the answer does not depend on them, except by coincidence.
         inputs: some rows of data.
 
     Returns:
@@ -219,13 +219,13 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
     refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
-    with torch.no_grad(), taking(inputs):  # what is said then is of the rows that were given, not of these few
+    with torch.no_grad(), taking(inputs):  # so that an error speaks of all rows, not of these few
         network(views, rows)
     owners, lost = _owners(network)
     said: dict[str, str] = {}
     for order in _spread(inputs):
         said |= probe(network, views, network.arrange(order), modules=list(owners))
-    while True:  # until every layer's gradient is autograd's
+    while True:  # until every layer's gradient equals autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
         found = network_layers(model, LayerSupport(lost, (), True, {}))
         wrong = _wrong(found, views, rows)
@@ -240,7 +240,7 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
 
 
 def _places(network: Network) -> dict[str, Tensor]:
-    """Return where each parameter's elements stand in the flat vector, in its shape."""
+    """Return the positions of each parameter's elements in the flat vector, in its shape."""
     slices, shapes = network.layout.slices, network.layout.shapes
     return {n: torch.arange(s.start, s.stop, device=network.device).view(shapes[n]) for n, s in slices.items()}
 
@@ -254,8 +254,7 @@ def _few(inputs: Any) -> Any:
 def _spread(inputs: Any) -> list[Any]:
     """Return rows spread over a batch, at least two, and the same ones in reverse.
 
-    A network may see its rows in an order of their own, such as that of their lengths. Rows that differ in it cannot be
-    in that order both ways.
+    A network may reorder its rows, for example by length. Rows of different length cannot be in that order both ways.
     """
     rows = batch_size(inputs)
     places = torch.arange(0, rows, -(-rows // SPREAD_ROWS)) if rows > 1 else torch.zeros(2, dtype=torch.int64)
@@ -301,7 +300,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
         tolerance = 1e3 * torch.finfo(expected.dtype).eps * float(exact_D.abs().max())
         try:
             own = layer.rows(calls[layer.module]).sum(0).flatten()
-        except RuntimeError:  # it cannot be stacked
+        except RuntimeError:  # it cannot be vectorised
             own = torch.full_like(expected, torch.nan)
         if not torch.allclose(own, expected, rtol=1e-2 if own.dtype == torch.float32 else 1e-6, atol=tolerance):
             wrong.append(layer.module)
@@ -310,7 +309,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
 
 @contextmanager
 def _outputs(module: nn.Module) -> Iterator[list[int]]:
-    """Yield a list that takes up how many numbers a row has in each output of the innermost modules."""
+    """Yield a list that collects the numbers per row of each output of the innermost modules."""
     sizes = [1]
 
     def seen(_: nn.Module, __: Any, output: Any) -> None:
@@ -333,12 +332,12 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
 
 
 def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
-    """Return how many numbers one row takes, by what is held of it."""
+    """Return how many numbers one row takes, by scope."""
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
     columns = min(COLUMNS_AT_ONCE, seen.outputs[0].numel())
     given, places, jacobian, few = 0, [0], 1, 0
     for layer in found.layers:
-        factors = isinstance(layer, Affine) and layer.module in shared  # taken for a few rows at a time
+        factors = isinstance(layer, Affine) and layer.module in shared  # computed for a few rows at a time
         for call in calls[layer.module]:
             own, made = call.inputs[0].numel(), call.outputs[0].numel()
             places.append((layer.inputs(call.inputs)[0] if isinstance(layer, Affine) else call.inputs[0]).numel())

@@ -1,6 +1,6 @@
 """The network linearised at some weights: its Jacobian, layer by layer, and covariances of its outputs.
 
-It is run by `capture.watch` and not by a backend of the density, as the Jacobian is made of what each layer was given.
+It is run by `capture.watch` and not by a backend of the density, since the Jacobian needs the inputs of each layer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Tangent:
         weights_D: w*.
         buffers: of the network; its own if None.
         outputs: K.
-        row_numbers: numbers that a row takes, roughly.
-        chunk: numbers that a piece of the rows may take.
-        over: the covariance that it was made for, as `functions` and `joint` take it.
+        row_numbers: numbers that a row takes, approximately.
+        chunk: numbers that a piece of the rows may hold.
+        over: the covariance that it was built for, as `functions` and `joint` take it.
     """
 
     network: NetworkLayers
@@ -69,22 +69,22 @@ class Tangent:
         chunk: int,
         support: LayerSupport | None = None,
     ) -> Tangent:
-        """Look at a network and return it linearised.
+        """Return a network linearised at some weights.
 
         Args:
             model: the model.
             weights_D: w*.
             inputs: some rows.
             buffers: of the network.
-            structure: a covariance of the weights that will be asked about.
-            chunk: numbers that a piece of the rows may take.
+            structure: the covariance of the weights.
+            chunk: numbers that a piece of the rows may hold.
             support: of its layers, if it is known; found with these rows if None.
 
         Returns:
             The tangent.
 
         Raises:
-            ValueError: if the covariance is not one of this network's layers, or the outputs have several axes.
+            ValueError: if the covariance does not match this network's layers, or the outputs have several axes.
         """
         support = support or layer_support(model, weights_D, inputs)
         both = [network_layers(model, support, joint_bias=joint) for joint in (True, False)]
@@ -125,7 +125,7 @@ class Tangent:
         return Linear(outputs, parts)
 
     def leaves(self, structure: Structure) -> list[Leaf]:
-        """Return another covariance, of one member, as `functions` and `joint` take it."""
+        """Return a covariance, of one member, as `functions` and `joint` take it."""
         return leaves(list(forms(structure)), [part.index for part in self.network.parts])
 
     def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ class Tangent:
         Args:
             inputs: (B, ...), or a tuple or mapping of such.
             over: Σ.
-            diagonal: return the diagonal alone.
+            diagonal: return only the diagonal.
         """
         size, rows = max(1, self.chunk // self.row_numbers), batch_size(inputs)
         found = []
@@ -156,7 +156,7 @@ def _parts(network: NetworkLayers, seen: Captured, columns: list[Tensor], *, kee
     found: list[Part] = []
     for layer in network.layers:
         if not isinstance(layer, Affine):
-            rows = [layer.rows(each.pop(layer.module)) for each in calls]  # taken out, to be let go of
+            rows = [layer.rows(each.pop(layer.module)) for each in calls]  # popped, to free their memory
             found.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
             continue
         inputs = [call.inputs for call in seen.calls[layer.module]]
@@ -166,11 +166,11 @@ def _parts(network: NetworkLayers, seen: Captured, columns: list[Tensor], *, kee
 
 
 def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
-    """Return how many numbers a row takes, roughly, from one row.
+    """Return approximately how many numbers a row takes, from one row.
 
-    What layers are given is there once, and gradients once for each output. What makes a Jacobian of them is there too,
-    and so is the Jacobian where it is not one of factors; but not for layers with shared weights of which the
-    covariance is one of each alone, as these are taken for a few rows at a time.
+    Inputs of layers are held once, gradients once per output. Intermediate results of the Jacobian count too, and the
+    Jacobian itself where it has no factors; but not for layers with shared weights whose covariance is over each layer
+    alone, as these are computed for a few rows at a time.
     """
     whole = network.whole.index.numel() if network.whole else 0
     own = [cover for leaf in over if leaf.form.is_spectral for cover in leaf.coverage]
@@ -181,8 +181,8 @@ def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
         factors = isinstance(layer, Affine)
         few = factors and layer.module in network.shared and number in alone
         each += 0 if few or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
-        for call in calls.pop(layer.module, ()):  # weights and biases apart have the same
-            each += call.outputs.numel() * (1 if few else 4)  # as it comes, stacked, turned and squared
+        for call in calls.pop(layer.module, ()):  # weights and biases of one module share it
+            each += call.outputs.numel() * (1 if few else 4)  # as computed, stacked, rotated and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
     dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]
@@ -191,7 +191,7 @@ def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
 
 
 def _fits(covariance: list[PlacedForm], network: NetworkLayers) -> bool:
-    """Return whether every grid of a covariance is the weights of one of the layers."""
+    """Return whether every grid of a covariance covers the weights of one of the layers."""
     for where, form in covariance:
         if form.variance is None or form.variance.ndim == 2:
             continue
