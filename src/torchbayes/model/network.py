@@ -43,8 +43,7 @@ class Network:
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
-        by_batch: names of batch-norm layers without running statistics, whose outputs depend on the batch even in
-            evaluation mode.
+        by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
     def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Random = "*") -> None:
@@ -55,8 +54,7 @@ class Network:
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
 
         Raises:
-            TypeError: if it is neither a module nor a factory of modules, cannot be copied, or has weights of mixed
-                dtypes.
+            TypeError: if it is no module or factory of modules, cannot be copied, or has weights of mixed dtypes.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
@@ -163,9 +161,8 @@ class Network:
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
 
-        A factory is called if there is one; otherwise the module's own initialisers
-        (`torchbayes.model.initialisation`), and the weights it holds are not used. Both draw from the global generator,
-        which is seeded for each call and restored.
+        By a factory, or else by the module's own initialisers (`torchbayes.model.initialisation`); the weights it holds
+        are not used. Both draw from the global generator, which is seeded for each call and restored.
 
         Args:
             seeds: M seeds.
