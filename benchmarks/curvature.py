@@ -92,7 +92,7 @@ def model_and_method(case: Case, structure: str, numbers: Numbers) -> tuple[Mode
         chosen = [f"{name}.*" for name in layers]
     model = Model(net, likelihoods.Categorical(), priors.Normal(PRIOR_PRECISION**-0.5), random=chosen)
     names = {"diag": "diagonal", "kron": "kronecker", "last": "dense"}
-    # the weights are no mode, and a peer does not look; it keeps weights and biases apart
+    # the weights are not a mode, which a peer does not check; it keeps weights and biases apart
     return model, Laplace(names[structure], check_mode=False, joint_bias=False)  # type: ignore[arg-type]
 
 
