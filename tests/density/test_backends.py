@@ -1,4 +1,4 @@
-"""Backends: one table, asked by everything that runs networks; values without gradients; the prior once over ranks."""
+"""Backends: one table, used by everything that runs networks; values without gradients; the prior once over ranks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Counting(Backend):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Put a backend in front of the table; returns its calls."""
+    """Put a backend first in the table; returns its calls."""
     calls: list[str] = []
     monkeypatch.setattr(Counting, "calls", calls, raising=False)
     monkeypatch.setattr("torchbayes.density.plans.BACKENDS", (Counting, *BACKENDS))

@@ -207,7 +207,7 @@ def test_minibatches_average_to_the_full_data(temperature: float):
     data, weights_MD = Batch(normal(12, 3), classes(12, 2)), normal(M, model.layout.size)
     full = LogDensity(model, 12, data)(weights_MD)
     density = LogDensity(model, 12)
-    # each member goes through the parts in an order of its own
+    # each member visits the parts in its own order
     orders = [torch.randperm(4, generator=torch.Generator().manual_seed(m)) for m in range(M)]
     parts = [
         density(weights_MD, data.map(lambda t, k=k: torch.stack([t.view(4, 3, *t.shape[1:])[o[k]] for o in orders])))

@@ -14,7 +14,7 @@ from torchbayes.driver.progress import Event, Lines
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass when they are told to."""
+    """A clock that is set by hand."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now

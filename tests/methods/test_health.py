@@ -1,4 +1,4 @@
-"""What a fit says of its own result: against closed forms, and on results that are broken by hand."""
+"""Problems that a fit reports of its own result: against closed forms, and on results that are broken by hand."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_averaging_phase_runs_at_a_quarter_of_the_rate() -> None:
     assert rates[9:] == pytest.approx([0.02] * 11)
 
 
-# --- the rows that are looked at ---
+# --- the rows that are checked ---
 
 
 def test_rows_are_spread_over_the_data() -> None:
@@ -515,7 +515,7 @@ def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
 
 
 def test_left_out_residuals_of_a_tempered_likelihood_have_more_noise() -> None:
-    """T σ² in the place of σ² where the likelihood alone is tempered; T of both cancels."""
+    """T σ² instead of σ² where the likelihood alone is tempered; a joint T cancels."""
     inputs, targets = table(12)
     weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
     hot_D = torch.cat([weights_D[:4], weights_D[4:] + math.log(2.0)])

@@ -423,7 +423,7 @@ def test_bad_inputs_are_refused(method: str):
     with pytest.raises(ValueError, match="must be finite"):
         call(torch.full((2, 4), torch.nan))
     width = NETS["mlp"].inputs(2).shape[1]
-    for _ in range(2):  # when the network is looked at, and when that is known
+    for _ in range(2):  # when the layer support is determined, and when it is known
         with pytest.raises(ValueError, match=rf"the network cannot take inputs of shape \(9, {width + 1}\): mat1"):
             call(normal(9, width + 1))
         with pytest.raises(ValueError, match=r"the network cannot take inputs of shape .*dtype"):
