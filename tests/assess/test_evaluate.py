@@ -313,7 +313,7 @@ def test_evaluate_does_not_average_outputs_over_members() -> None:
 
 
 class Tagger(nn.Module):
-    """Logits of every token by itself, so that padding changes nothing."""
+    """Logits of every token separately, so that padding changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()

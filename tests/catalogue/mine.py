@@ -66,5 +66,5 @@ NUMBER = 3
 
 
 def no_network(input_shape: tuple[int, ...], num_outputs: int) -> int:
-    """Something else than a network."""
+    """Something other than a network."""
     return len(input_shape) + num_outputs

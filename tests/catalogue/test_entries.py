@@ -1,4 +1,4 @@
-"""The catalogue: every entry leads to what it names, and a user's own things are found by import path."""
+"""The catalogue: every entry leads to what it names, and a user's own entries are found by import path."""
 
 import ast
 import sys
@@ -62,7 +62,7 @@ def test_members_decide_which_entry_serves_a_class():
 def test_the_looks_are_those_of_the_entries():
     drawn = looks([entry.label for entry in METHODS.values()])
     for entry in METHODS.values():
-        # HMC and NUTS are alike, and told apart where both are drawn
+        # HMC and NUTS share a look, unless both are drawn
         assert entry.look is None or entry.name == "nuts" or drawn[entry.label] == entry.look
     assert drawn["HMC"] != drawn["NUTS"]
     assert looks(["NUTS"])["NUTS"] == METHODS["nuts"].look

@@ -1,4 +1,4 @@
-"""Samplers from the command line: fit, resume, go on for longer, evaluate, diagnose."""
+"""Samplers from the command line: fit, resume, extend, evaluate, diagnose."""
 
 import json
 import os

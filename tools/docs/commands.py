@@ -126,7 +126,8 @@ def run(argv: list[str]) -> None:
         argv: the arguments after `torchbayes`.
 
     Raises:
-        ValueError: if it does not parse, names what is not there, or needs a run that no earlier line leaves.
+        ValueError: if it does not parse, names something that does not exist, or needs a run that no earlier line
+            creates.
     """
     if not argv or argv[0] not in commands.COMMANDS:
         if argv[:1] in (["--help"], ["--version"]):

@@ -33,11 +33,11 @@ _ROWS = 1024
 
 @dataclass(frozen=True)
 class Scores:
-    """How uncertain a classifier is at N inputs; the larger the further out, so `confidence` enters negated.
+    """How uncertain a classifier is at N inputs; detection negates `confidence`, so that larger means further out.
 
     Attributes:
         entropy: total predictive entropy (N,), in nats.
-        mutual_information: what the draws disagree about (N,), in nats.
+        mutual_information: disagreement of the draws (N,), in nats.
         confidence: largest averaged probability (N,).
     """
 
@@ -50,10 +50,10 @@ class Scores:
 class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
 
-    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Every metric is a
-    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. The exception is
-    ece_mass, whose bins then cut through rows to have equal mass. What a place of a soft label counts is shared among
-    the classes. Weights of classes and smoothing are means of fitting alone.
+    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Where rows have weights
+    (`Weighted`), every metric is a weighted mean, as for data with repeated rows. The exception is ece_mass, whose bins
+    then split rows to have equal mass. The weight of a soft label is shared among the classes. Class weights and label
+    smoothing affect only the fit.
 
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
@@ -123,20 +123,20 @@ def evaluate(
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
         data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
-            each at the place of its output: those of a causal language model moved as `Predictive.log_prob` says.
+            aligned with the outputs: those of a causal language model moved as `Predictive.log_prob` says.
         draws: S, a multiple of the members; the posterior's default if None.
         seed: seed of the draws.
-        target_scale: units of the targets per unit the model sees: when a regression was fitted on standardised
-            targets, their standard deviation. RMSE is multiplied by it and log densities are per original unit.
+        target_scale: units of the targets per unit that the model sees: the standard deviation, if a regression was
+            fitted on standardised targets. RMSE is multiplied by it and log densities are per original unit.
         chunk_size: rows that go through a network at once.
 
     Returns:
         The evaluation; memory grows with N · K, not with S · N · K. Targets of batches of different lengths are padded
-        with the label that the likelihood leaves out.
+        with the label that the likelihood ignores.
 
     Raises:
         ValueError: if there are no rows, targets do not fit the likelihood, or rows differ in shape from batch to batch
-            and the likelihood leaves no label out.
+            and the likelihood ignores no label.
     """
     check_positive(target_scale=target_scale)
     columns = _Columns()
@@ -150,7 +150,7 @@ def evaluate(
     found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
     if "mean" in rows and columns.is_density:
         found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
-    # of every batch, or of none: what is no label in one of them is none in the others
+    # for all batches or none: what is not a label in one of them is not one in the others
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
         found |= _class_metrics(rows)
     if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]) and rows["mean"].isfinite().all():
@@ -161,7 +161,7 @@ def evaluate(
 
 
 def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
-    """Add what a batch is judged by: the rows, and the places of rows, that count."""
+    """Add the results of a batch: of the rows, and places of rows, that count."""
     judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
     judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
     log_prob = predictive.log_prob(targets)
@@ -204,7 +204,7 @@ def uncertainty(
 
 
 def detection(inside: Scores, outside: Scores) -> dict[str, float]:
-    """Return how well uncertainty tells inputs from elsewhere.
+    """Return how well uncertainty detects out-of-distribution inputs.
 
     Args:
         inside: scores on data like the training data.
@@ -212,7 +212,7 @@ def detection(inside: Scores, outside: Scores) -> dict[str, float]:
 
     Returns:
         `auroc_SCORE`, `aupr_SCORE` (outside is positive, "AUPR-Out") and `fpr95_SCORE` (inside is positive: the share
-        of the outside taken for inside where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
+        of the outside accepted where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
         mutual_information and confidence (negated); mutual information of a single function is constant and left out.
     """
     check_kind(Scores, "scores, as `uncertainty` gives them", inside=inside, outside=outside)
@@ -267,14 +267,14 @@ class TemperatureScaling:
         """Choose T by the likelihood of held-out targets.
 
         Args:
-            predictive: of a classification, on rows that were not used for fitting.
-            targets: (B, ...), as `evaluate` takes them: classes, some of them ignored or weighed, soft or binary ones.
+            predictive: predictive of a classification, on rows that were not used for fitting.
+            targets: (B, ...), as `evaluate` takes them: classes, possibly ignored or weighted, soft or binary.
 
         Returns:
             The calibrator.
 
         Raises:
-            TypeError: if the predictive or the targets are not of classes.
+            TypeError: if the predictive or the targets are not over classes.
             ValueError: if targets do not fit the likelihood, or none counts.
         """
         check_kind(Predictive, "a Predictive", predictive=predictive)
@@ -324,7 +324,7 @@ def _predictives(
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:
-    """Return batches in a fixed order of whatever the user has.
+    """Return batches of the user's data, in a fixed order.
 
     Args:
         model: its hook reads tuples and mappings.
@@ -353,7 +353,7 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
 
 
 def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | None = None) -> None:
-    """Add class probabilities of every place and how uncertain they are; with targets, of places that count."""
+    """Add class probabilities and uncertainties of every place; with targets, only of places that count."""
     probs, weights = places(predictive, judged)
     kept = weights > 0
     if judged:

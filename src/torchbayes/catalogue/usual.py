@@ -9,7 +9,7 @@ from torchbayes.catalogue.methods import METHODS
 from torchbayes.catalogue.models import NETWORKS, build_likelihood
 from torchbayes.data.base import check_name
 from torchbayes.density.native import knows
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.native.build import available
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Usual:
     note: str = ""
 
     @property
-    def plan(self) -> Way:
+    def plan(self) -> BackendName:
         """How a stack of members of the problem's network is run."""
         return usual_plan(self.problem)
 
@@ -86,7 +86,7 @@ class Usual:
         return replace(self, problem=problem)
 
 
-def usual_plan(problem: Problem) -> Way:
+def usual_plan(problem: Problem) -> BackendName:
     """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again.
 
     Args:

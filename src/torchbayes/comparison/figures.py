@@ -18,7 +18,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.predictive.average import predict
 from torchbayes.report import Picture, figures
 
-# The noise-free function of a toy, where there is a formula for it; in raw units.
+# The noise-free function of a toy problem, if there is a formula; in raw units.
 TRUTH: dict[str, Callable[[Tensor], Tensor]] = {"toy_sine": lambda x: torch.sin(3 * x)}
 
 
@@ -28,7 +28,7 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     Args:
         setup: data and model.
         comparison: what was compared.
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         file name without ending -> picture.

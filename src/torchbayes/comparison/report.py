@@ -1,4 +1,4 @@
-"""What a comparison leaves to read: the table, the lead in words, and one HTML page."""
+"""The report of a comparison: the table, a summary in words, and one HTML page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COLUMNS = (
     Column("Brier", _clean("brier"), ".3f", "low"),
     Column("ECE", _clean("ece"), ".3f", "low"),
     Column("in 95 % interval", _clean("coverage"), ".1%", None),
-    # no value is marked as the best: that of the reference itself is of another kind
+    # no best value is marked: that of the reference itself means something else
     Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
     Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
     Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
@@ -66,7 +66,7 @@ def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, capt
     """Return the table of methods and metrics.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
         kinds: which columns: on the test set, against the reference, on shifted data.
         caption: what it shows.
 
@@ -92,8 +92,8 @@ def tables(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis |
 
     Args:
         setup: data and model.
-        outcomes: method -> what it gave.
-        diagnosis: of the reference.
+        outcomes: method -> its outcome.
+        diagnosis: diagnosis of the reference.
 
     Returns:
         One or two tables, the caption under the last.
@@ -108,8 +108,8 @@ def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis 
 
     Args:
         setup: data and model.
-        outcomes: method -> what it gave.
-        diagnosis: of the reference.
+        outcomes: method -> its outcome.
+        diagnosis: diagnosis of the reference.
 
     Returns:
         Sentences.
@@ -138,7 +138,7 @@ def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
     """Return the method that the others are compared with, None if they are not.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         Its name.
@@ -165,18 +165,18 @@ def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> 
 
 
 def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
-    """Return the test NLL of each member alone, of methods that were evaluated so and have several."""
+    """Return the test NLL of each member alone, for methods with several members evaluated in this way."""
     found = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
     return {name: alone for name, alone in found.items() if len(alone) > 1}
 
 
 def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what was done and what came out, in words.
+    """Return a summary of settings and results, in words.
 
     Args:
         setup: data and model.
         comparison: what was compared.
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         Paragraphs, separated by empty lines.
@@ -208,7 +208,7 @@ def _prior(problem: Problem) -> str:
 
 
 def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what each method was allowed, and what it averages."""
+    """Return the budget of each method, and what it averages."""
     budgets: dict[str, list[str]] = {}
     served, drawn, chains = [], [], []
     for name, settings in comparison.methods.items():
@@ -235,12 +235,12 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _capital(sentence: str) -> str:
-    """Return a sentence with a capital at its beginning, but names such as cSGHMC as they are written."""
+    """Return a sentence with an initial capital, except for names such as cSGHMC."""
     return sentence[0].upper() + sentence[1:] if sentence.split(maxsplit=1)[0].islower() else sentence
 
 
 def _allowed(settings: Any, start: str | None) -> str:
-    """Return what a method that is no sampler was allowed, in words."""
+    """Return the budget of a method that is not a sampler, in words."""
     own = vars(settings)
     if start is not None:
         structure = f"{own['structure']} curvature " if "structure" in own else ""
@@ -263,7 +263,7 @@ def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
     """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy, or None without such sets.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         The table.
@@ -290,7 +290,7 @@ def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
     """Return agreement and total variation with the reference on corrupted images, or None where there are none.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         The table.
@@ -337,7 +337,7 @@ def report(
         home: directory.
         setup: data and model.
         comparison: what was compared.
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
         diagnosis: of the reference; None if there is none.
         settings: the resolved configuration, YAML.
 
