@@ -196,7 +196,7 @@ def test_a_comparison_on_a_table(capsys):
 def test_settings_of_what_is_not_compared_are_told(capsys):
     table()
     options = ["--data", "table.csv", "--target", "price", "--methods", "single", "--ensemble.epochs", "9"]
-    assert main(["compare", *options, "--hmc.steps", "5", "--print_config"]) == 0
+    assert main(["compare", *options, "--hmc.chains", "2", "--print_config"]) == 0
     said = capsys.readouterr().err
     assert "The settings of hmc have no effect: it is not compared." in said
     assert "ensemble" not in said
