@@ -19,6 +19,7 @@ from tools.docs.pages import Fault, Page
 
 from torchbayes import data, experiments, networks
 from torchbayes.catalogue.config import CONFIG, describe, entries, read_config, write_config
+from torchbayes.catalogue.imports import is_path
 from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
@@ -105,6 +106,9 @@ def _elsewhere(words: list[str], root: Path) -> list[str]:
         targets = re.findall(r"^([a-z -]+):", (root / "Makefile").read_text(), flags=re.MULTILINE)
         known = {name for line in targets for name in line.split()}
         return [f"the Makefile has no target `{name}`" for name in wanted if name not in known]
+    if words[:2] == ["python", "-c"]:
+        compile(words[2], "<line>", "exec")
+        return []
     if words[0] == "python":
         file = root / words[1] if words[1] != "-m" else root / words[2].replace(".", "/")
         return [] if file.exists() or file.with_suffix(".py").exists() else [f"there is no {' '.join(words[:3])!r}"]
@@ -159,7 +163,8 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
 
 def _fit(chosen: Mapping[str, Any]) -> None:
     method, folder = chosen["method"], Path(chosen["directory"])
-    _among("network", chosen["network"], networks.names())
+    if not is_path(chosen["network"]):
+        _among("network", chosen["network"], networks.names())
     if (folder / CONFIG).exists() and not chosen["resume"]:
         raise ValueError(f"an earlier line leaves a run in {folder} already")
     if chosen["start"] is not None:
@@ -256,7 +261,9 @@ def _option(word: str, command: str | None = None) -> bool:
     for name in commands.COMMANDS if command is None else (command,):
         known = _options_of(name)
         above, _, last = word.rpartition(".")
-        if word in known or (last in settings and any(above == k or above.startswith(f"{k}.") for k in known)):
+        if word in known or (above.endswith("_settings") and above in known):  # of a user's own, or of any kind
+            return True
+        if last in settings and any(above == k or above.startswith(f"{k}.") for k in known):
             return True
     return word in {"--help", "--version"}
 

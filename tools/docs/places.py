@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.docs.pages import Fault, Page
 
-ENDINGS = "bin cff cpp hpp html json jsonl lock md npz png py safetensors sh toml txt yaml yml"
+ENDINGS = "bin cff cpp csv hpp html json jsonl lock md npz png py safetensors sh toml txt yaml yml"
 _FILE = re.compile(rf"[\w.*-]+(/[\w.*-]+)*/?|[\w./-]+\.({ENDINGS.replace(' ', '|')})")
 
 
