@@ -106,13 +106,10 @@ def _elsewhere(words: list[str], root: Path) -> list[str]:
         targets = re.findall(r"^([a-z -]+):", (root / "Makefile").read_text(), flags=re.MULTILINE)
         known = {name for line in targets for name in line.split()}
         return [f"the Makefile has no target `{name}`" for name in wanted if name not in known]
-    if words[:2] == ["python", "-c"]:
-        compile(words[2], "<line>", "exec")
-        return []
-    if words[0] == "python":
+    if words[0] == "python" and words[1] != "-c":
         file = root / words[1] if words[1] != "-m" else root / words[2].replace(".", "/")
         return [] if file.exists() or file.with_suffix(".py").exists() else [f"there is no {' '.join(words[:3])!r}"]
-    return [] if words[0] in {"pip", "git"} else [f"{words[0]!r} is no command the docs know"]
+    return [] if words[0] in {"pip", "git", "python"} else [f"{words[0]!r} is no command the docs know"]
 
 
 def _said(call: Callable[[], Any]) -> list[str]:
