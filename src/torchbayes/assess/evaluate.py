@@ -24,6 +24,7 @@ from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
+from torchbayes.predictive.intervals import central_interval
 
 _ROWS = 1024
 
@@ -55,8 +56,8 @@ class Evaluation:
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
             equal-mass bins), entropy, mutual_information. Regression: nll (of the mixture), nll_gaussian (of the
-            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval). Others, and targets
-            that are no labels or numbers of that shape: nll.
+            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval); nll_gaussian and rmse
+            only where there is a mean. Others, and targets that are no labels or numbers of that shape: nll.
         log_prob: log probability of each target under the average (N,), in nats.
         targets: (N, ...), or a tree of such.
         probs: averaged class probabilities (N, K), or None.
@@ -64,6 +65,8 @@ class Evaluation:
         mean: predictive mean (N, K') of a regression, or None.
         scale: predictive standard deviation (N, K') of a regression, or None.
         weights: how often each row counts (N,); None where each counts once.
+        labels: class of each row of `probs` (N,), or soft labels (N, K); None where targets are neither.
+        label_weights: how often each row of `probs` counts (N,); None where each counts once.
     """
 
     metrics: dict[str, float]
@@ -74,6 +77,8 @@ class Evaluation:
     mean: Tensor | None = field(default=None, repr=False)
     scale: Tensor | None = field(default=None, repr=False)
     weights: Tensor | None = field(default=None, repr=False)
+    labels: Tensor | None = field(default=None, repr=False)
+    label_weights: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -139,14 +144,16 @@ def evaluate(
     found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
     if "mean" in rows:
         found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
+    labelled: tuple[Tensor | None, ...] = ()
     # of every batch, or of none: what is no label in one of them is none in the others
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
         found |= _class_metrics(rows)
+        labelled = rows["labels"], _unequal(rows["label_weights"])
     if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]):
         found |= _real_metrics(rows, target_scale)
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
     parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
-    return Evaluation(found, rows["log_prob"], rows["targets"], *parts)
+    return Evaluation(found, rows["log_prob"], rows["targets"], *parts, *labelled)
 
 
 def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
@@ -162,7 +169,7 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         _add_scores(columns, predictive, judged)
     elif isinstance(kind, distributions.Normal | distributions.StudentT):
-        low, high = _interval(predictive)
+        low, high = central_interval(predictive)
         columns.add(kept, mean=predictive.mean, scale=predictive.variance.sqrt(), low=low, high=high)
         if isinstance(judged.targets, Tensor) and judged.targets.numel() == low.numel():
             columns.add(kept, numbers=judged.targets.reshape(low.shape))
@@ -373,22 +380,15 @@ def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
 
 def _real_metrics(rows: dict[str, Any], target_scale: float) -> dict[str, float]:
     mean, numbers, weights = rows["mean"], rows["numbers"], _unequal(rows["weights"])
-    gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).flatten(1).sum(-1)
     own = {"weights_B": None if weights is None else weights.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean).flatten()}
     low, high, numbers = (each.flatten() for each in (rows["low"], rows["high"], numbers))
+    coverage = {"coverage": float(metrics.interval_coverage(low, high, numbers, **own))}
+    if not mean.isfinite().all():  # Student's t of one degree of freedom or less has no mean
+        return coverage
+    gaussian = distributions.Normal(mean, rows["scale"]).log_prob(rows["numbers"]).flatten(1).sum(-1)
     log_scale = math.log(target_scale) * mean[0].numel()
     return {
         "nll_gaussian": float(metrics.nll(gaussian, weights_B=weights)) + log_scale,
         "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
-        "coverage": float(metrics.interval_coverage(low, high, numbers, **own)),
+        **coverage,
     }
-
-
-def _interval(predictive: Predictive) -> tuple[Tensor, Tensor]:
-    """Return the bounds of the central 95 % interval, exact where the distribution can be inverted."""
-    levels = predictive.outputs_SBK.new_tensor([0.025, 0.975])
-    try:
-        low, high = predictive.quantile(levels)
-    except NotImplementedError:
-        low, high = predictive.sample(-(-2000 // predictive.draws) * predictive.draws).quantile(levels, dim=0)
-    return low, high
