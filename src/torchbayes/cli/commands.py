@@ -32,6 +32,7 @@ from torchbayes.cli.options import (
     problem_of,
     usual_method,
 )
+from torchbayes.cli.report import report_run
 from torchbayes.cli.terminal import (
     Interrupted,
     plain_warnings,
@@ -326,6 +327,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "evidence": evidence,
     "diagnose": diagnose,
+    "report": report_run,
     "reproduce": reproduce,
     "list": list_,
 }
