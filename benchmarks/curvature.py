@@ -92,7 +92,7 @@ def model_and_method(case: Case, structure: str, numbers: Numbers) -> tuple[Mode
         chosen = [f"{name}.*" for name in layers]
     model = Model(net, likelihoods.Categorical(), priors.Normal(PRIOR_PRECISION**-0.5), random=chosen)
     names = {"diag": "diagonal", "kron": "kronecker", "last": "dense"}
-    # the weights are no mode, and a peer does not look; it keeps weights and biases apart
+    # the weights are not a mode, which a peer does not check; it keeps weights and biases apart
     return model, Laplace(names[structure], check_mode=False, joint_bias=False)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def evidence_step_ours(case: Case, structure: str, numbers: Numbers) -> Ours:
     Theirs is a gradient step; both take what does not depend on the prior, here the eigenvalues, from before.
     """
     posterior = fitted(case, structure, numbers, rows=FITTED)
-    problem, start = tuning.problem_of(posterior, "scalar", noise=False), torch.zeros(1, dtype=torch.float64)
+    problem, start = tuning.evidence_problem(posterior, "scalar", noise=False), torch.zeros(1, dtype=torch.float64)
     spectra = problem.spectra()
     assert spectra is not None
     return Ours(lambda: tuning.newton(spectra, problem, start, steps=1), posterior.log_evidence().tolist())

@@ -132,7 +132,7 @@ WEIGHTS = {"flip": 4, "cut": 4, "append": 3, "zero": 3, "swap": 3, "other": 1, "
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Run as who may read nothing, if we may read everything."""
+    """Run as a user who may read nothing, if this one may read everything."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -12,7 +12,7 @@ import pytest
 
 
 class Full:
-    """An open file of which nothing but the beginning of a write arrives."""
+    """An open file that stores only the beginning of a write."""
 
     def __init__(self, file: Any, room: int) -> None:
         """Wrap the file.

@@ -1,7 +1,7 @@
 """How busy other processes keep the machine while something is timed: read from /proc, on Linux alone.
 
 A second busy process on few cores slows a program that uses all of them several times, some libraries far more than
-others: threads that wait for each other at a barrier suffer most. A ratio measured beside it says nothing.
+others: threads that wait for each other at a barrier suffer most. A ratio measured at the same time is meaningless.
 """
 
 from __future__ import annotations

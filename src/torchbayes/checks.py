@@ -1,9 +1,9 @@
-"""Checks of what users ask for, in one voice: what is wrong, the value seen, what to do.
+"""Checks of arguments, with uniform messages: what is wrong, the value seen, what to do.
 
-Every room may use them. A whole number is any integer but a bool; 2.0 is none, so that a count that was computed with
-`/` is found out. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers, and
-arrays and tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's, which can be
-written to files.
+Every package may use them. A whole number is any integer but a bool; 2.0 is not one, which reveals counts computed with
+`/`. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers, and arrays and
+tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's own, which can be written
+to files.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 class SettingError(ValueError):
-    """What was asked for cannot be done, wherever the weights are.
+    """A request that cannot be met, whatever the weights.
 
-    Samplers take any other ValueError of a density for one of the place at which it was asked, and reject that place.
+    Samplers take any other ValueError of a density to be caused by the weights, and reject the proposal.
     """
 
 
@@ -66,7 +66,7 @@ def plain_value(value: Any) -> Any:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Return the values that are not None, for settings that may be left open."""
+    """Return the values that are not None, for optional settings."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -74,7 +74,7 @@ def whole(name: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number as Python's.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         value: what was given.
         least: smallest value allowed.
 
@@ -100,7 +100,7 @@ def check_counts(*, least: int = 1, **counts: Any) -> None:
 
 
 def as_file(path: str | Path) -> Path:
-    """Return the path of a file that is there.
+    """Return the path of an existing file.
 
     Raises:
         IsADirectoryError: if it is a folder.
@@ -129,7 +129,7 @@ def as_numbers(name: str, value: Any) -> Tensor:
     """Return a number, or a tensor, array or list of such, as a float64 tensor.
 
     Raises:
-        TypeError: if there is something else than numbers.
+        TypeError: if it holds anything but numbers.
     """
     try:
         return torch.as_tensor(value, dtype=torch.float64)
@@ -141,7 +141,7 @@ def check_numbers(**values: Any) -> None:
     """Check settings that are any finite number.
 
     Raises:
-        ValueError: if one is no number, NaN or infinite.
+        ValueError: if one is not a number, NaN or infinite.
     """
     for name, value in values.items():
         if not _is_number(value) or not math.isfinite(value):
@@ -152,7 +152,7 @@ def check_positive(**values: Any) -> None:
     """Check settings that must be positive.
 
     Raises:
-        ValueError: if one is no number above 0, or infinite.
+        ValueError: if one is not a number above 0, or infinite.
     """
     for name, value in values.items():
         if not _is_number(value) or not 0 < value < math.inf:
@@ -167,7 +167,7 @@ def check_scale(**values: Any) -> None:
     """
     check_positive(**values)
     for name, value in values.items():
-        if not 1e-150 <= float(value) <= 1e150:  # which numbers in single precision do not reach
+        if not 1e-150 <= float(value) <= 1e150:  # beyond the range of single precision
             raise ValueError(f"`{name}` must lie in [1e-150, 1e150], lest its square be 0 or infinite; got {value!r}.")
 
 
@@ -175,7 +175,7 @@ def check_not_negative(**values: Any) -> None:
     """Check settings that must not be negative.
 
     Raises:
-        ValueError: if one is no number of at least 0, or infinite.
+        ValueError: if one is not a number of at least 0, or infinite.
     """
     for name, value in values.items():
         if not _is_number(value) or not 0 <= value < math.inf:
@@ -216,7 +216,7 @@ def check_choice(words: Sequence[str], **values: Any) -> None:
 
 
 def check_text(**values: Any) -> None:
-    """Check settings that are texts.
+    """Check settings that are strings.
 
     Raises:
         TypeError: if one is not.
@@ -236,7 +236,7 @@ def check_each(check: Callable[..., None], *, length: int | None = None, least: 
         values: the tuples by name.
 
     Raises:
-        ValueError: if one is no tuple of that length, or one of its numbers is refused.
+        ValueError: if one is not a tuple of that length, or one of its numbers is refused.
     """
     for name, value in values.items():
         if not isinstance(value, tuple | list) or len(value) < least or len(value) != (length or len(value)):
@@ -250,12 +250,12 @@ def check_object(attributes: Sequence[str], example: str, **values: Any) -> None
     """Check settings that are objects with certain attributes, where a class or its name is easily written instead.
 
     Args:
-        attributes: what the objects have.
-        example: how a good one is written, such as "Adam()".
+        attributes: the attributes they need.
+        example: a correct one, such as "Adam()".
         values: the objects by name.
 
     Raises:
-        TypeError: if one is a class, or has not the attributes.
+        TypeError: if one is a class, or lacks an attribute.
     """
     for name, value in values.items():
         fits = all(hasattr(value, attribute) for attribute in attributes)
@@ -270,7 +270,7 @@ def check_kind(kinds: type | tuple[type, ...], what: str, **values: Any) -> None
 
     Args:
         kinds: the classes.
-        what: what is meant, with an article.
+        what: the expected kind, with an article.
         values: the objects by name.
 
     Raises:
@@ -282,10 +282,10 @@ def check_kind(kinds: type | tuple[type, ...], what: str, **values: Any) -> None
 
 
 def check_function(what: str, **values: Any) -> None:
-    """Check arguments that are called.
+    """Check arguments that are functions.
 
     Args:
-        what: what is meant, with an article.
+        what: the expected kind, with an article.
         values: the functions by name.
 
     Raises:
@@ -297,10 +297,10 @@ def check_function(what: str, **values: Any) -> None:
 
 
 def check_tensor(*axes: str, **values: Any) -> None:
-    """Check arguments that are tensors with these axes, one letter or number each; any axes if none is said.
+    """Check arguments that are tensors with these axes, one letter or number each; any axes if none are given.
 
     Raises:
-        TypeError: if one is no tensor.
+        TypeError: if one is not a tensor.
         ValueError: if one has other axes.
     """
     for name, value in values.items():
@@ -312,13 +312,13 @@ def check_tensor(*axes: str, **values: Any) -> None:
 
 
 def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", **counts: int) -> None:
-    """Check that what is asked for can be held, before it is asked for.
+    """Check that an allocation fits in memory, before making it.
 
     Args:
-        needed: bytes it takes at least.
+        needed: bytes it takes, at least.
         holding: what takes them, in words.
-        device: where it is held.
-        counts: the argument that decides, by name.
+        device: device of the allocation.
+        counts: the argument that determines its size, by name.
 
     Raises:
         ValueError: if less memory is free; the message says how much, and how many would fit.
@@ -334,7 +334,7 @@ def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", 
 
 
 def free_memory(device: torch.device | str = "cpu") -> float:
-    """Return the bytes that can still be had on a device; infinite where the system does not say."""
+    """Return the free bytes on a device; infinite where the system does not tell."""
     if torch.device(device).type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -347,9 +347,9 @@ def free_memory(device: torch.device | str = "cpu") -> float:
 
 
 def _free_in_container() -> float:
-    """Return what the control group of a container leaves: its limit, less what cannot be reclaimed.
+    """Return the free bytes within a container's control group: its limit, less what cannot be reclaimed.
 
-    Pages of files can be, whether they were used lately or not; MemAvailable of the whole machine counts both too.
+    Pages of files can be reclaimed, whether used recently or not, as MemAvailable of the whole machine counts them too.
     """
     try:
         limit, used = (int((_GROUP / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
@@ -361,12 +361,12 @@ def _free_in_container() -> float:
 
 
 def size_of(count: float) -> str:
-    """Return a number of bytes as a message shows it."""
+    """Return a number of bytes in words for a message."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:,.1f} MiB"
 
 
 def seen(value: Any) -> str:
-    """Return a value as a message shows it: short, a class or a tensor by name."""
+    """Return a short description of a value for a message: a class or a tensor by name."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, Tensor | np.ndarray) and value.ndim:

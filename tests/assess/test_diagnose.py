@@ -145,7 +145,7 @@ def test_inputs_without_targets_and_of_several_parts() -> None:
 
 
 def test_networks_that_exchange_units_agree_as_functions_alone() -> None:
-    """Every chain has the hidden units in an order of its own: R-hat of functions does not see it."""
+    """Every chain has the hidden units in its own order: R-hat of functions does not see it."""
     model = model_of()
     same = normal(model.layout.size, seed=2) + 0.1 * normal(4, 60, model.layout.size, seed=4)
     views = model.split(same.clone())[0]

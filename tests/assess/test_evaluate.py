@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import torchbayes as tb
 from torchbayes import metrics
 from torchbayes.assess.evaluate import Scores
+from torchbayes.assess.numbers import number_columns
 from torchbayes.linalg import Diagonal
+from torchbayes.predictive import intervals
 
 INPUTS, TARGETS = rows_of()
 
@@ -200,12 +202,79 @@ def test_student_t_interval_comes_from_samples() -> None:
     assert found.metrics["rmse"] == pytest.approx(float((targets**2).mean().sqrt()))
 
 
-def test_counts_are_scored_by_nll_alone() -> None:
-    predictive = tb.Predictive(normal(4, 30, 1), tb.likelihoods.Poisson())
-    targets = torch.arange(30) % 5
-    found = tb.evaluate(predictive, targets)
-    assert set(found.metrics) == {"nll"}
-    assert found.metrics["nll"] == pytest.approx(float(-predictive.log_prob(targets).mean()))
+def test_metrics_of_counts_by_hand() -> None:
+    predictive = tb.Predictive(normal(4, 300, 1), tb.likelihoods.Poisson())
+    targets = predictive.sample(4, seed=3)[-1].long()
+    found = tb.evaluate(predictive, targets.squeeze(-1))
+    each = torch.distributions.Poisson(predictive.outputs_SBK.exp())
+    mean = each.mean.mean(0)
+    variance = (each.mean**2 + each.mean).mean(0) - mean**2
+    below = each.log_prob(torch.arange(400.0).view(-1, 1, 1, 1)).exp().mean(1).cumsum(0)
+    low, high = ((below < level).sum(0) for level in (0.025, 0.975))
+    expected = {
+        "nll": -float(each.log_prob(targets.double()).exp().mean(0).log().mean()),
+        "nll_gaussian": -float(torch.distributions.Normal(mean, variance.sqrt()).log_prob(targets).mean()),
+        "rmse": float(((mean - targets) ** 2).mean().sqrt()),
+        "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
+    }
+    assert found.metrics == pytest.approx(expected, rel=1e-9)
+    assert 0.95 < found.metrics["coverage"] < 1
+    # in dozens: the probability of a count has no unit
+    dozens = tb.evaluate(predictive, targets, target_scale=1 / 12).metrics
+    assert dozens["nll"] == found.metrics["nll"]
+    assert dozens["rmse"] == pytest.approx(expected["rmse"] / 12)
+
+
+def custom(function: Any) -> tb.Predictive:
+    return tb.Predictive(normal(4, 30, 1), tb.likelihoods.Custom(function))
+
+
+@pytest.mark.parametrize("target_scale", [1.0, 3.0])
+def test_any_distribution_of_numbers_is_judged_alike(target_scale: float) -> None:
+    targets = normal(30, 1, seed=1)
+    expected = tb.evaluate(custom(lambda f: torch.distributions.Normal(f, 0.5)), targets, target_scale=target_scale)
+    assert set(expected.metrics) == {"nll", "nll_gaussian", "rmse", "coverage"}
+    squeezed = custom(lambda f: torch.distributions.Normal(f.squeeze(-1), 0.5))
+    found = tb.evaluate(squeezed, targets.squeeze(-1), target_scale=target_scale).metrics
+    assert found == pytest.approx(expected.metrics)
+    # Gumbel of the same mean and variance: its own density, and the same Gaussian
+    scale = 0.5 * math.sqrt(6) / math.pi
+    gumbel = tb.evaluate(
+        custom(lambda f: torch.distributions.Gumbel(f - np.euler_gamma * scale, scale)),
+        targets,
+        target_scale=target_scale,
+    ).metrics
+    assert gumbel["rmse"] == pytest.approx(expected.metrics["rmse"])
+    assert gumbel["nll_gaussian"] == pytest.approx(expected.metrics["nll_gaussian"])
+    own = torch.distributions.Gumbel(normal(4, 30, 1) - np.euler_gamma * scale, scale).log_prob(targets)
+    by_hand = -float(own.exp().mean(0).log().mean()) + math.log(target_scale)
+    assert gumbel["nll"] == pytest.approx(by_hand)
+
+
+def test_distributions_without_a_mean_or_of_whole_rows_are_scored_by_nll_alone() -> None:
+    targets = normal(30, 1, seed=1)
+    for likelihood in (
+        tb.likelihoods.StudentT(df=0.9),
+        tb.likelihoods.Custom(lambda f: torch.distributions.Cauchy(f, 1.0)),
+    ):
+        found = tb.evaluate(tb.Predictive(normal(4, 30, 1), likelihood), targets).metrics
+        assert set(found) == {"nll"}
+    rows = custom(
+        lambda f: torch.distributions.Independent(torch.distributions.Normal(f.expand(*f.shape[:-1], 2), 1.0), 1)
+    )
+    assert set(tb.evaluate(rows, normal(30, 2, seed=1)).metrics) == {"nll"}
+
+
+def test_sampled_intervals_take_many_outputs_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictive = tb.Predictive(10 * normal(1, 101, 2), tb.likelihoods.StudentT(df=4.0))
+    whole = number_columns(predictive, predictive.mean)
+    monkeypatch.setattr(intervals, "_AT_ONCE", 2000 * 2 * 20)  # five pieces, and a row
+    parts = number_columns(predictive, predictive.mean)
+    for name, sign in (("low", -1), ("high", 1)):
+        assert not torch.equal(parts[name], whole[name])  # as they are drawn otherwise
+        torch.testing.assert_close(
+            parts[name] - predictive.mean, sign * torch.full_like(whole[name], 2.776), atol=0.6, rtol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +313,7 @@ def test_evaluate_does_not_average_outputs_over_members() -> None:
 
 
 class Tagger(nn.Module):
-    """Logits of every token by itself, so that padding changes nothing."""
+    """Logits of every token separately, so that padding changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,11 +15,13 @@ def build(input_shape: tuple[int, ...], num_outputs: int, *, width: int = 5) -> 
     return nn.Sequential(nn.Flatten(), nn.Linear(features, width), nn.Tanh(), nn.Linear(width, num_outputs))
 
 
-def load(rows: int = 60, kind: str = "regression") -> Any:
+def load(rows: int = 60, kind: str = "regression", columns: int = 3) -> Any:
     """A table."""
     rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(rows, 3))
+    inputs = rng.normal(size=(rows, columns))
     targets = inputs[:, 0] + 0.1 * rng.normal(size=rows)
+    if kind == "counts":
+        return inputs, rng.poisson(np.exp(1 + inputs[:, 0])).astype(float)
     return inputs, (targets if kind == "regression" else np.where(targets > 0, "yes", "no"))
 
 
@@ -64,5 +66,5 @@ NUMBER = 3
 
 
 def no_network(input_shape: tuple[int, ...], num_outputs: int) -> int:
-    """Something else than a network."""
+    """Something other than a network."""
     return len(input_shape) + num_outputs

@@ -1,4 +1,4 @@
-"""The catalogue: every entry leads to what it names, and a user's own things are found by import path."""
+"""The catalogue: every entry leads to what it names, and a user's own entries are found by import path."""
 
 import ast
 import sys
@@ -21,11 +21,14 @@ from torchbayes.catalogue.loading import load
 from torchbayes.catalogue.methods import METHODS, check_method, classes, entry_of, label_of, method_named, method_names
 from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_likelihood, build_network, known
 from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data.own import as_data
+from torchbayes.predictive.linearised import preferred
 from torchbayes.report import looks
 
 OWN = "tests.catalogue.mine"
 MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, train_size=40)
+COUNTS = Problem(f"{OWN}:load", "mlp", {"hidden": [8]}, data_settings={"kind": "counts"})
 
 
 # --- entries
@@ -59,22 +62,86 @@ def test_members_decide_which_entry_serves_a_class():
 def test_the_looks_are_those_of_the_entries():
     drawn = looks([entry.label for entry in METHODS.values()])
     for entry in METHODS.values():
-        # HMC and NUTS are alike, and told apart where both are drawn
+        # HMC and NUTS share a look, unless both are drawn
         assert entry.look is None or entry.name == "nuts" or drawn[entry.label] == entry.look
     assert drawn["HMC"] != drawn["NUTS"]
     assert looks(["NUTS"])["NUTS"] == METHODS["nuts"].look
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_a_likelihood_is_built_and_needs_the_outputs_it_says(name):
+def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
     entry = LIKELIHOODS[name]
-    problem = MOONS if entry.task == "classification" else Problem("toy_sine", "mlp", train_size=20)
-    setup = replace(problem, likelihood=name).setup()
+    problem = replace(COUNTS if entry.task == "regression" else MOONS, likelihood=name)
+    setup = problem.setup()
     assert type(setup.model.likelihood) is entry.load()
     outputs = setup.model.network(setup.model.network.weights(), setup.data.train.inputs[:4])
-    learned = {name: outputs.new_zeros(1) for name in setup.model.likelihood.parameters()}
-    log_prob = setup.model.likelihood.log_prob(outputs, setup.data.train.targets[:4], learned)
-    assert torch.isfinite(log_prob).all()
+    setup.model.likelihood.check(outputs, setup.data.train.targets[:4])
+    # with the plan that is usual there, which must be one that can run it
+    method = tb.MAP(epochs=40, batch_size=20, optimizer=tb.Adam(0.02), plan=usual_plan(problem))
+    posterior = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
+    found = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
+    assert found.keys() >= {"nll", "accuracy" if entry.task == "classification" else "rmse"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "likelihood", "said"),
+    [
+        (COUNTS, "bernoulli", "a regression, must be student_t, gaussian, heteroscedastic or poisson; got 'bernoulli'"),
+        (MOONS, "poisson", "a classification, must be categorical or bernoulli; got 'poisson': it is for a regression"),
+        (
+            replace(MOONS, data="digits"),
+            "bernoulli",
+            "must be categorical; got 'bernoulli': it is for two classes, and",
+        ),
+        (
+            Problem("toy_sine", "mlp"),
+            "poisson",
+            "student_t, gaussian or heteroscedastic; got 'poisson': targets of toy",
+        ),
+        (Problem("toy_sine", "mlp"), "categorical", "got 'categorical': it is for a classification."),
+    ],
+)
+def test_a_likelihood_of_other_data_is_met_with_those_that_go(problem, likelihood, said):
+    with pytest.raises(ValueError, match=said):
+        replace(problem, likelihood=likelihood).setup()
+
+
+def test_two_classes_by_one_output_or_by_two():
+    """Of a linear model the difference of two outputs is the one output, and its prior has twice the variance."""
+    linear = replace(MOONS, network="linear", network_settings={}, train_size=None)
+    one = replace(linear, likelihood="bernoulli", prior_scale=2**0.5).setup()
+    two = linear.setup()
+    assert one.model.layout.size == two.model.layout.size / 2
+    method = tb.MAP(epochs=300, batch_size=200, optimizer=tb.Adam(0.3))
+    probs = []
+    for setup in (one, two):
+        mode = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
+        laplace = tb.fit(setup.model, tuple(setup.data.train), tb.Laplace("dense"), start=mode)
+        for posterior in (mode, laplace):
+            found = tb.evaluate(preferred(posterior), tuple(setup.data.test))
+            assert found.probs is not None
+            probs.append(found.probs)
+    torch.testing.assert_close(probs[0], probs[2], atol=1e-4, rtol=0)
+    torch.testing.assert_close(probs[1], probs[3], atol=1e-4, rtol=0)
+    assert (probs[0] - probs[1]).abs().max() > 0.01
+
+
+def test_counts_are_seen_and_judged_in_raw_units():
+    setup = replace(COUNTS, likelihood="poisson").setup()
+    raw = load(COUNTS.data, COUNTS.data_settings)
+    assert raw.target_standardise is not None
+    expected = raw.target_standardise.inverse(raw.test.targets)
+    torch.testing.assert_close(setup.data.test.targets, expected)
+    assert setup.target_scale == 1.0
+    posterior = tb.fit(
+        setup.model, tuple(setup.data.train), tb.MAP(epochs=40, batch_size=20, optimizer=tb.Adam(0.02)), callbacks=()
+    )
+    found = tb.evaluate(posterior, tuple(setup.data.test), target_scale=setup.target_scale).metrics
+    rates = posterior.functions()(setup.data.test.inputs)[0].exp()
+    assert found["rmse"] == pytest.approx(float((rates - expected).square().mean().sqrt()), rel=1e-5)
+    log_prob = torch.distributions.Poisson(rates).log_prob(expected.round())
+    assert found["nll"] == pytest.approx(-float(log_prob.mean()), rel=1e-5)
+    assert {"nll_gaussian", "coverage"} <= found.keys()
 
 
 @pytest.mark.parametrize("name", PRIORS)

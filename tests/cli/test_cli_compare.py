@@ -107,8 +107,8 @@ def test_the_usual_methods_are_those_of_the_data_set():
         chains = {usual["sgld"].chains, usual["sghmc"].chains, usual["csghmc"].chains}
         assert len(chains) == 1
         for sampler in (usual["hmc"], usual["sgld"], usual["sghmc"], usual["csghmc"]):
-            assert sampler.kept(sampler.steps) >= 8
-        assert usual["sgld"].kept(usual["sgld"].steps) == usual["csghmc"].kept(usual["csghmc"].steps)
+            assert sampler.num_retained(sampler.steps) >= 8
+        assert usual["sgld"].num_retained(usual["sgld"].steps) == usual["csghmc"].num_retained(usual["csghmc"].steps)
 
 
 # --- any method, several times

@@ -1,4 +1,4 @@
-"""Laplace from the command line: at another fit, linearised where nothing else is said, in a comparison."""
+"""Laplace from the command line: at another fit, linearised by default, in a comparison."""
 
 import json
 import subprocess

@@ -54,7 +54,7 @@ def test_torchrun_gives_the_run_of_one_process(how: str, tmp_path: Path) -> None
     assert drawn[0].shape[:2] == (2, 4)
     # float32: another order of sums, through 60 leapfrog steps
     assert_close(drawn[1], drawn[0], rtol=1e-3, atol=1e-4)
-    if how == "data":  # more processes can go on where fewer ended
+    if how == "data":  # more processes can resume where fewer ended
         longer = torchrun(2, "fit", "--directory", str(tmp_path / "one"), "--resume", "--steps", "8")
         assert longer.returncode == 0, longer.stderr
         assert load_run(tmp_path / "one")[1].tensors()["weights_MSD"].shape[1] == 6

@@ -1,4 +1,4 @@
-"""Samplers from the command line: fit, resume, go on for longer, evaluate, diagnose."""
+"""Samplers from the command line: fit, resume, extend, evaluate, diagnose."""
 
 import json
 import os
@@ -21,6 +21,7 @@ from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
 from torchbayes.cli.options import peek, usual_method
+from torchbayes.native.build import available
 from torchbayes.posteriors.store import DrawFile
 
 SAMPLERS = [kind for kind in classes().values() if kind().needs.members == "chains"]
@@ -146,6 +147,22 @@ def test_the_usual_plan_of_a_sampler_is_that_of_its_network(network, plans):
         method = usual_method(seen.method, seen.usual)
         assert type(method).__name__ == kind
         assert method.plan in plans
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "known"),
+    [
+        (["--likelihood=student_t"], False),
+        (["--likelihood", "poisson"], False),
+        (["--likelihood", "heteroscedastic"], True),
+        (["--likelihood", "categorical", "--likelihood_settings.label_smoothing", "0.1"], False),
+        (["--likelihood", "gaussian", "--likelihood_settings={scale: 0.3}"], True),
+        (["--likelihood", "tests.catalogue.mine:noise"], True),
+    ],
+)
+def test_the_usual_plan_is_one_that_can_run_the_likelihood(likelihood, known):
+    seen = peek(["--data", "toy_sine", "--method", "MAP", *likelihood])
+    assert usual_method(seen.method, seen.usual).plan == ("native" if known and available() else "vmap")
 
 
 def test_samplers_are_listed(capsys):

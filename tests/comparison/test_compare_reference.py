@@ -120,6 +120,32 @@ def test_the_ceiling_is_each_chain_against_the_other_chains(digits):
     assert fidelity.at(5, "total_variation") == pytest.approx(np.mean(shifted), abs=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "likelihood", "drawn", "clean"),
+    [
+        ("two_moons", "bernoulli", {"surface", "reliability"}, {"agreement", "total_variation"}),
+        ("tests.catalogue.mine:load", "poisson", {"band"}, {"wasserstein1"}),
+    ],
+)
+def test_two_classes_of_one_output_and_counts_are_compared(tmp_path, data, likelihood, drawn, clean):
+    settings = {"kind": "counts", "columns": 1} if likelihood == "poisson" else {}
+    problem = Problem(data, "mlp", {"hidden": [6]}, likelihood, data_settings=settings)
+    found = compare(replace(SINE, problem=problem), tmp_path, callbacks=())
+    assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"fidelity", "reference_rhat"}
+    for outcome in found.outcomes.values():
+        assert outcome.fidelity.clean.keys() == clean
+    if likelihood == "bernoulli":
+        functions = found.outcomes["hmc"].functions
+        assert isinstance(functions, Functions)
+        drawn_probs = functions(found.setup.data.test.inputs).double().sigmoid().numpy()
+        chains = np.stack([drawn_probs[chain::3].mean(0) for chain in range(3)])
+        both = np.concatenate([1 - chains, chains], axis=-1)
+        expected = [close(both[m], np.delete(both, m, axis=0).mean(0)) for m in range(3)]
+        for one, other in zip(found.outcomes["hmc"].fidelity.by_chain, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-6)
+
+
 def test_the_ceiling_of_known_chains():
     certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
     found = between_chains(certain)

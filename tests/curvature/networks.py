@@ -1,4 +1,4 @@
-"""Small networks in float64, one for every way in which a layer can be built, called or left alone."""
+"""Small networks in float64, one for every way in which a layer can be built, called or not called."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Twice(nn.Module):
 
 
 class Gained(nn.Module):
-    """A parameter of the whole network beside layers that hold weights of their own."""
+    """A parameter of the whole network next to layers that hold their own weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Gained(nn.Module):
 
 
 class Unused(nn.Module):
-    """A layer that is called for nothing, and one that is never called."""
+    """A layer whose output is not used, and one that is never called."""
 
     def __init__(self) -> None:
         super().__init__()

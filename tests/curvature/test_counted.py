@@ -50,7 +50,7 @@ class Mine(Categorical):
 
 
 class Apart:
-    """The same as a class of its own, which names a distribution whose log probability its own is not."""
+    """The same as a separate class, whose log probability is not that of the distribution it names."""
 
     def parameters(self) -> dict[str, Any]:
         return {}
@@ -302,7 +302,7 @@ def censored(outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
 
 
 class Censored:
-    """Times until an event, or until nobody looked any more."""
+    """Times until an event, or until observation ended."""
 
     def parameters(self) -> dict[str, Any]:
         return {}

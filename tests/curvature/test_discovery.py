@@ -10,7 +10,7 @@ import torchbayes as tb
 from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, places
 from tests.oracles import normal
-from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
+from torchbayes.curvature.discovery import LayerSupport, NetworkLayers, layer_support, network_layers
 
 every_net = pytest.mark.parametrize("name", NETS)
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -30,14 +30,14 @@ def found(name: str, rows: int = 4, *, joint: bool = True) -> NetworkLayers:
     net = NETS[name]
     weights_D, inputs = oracle.weights_of(net)[1], net.inputs(rows)
     model = oracle.model_of(net, torch.zeros(1, dtype=torch.int64))
-    return network_layers(model, look(model, weights_D, inputs), joint_bias=joint)
+    return network_layers(model, layer_support(model, weights_D, inputs), joint_bias=joint)
 
 
 @pytest.mark.parametrize("rows", [4, 1])
 @every_net
 def test_layers_and_their_ways(name: str, rows: int):
     own = found(name, rows)
-    ways = {(layer.module, layer.way) for layer in own.layers}
+    ways = {(layer.module, layer.description) for layer in own.layers}
     if NETS[name].either:
         assert ways >= set(NETS[name].ways)
         return
@@ -81,7 +81,7 @@ def test_more_than_a_single_layer_is_known_as_such(name: str):
 
 def test_a_convolution_alone_is_no_single_layer():
     model = tb.Model(nn.Sequential(nn.Conv2d(2, 3, 4), nn.Flatten()).double(), tb.likelihoods.Categorical())
-    assert network_layers(model, look(model, model.given_weights(), normal(4, 2, 4, 4))).single is None
+    assert network_layers(model, layer_support(model, model.given_weights(), normal(4, 2, 4, 4))).single is None
 
 
 @pytest.mark.parametrize("name", ["mlp", "groups", "conv1d"])
@@ -92,28 +92,28 @@ def test_biases_apart_are_layers_of_their_own(name: str):
 
 
 def test_findings_survive_a_file():
-    findings = Findings({"a.weight": "why"}, ("b", "c"), False, {"everywhere": 17, "in turn": 9, "few": 5}, 3)
-    assert Findings.parse(findings.text()) == findings
+    support = LayerSupport({"a.weight": "why"}, ("b", "c"), False, {"everywhere": 17, "in turn": 9, "few": 5}, 3)
+    assert LayerSupport.parse(support.text()) == support
 
 
 def test_rows_go_together_where_they_can():
     net = NETS["multihead attention"]
     model = oracle.model_of(net, torch.zeros(1, dtype=torch.int64))
-    assert look(model, model.given_weights(), net.inputs(4)).stacked
+    assert layer_support(model, model.given_weights(), net.inputs(4)).stacked
 
 
 def test_float32_networks_are_taken_by_their_layers():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
     model = tb.Model(module, tb.likelihoods.Categorical())
-    assert not look(model, model.given_weights(), torch.randn(4, 50)).lost
+    assert not layer_support(model, model.given_weights(), torch.randn(4, 50)).lost
 
 
 def test_looking_changes_neither_the_module_nor_the_generator():
     model = tb.Model(SelfAttention().double(), tb.likelihoods.Categorical())
     before = torch.default_generator.get_state()
     held = {n: p.clone() for n, p in model.network.module.named_parameters()}
-    look(model, 2 * model.given_weights(), places(3))
+    layer_support(model, 2 * model.given_weights(), places(3))
     assert all(torch.equal(p, held[n]) and p.grad is None for n, p in model.network.module.named_parameters())
     assert not any(part._forward_hooks for part in model.network.module.modules())
     assert torch.equal(torch.default_generator.get_state(), before)

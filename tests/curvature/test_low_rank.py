@@ -75,7 +75,7 @@ def test_top_of_the_spectrum_after_some_passes():
 
 
 def test_more_passes_leave_less():
-    # more directions than are looked at, and none far above the others
+    # more directions than are kept, and none far above the others
     model = tb.Model(nn.Linear(60, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
     data, start = (normal(300, 60, seed=1), normal(300, 1, seed=2)), torch.zeros(61, dtype=torch.float64)
     found = {}

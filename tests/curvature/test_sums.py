@@ -159,7 +159,7 @@ def test_columns_and_rows_of_shared_layers_may_be_taken_apart(
     name: str, structure: str, monkeypatch: pytest.MonkeyPatch
 ):
     expected = found(name, structure=structure).curvature.dense()
-    monkeypatch.setattr("torchbayes.curvature.parts.TOGETHER", 2)
+    monkeypatch.setattr("torchbayes.curvature.parts.COLUMNS_AT_ONCE", 2)
     monkeypatch.setattr("torchbayes.curvature.parts._CACHED", 1)
     assert_close(found(name, structure=structure).curvature.dense(), expected)
 

@@ -55,6 +55,29 @@ def test_regression_is_standardised_by_training_rows_alone():
     assert data.num_classes == 0
 
 
+@pytest.mark.parametrize("most", [3, 90_000])
+def test_counts_come_back_exactly(most):
+    rng = np.random.default_rng(2)
+    inputs, counts = rng.normal(size=(300, 2)), rng.integers(0, most + 1, 300)
+    found = finish("x", Raw((inputs[:200], counts[:200]), (inputs[200:], counts[200:]), ""))
+    again = found.counts()
+    assert again.target_standardise is None
+    assert again.train.targets.shape == (200, 1)
+    np.testing.assert_array_equal(again.train.targets[:, 0], counts[:200])
+    np.testing.assert_array_equal(again.test.targets[:, 0], counts[200:])
+    assert torch.equal(again.train.inputs, found.train.inputs)
+    np.testing.assert_array_equal(again.counts().test.targets, again.test.targets)
+
+
+@pytest.mark.parametrize(("where", "wrong"), [(3, 2.5), (3, -1.0), (-1, 2.5), (-1, 7.001)])
+def test_what_is_no_count_is_refused(where, wrong):
+    targets = np.arange(30.0)
+    targets[where] = wrong
+    raw = Raw((np.zeros((20, 1)), targets[:20]), (np.zeros((10, 1)), targets[20:]), "")
+    with pytest.raises(ValueError, match=rf"targets of x must be counts, whole numbers of at least 0; got {wrong:g}$"):
+        finish("x", raw).counts()
+
+
 def test_an_unknown_name_is_met_with_near_ones():
     with pytest.raises(ValueError, match=r"no fruit called 'aple'. Did you mean apple\?"):
         check_name("fruit", "aple", ["apple", "quince"])

@@ -1,4 +1,4 @@
-"""The real files, where they are at hand: shapes, counts, and numbers published elsewhere."""
+"""The real files, where they are available: shapes, counts, and numbers published elsewhere."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Backends: one table, asked by everything that runs networks; values without gradients; the prior once over ranks."""
+"""Backends: one table, used by everything that runs networks; values without gradients; the prior once over ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchbayes.density import FunctionDensity, LogDensity, Plan, Ranks
 from torchbayes.density.backend import Backend, Evaluation
 from torchbayes.density.dynamics import leapfrog
 from torchbayes.density.loop import Loop
-from torchbayes.density.plans import BACKENDS, WAYS, Way
+from torchbayes.density.plans import BACKEND_NAMES, BACKENDS, BackendName
 from torchbayes.evidence.path import AnnealedDensity, FunctionTarget
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.model.network import Buffers
@@ -46,8 +46,8 @@ def own_rows() -> Batch:
 
 
 def test_the_table_and_the_setting_name_the_same_backends():
-    assert get_args(Way) == WAYS
-    assert len(set(WAYS)) == len(BACKENDS)
+    assert get_args(BackendName) == BACKEND_NAMES
+    assert len(set(BACKEND_NAMES)) == len(BACKENDS)
     with pytest.raises(ValueError, match="`way` must be one of native, loop, vmap, compiled; got 'fast'"):
         Plan("fast", "I know")
 
@@ -58,7 +58,7 @@ def test_the_table_and_the_setting_name_the_same_backends():
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS.keys())
 @pytest.mark.parametrize("tempering", ["joint", "likelihood"])
 @pytest.mark.parametrize("way", RUN)
-def test_the_value_is_bit_for_bit_that_of_a_call(way: Way, tempering: str, prior: Any):
+def test_the_value_is_bit_for_bit_that_of_a_call(way: BackendName, tempering: str, prior: Any):
     model = dense(prior, tempering=tempering)
     weights_MD = normal(M, model.layout.size)
     density = LogDensity(model, N, all_rows(), plan=way, chunk_size=9)
@@ -143,11 +143,11 @@ class Counting(Backend):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Put a backend in front of the table; returns its calls."""
+    """Put a backend first in the table; returns its calls."""
     calls: list[str] = []
     monkeypatch.setattr(Counting, "calls", calls, raising=False)
     monkeypatch.setattr("torchbayes.density.plans.BACKENDS", (Counting, *BACKENDS))
-    monkeypatch.setattr("torchbayes.density.plans.WAYS", ("counting", *WAYS))
+    monkeypatch.setattr("torchbayes.density.plans.BACKEND_NAMES", ("counting", *BACKEND_NAMES))
     return calls
 
 
@@ -193,7 +193,7 @@ class Alone(Ranks):
 
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS.keys())
 @pytest.mark.parametrize("way", RUN)
-def test_the_shares_of_the_ranks_sum_to_the_whole_with_the_prior_once(way: Way, prior: Any):
+def test_the_shares_of_the_ranks_sum_to_the_whole_with_the_prior_once(way: BackendName, prior: Any):
     model, data = dense(prior), all_rows()
     weights_MD = normal(M, model.layout.size)
     whole = LogDensity(model, N, data, plan=way)(weights_MD)

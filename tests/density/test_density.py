@@ -11,7 +11,7 @@ from tests.oracles import LinearGaussian, assert_close, classes, finite_differen
 from torch import Tensor, nn
 
 from torchbayes.density import FunctionDensity, LogDensity, Plan, Value
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.native.seeds import Purpose, seeded
 
@@ -105,7 +105,7 @@ def by_hand(model: Model, weights_MD: Tensor, batches: list[Batch]) -> tuple[Ten
         *(pytest.param(name, "compiled", marks=COMPILED) for name in COMPILED_CASES),
     ],
 )
-def test_every_way_equals_the_models_log_joint(name: str, way: Way):
+def test_every_way_equals_the_models_log_joint(name: str, way: BackendName):
     make, batch = CASES[name]
     model = make()
     weights_MD = 0.5 * normal(M, model.layout.size)
@@ -116,7 +116,7 @@ def test_every_way_equals_the_models_log_joint(name: str, way: Way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_batch_norm_in_training_moves_each_members_own_buffers(way: Way):
+def test_batch_norm_in_training_moves_each_members_own_buffers(way: BackendName):
     module = ConvNorm()
     model = Model(module, likelihoods.Categorical())
     batch, weights_MD = CASES["convolution and batch norm"][1], model.starting_weights([1, 2, 3])[0]
@@ -137,7 +137,7 @@ def test_batch_norm_in_training_moves_each_members_own_buffers(way: Way):
 
 
 @pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_without_buffers_training_leaves_the_networks_own_alone(way: Way):
+def test_without_buffers_training_leaves_the_networks_own_alone(way: BackendName):
     model, batch = Model(ConvNorm(), likelihoods.Categorical()), CASES["convolution and batch norm"][1]
     weights_MD, before = normal(M, model.layout.size), {n: b.clone() for n, b in model.network.buffers.items()}
     given = LogDensity(model, N, plan=way, training=True)(weights_MD, batch, buffers=model.network.stacked_buffers(M))
@@ -191,7 +191,7 @@ def test_the_mode_and_curvature_of_linear_regression():
 
 @pytest.mark.parametrize("way", ["loop", "vmap"])
 @pytest.mark.parametrize("chunk_size", [1, 4, 7, 20, 1000])
-def test_chunks_change_nothing(chunk_size: int, way: Way):
+def test_chunks_change_nothing(chunk_size: int, way: BackendName):
     model = Model(ConvNorm(), likelihoods.Categorical(), temperature=0.5)
     data, weights_MD = Batch(normal(20, 1, 4, 4), classes(20, 3)), normal(M, model.layout.size)
     value = LogDensity(model, 20, data, plan=way, chunk_size=chunk_size)(weights_MD)
@@ -207,7 +207,7 @@ def test_minibatches_average_to_the_full_data(temperature: float):
     data, weights_MD = Batch(normal(12, 3), classes(12, 2)), normal(M, model.layout.size)
     full = LogDensity(model, 12, data)(weights_MD)
     density = LogDensity(model, 12)
-    # each member goes through the parts in an order of its own
+    # each member visits the parts in its own order
     orders = [torch.randperm(4, generator=torch.Generator().manual_seed(m)) for m in range(M)]
     parts = [
         density(weights_MD, data.map(lambda t, k=k: torch.stack([t.view(4, 3, *t.shape[1:])[o[k]] for o in orders])))

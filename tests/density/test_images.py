@@ -24,7 +24,7 @@ ACTIVATIONS: list[type[nn.Module]] = [Identity, ReLU, Tanh, Sigmoid, SiLU]
 
 
 def headed(shape: Shape, *stages: nn.Module, outputs: int = 3) -> Sequential:
-    """Return stages with a linear layer of the right width behind them, in float64."""
+    """Return stages followed by a linear layer of the right width, in float64."""
     torch.manual_seed(0)
     features = Sequential(*stages, Flatten()).double()
     with torch.no_grad():

@@ -28,7 +28,7 @@ def ar1(num_chains: int, num_draws: int, num_quantities: int, rho: float, seed: 
 
 
 def chains(num_chains: int, num_draws: int, rho: float, seed: int = 0) -> Tensor:
-    """Chains of every kind that asks something of a diagnostic, shape (M, S, 8)."""
+    """Chains of every kind that challenges a diagnostic, shape (M, S, 8)."""
     draws = ar1(num_chains, num_draws, 8, rho, seed)
     draws[..., 1] = (2 * draws[..., 1]).round()  # ties everywhere
     draws[..., 2] = draws[..., 2].sinh() ** 5  # tails so heavy that no variance is of use

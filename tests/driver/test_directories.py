@@ -361,7 +361,7 @@ def test_a_posterior_of_another_run_is_told_and_one_that_was_put_there_is_not(tm
     posterior.save(path)
     assert_same_tensors(tb.load(path, model_of()).tensors(), posterior.tensors())
     shutil.copyfile(tmp_path / "two" / "posterior.safetensors", tmp_path / "one" / "second.safetensors")
-    tb.load(tmp_path / "one" / "second.safetensors", model_of())  # kept beside another run
+    tb.load(tmp_path / "one" / "second.safetensors", model_of())  # stored next to another run
     shutil.copyfile(tmp_path / "two" / "posterior.safetensors", tmp_path / "alone.safetensors")
     assert_same_tensors(tb.load(tmp_path / "alone.safetensors", model_of()).tensors(), posterior.tensors())
 

@@ -1,4 +1,4 @@
-"""Samplers that are killed, run out of disk, find damage or are asked for something else: nothing is lost or wrong."""
+"""Samplers that are killed, run out of disk, find damage or are resumed differently: nothing is lost or wrong."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_draws_reach_the_disk_before_the_checkpoint_that_counts_them(
         synced.append(len(self))
 
     def checked(path: Path, state: Any, about: Any) -> None:
-        counted.append((method.kept(state.step), synced[-1]))
+        counted.append((method.num_retained(state.step), synced[-1]))
         save(path, state, about)
 
     keep_every(monkeypatch, 10.0)
@@ -299,7 +299,7 @@ def test_a_run_that_ended_within_an_epoch_and_is_made_no_longer_is_left_as_it_is
 def test_a_run_that_is_killed_once_it_was_made_longer_has_one_line_for_each_epoch(
     stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the kill comes within the epoch in which the run had ended, or behind it."""
+    """Whether the kill comes within the epoch in which the run had ended, or after it."""
     method, step = dataclasses.replace(SHORT["sghmc"], thin=1), tb.SGHMC.step
     expected = run(method, tmp_path / "whole")
     run(method, tmp_path / "parts", steps=10)
@@ -319,7 +319,7 @@ def test_a_run_that_is_killed_once_it_was_made_longer_has_one_line_for_each_epoc
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
-# --- asked for something else ---
+# --- resumed with other settings ---
 
 
 @shorts

@@ -1,4 +1,4 @@
-"""The driver: what it refuses, how it fails, what it writes, whom it calls."""
+"""The driver: what it refuses, how it fails, what it writes, which callbacks it calls."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_starts_are_where_the_run_begins() -> None:
 
 
 def worthless() -> Any:
-    """A posterior of which something is known to be wrong."""
+    """A posterior with a known problem."""
     return tb.fit(model_of(), rows_of(), short(), callbacks=()).with_problems(["it has diverged"])
 
 

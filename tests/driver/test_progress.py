@@ -8,13 +8,13 @@ import torchbayes as tb
 from torchbayes.driver import progress
 from torchbayes.driver.loop import Epochs
 from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Event, Lines
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass when they are told to."""
+    """A clock that is set by hand."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
@@ -41,7 +41,7 @@ def test_no_wait_is_longer_than_ten_minutes(clock):
     lines = Lines("HMC", 0, 100, write=said.append)
     for _ in range(24 * 60):
         clock[0] += 60
-        lines.look()
+        lines.poll()
     assert len(said) >= 24 * 60 / 11
     assert said[-1].startswith("  HMC, ")
     assert said[-1].endswith("0 of 100 epochs")
@@ -50,10 +50,10 @@ def test_no_wait_is_longer_than_ten_minutes(clock):
 def test_an_epoch_that_takes_long_is_told_of_before_it_ends(clock):
     said = []
     lines = Lines("SWAG × 5", 3, 60, write=said.append)
-    epochs = Epochs(100, 60, Means(Share(5)), [lines, print])
+    epochs = Epochs(100, 60, Means(Shard(5)), [lines, print])
     for _ in range(30):
         clock[0] += 1.0
-        epochs.look()
+        epochs.poll()
     assert said == ["  SWAG × 5, 0:00:10: 3 of 60 epochs", "  SWAG × 5, 0:00:25: 3 of 60 epochs"]
 
 

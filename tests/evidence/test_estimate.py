@@ -87,7 +87,7 @@ def test_few_weights_warn():
 
 
 def test_few_weights_are_too_low_and_their_errors_too_small():
-    """Why there is a warning: with log normal weights of spread 3, the error bar covers too seldom."""
+    """Why there is a warning: with log normal weights of spread 3, the error bar covers too rarely."""
     found = [log_mean(log_weights) for log_weights in 3.0 * normal(500, 128, seed=5) - 4.5]
     scores = torch.tensor([f.value / f.error for f in found])
     assert sum(f.ess < LEAST_ESS for f in found) > 350

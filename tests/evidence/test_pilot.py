@@ -107,7 +107,7 @@ def test_moves_keep_the_target(step_size: float):
 
 
 def still() -> FunctionTarget:
-    """N(0, I) in two dimensions, and a likelihood that says nothing."""
+    """N(0, I) in two dimensions, and a constant likelihood."""
     return FunctionTarget(lambda w: -0.5 * w.square().sum(-1), lambda w: 0.0 * w.sum(-1), normal_draws(1.0, 2))
 
 

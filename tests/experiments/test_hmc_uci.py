@@ -127,9 +127,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
-    of_true_size(
-        monkeypatch, tmp_path, "uci_energy", "uci_yacht"
-    )  # processes of their own know nothing of what is patched here
+    of_true_size(monkeypatch, tmp_path, "uci_energy", "uci_yacht")  # separate processes do not see what is patched here
     alone = run.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
     assert run.run(TINY, 0, tmp_path / "two") == alone

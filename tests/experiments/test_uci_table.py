@@ -89,9 +89,7 @@ def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
-    of_true_size(
-        monkeypatch, tmp_path, "uci_boston", "uci_yacht"
-    )  # processes of their own know nothing of what is patched here
+    of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     alone = run.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
     assert run.run(TINY, 0, tmp_path / "two") == alone

@@ -17,7 +17,7 @@ import torchbayes as tb
 from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, normal, rows_of
 from torchbayes.driver import run as run_module
 from torchbayes.driver.checkpoint import flatten
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.protocol import Method
@@ -178,7 +178,7 @@ def test_pieces_by_hand_equal_fit(make: Make) -> None:
     source, seeds = as_source(model, rows_of(), method.needs.batch_size or 1), member_seeds(7, 2)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     state = method.init(density, *model.starting_weights(seeds), seeds=seeds, steps_per_epoch=source.steps_per_epoch)
-    reader, shelf = Reader(source, seeds), MemoryShelf(Share(method.members))
+    reader, shelf = Reader(source, seeds), MemoryShelf(Shard(method.members))
     while (visit := method.visit(state)) is not None:
         state, _ = method.step(density, state, reader.read(visit))
         shelf.add(method.draw(state))

@@ -1,4 +1,4 @@
-"""Laws of fits that several processes share: the result is that of one process, whoever holds which rows."""
+"""Laws of fits that several processes share: the result is that of one process, whichever holds which rows."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_rank_that_stops_with_an_error_stops_the_others(tmp_path: Path) -> Non
 
 
 def disagree(folder: Path) -> None:
-    """One process moves the weights of its own accord."""
+    """One process changes its weights independently."""
     del folder
     move = tb.HMC.step
     with tb.Ranks.grid(2, 1) as ranks:

@@ -129,7 +129,7 @@ def test_draws_can_be_read_by_chain_and_index_while_the_run_is_on(
         with pytest.raises(KeyboardInterrupt):
             fitted(make, directory=tmp_path)
     draws = DrawFile.open(tmp_path)
-    assert len(draws) == method.kept(method.steps - 1)
+    assert len(draws) == method.num_retained(method.steps - 1)
     for m, s in itertools.product(range(2), range(len(draws))):
         torch.testing.assert_close(draws.read()[m, s], expected[m, s], rtol=0, atol=0)
 

@@ -1,4 +1,4 @@
-"""A curvature in other units, the weights it says nothing of, and what a low rank leaves out of a log determinant."""
+"""A curvature in other units, weights without curvature, and what a low rank leaves out of a log determinant."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class TestTraps:
 
 
 def test_start_weights_do_not_enter() -> None:
-    """The averages of a run from far away hold nothing of its start: nothing was collected there."""
+    """The averages of a run from far away do not depend on its start: nothing was collected there."""
     start = normal(51, seed=9)
     method = tb.SWA(epochs=6, burn_in=0.5, **SHORT)
     seen: list[Tensor] = []

@@ -142,7 +142,7 @@ def test_weights_that_stand_still_or_are_not_finite():
     assert problems(still[:, :19], columns()) == ()
     assert problems(broken, {}) == ("chain 2 left weights that are not finite",)
     assert problems(torch.zeros(5, 30, 2), {}) == ("5 of 5 chains never moved",)
-    # of a chain that accepted nothing it is not said too that it never moved, and it is not compared with the others
+    # a chain that accepted nothing is not also reported as never having moved, nor compared with the others
     found = problems(still, columns(**marked(1, 0.0, "acceptance"), **apart("log_density")))
     assert found == ("chain 1 accepted fewer than 1 % of the proposals", "chain 3 never moved")
 

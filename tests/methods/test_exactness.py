@@ -306,8 +306,8 @@ def test_a_thermostat_does_not_heat_the_exploration_of_a_cycle(start_of_cycle: i
 @pytest.mark.parametrize(("draws", "thin", "kept"), [(1, 1, [10, 20, 30]), (3, 2, [6, 8, 10, 16, 18, 20, 26, 28, 30])])
 def test_weights_are_kept_at_the_end_of_each_cycle(draws: int, thin: int, kept: list[int]):
     method = tb.SGHMC(1, 35, 0, thin, schedule=tb.Cycles(10, draws=draws))
-    assert [t for t in range(1, 36) if method.keeps(t)] == kept
-    assert method.kept(35) == len(kept)
+    assert [t for t in range(1, 36) if method.retains(t)] == kept
+    assert method.num_retained(35) == len(kept)
     assert tb.sample(gaussian(), method, normal(1, 2)).weights_MSD.shape[1] == len(kept)
 
 

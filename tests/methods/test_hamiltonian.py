@@ -21,14 +21,14 @@ import torchbayes as tb
 from torchbayes.diagnostics import ess
 from torchbayes.driver.sample import run_chains
 from torchbayes.methods.mcmc import hamiltonian, metropolis, trees
-from torchbayes.methods.mcmc.adaptation import Spread, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import RunningVariance, StepSize, windows
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
 from torchbayes.native.seeds import Purpose, member_seeds
 
 
 def gaussian(scales: Tensor | float = 1.0) -> tb.FunctionDensity:
-    """Independent normals; scales (M, D) give each chain a target of its own."""
+    """Independent normals; scales (M, D) give each chain its own target."""
     return tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
 
 
@@ -113,7 +113,7 @@ def test_dual_averaging_does_not_wind_up(acceptance: float, longest: float):
 def test_the_running_variance_is_that_of_numpy(offset: float):
     """Also far from zero, where the difference of two large squares would have no digit left."""
     weights_SMD = offset + normal(200, 2, 3)
-    spread = Spread.empty(weights_SMD[0])
+    spread = RunningVariance.empty(weights_SMD[0])
     for weights_MD in weights_SMD:
         spread = spread.collect(weights_MD)
     exact_MD = np.var(weights_SMD.numpy(), axis=0, ddof=1)
@@ -156,7 +156,7 @@ def test_the_first_step_size_is_where_one_leapfrog_is_accepted_half_the_time():
 
 
 def test_a_first_step_size_is_found_beside_a_wall():
-    """A step behind the wall is not easy: it is halved until it stays inside."""
+    """A step that leaves the support is too long: it is halved until it stays inside."""
     start_MD = torch.tensor([[1e-3, 0.5], [2.0, 0.5]]).double()
     state = tb.NUTS(2).init(walled("infinite"), start_MD, seeds=[0, 3])
     near, far = state.step_size.step_size_M.tolist()
@@ -237,7 +237,7 @@ def test_chains_share_nothing_of_what_they_learn(make: Callable[..., Sampler]):
 
 
 def test_a_chain_that_stood_still_for_a_window_moves_again():
-    """A step size that is too large for the target: nothing is accepted, so that nothing is known of the spread."""
+    """A step size that is too large for the target: nothing is accepted, so the variances cannot be estimated."""
     method = tb.HMC(2, 40, 30, step_size=2.5, trajectory=25.0, mass="diagonal")
     state, _, infos = trace(gaussian(), method, normal(2, 3), 31)
     assert (state.inverse_mass_MD > 0).all()
@@ -390,7 +390,7 @@ def walled(kind: str) -> tb.FunctionDensity:
 
 
 def test_a_wall_does_not_shrink_the_step_size():
-    """Of a half-normal a good share of proposals ends behind the wall, whatever the step size."""
+    """For a half-normal a good share of proposals leaves the support, whatever the step size."""
     half = tb.FunctionDensity(lambda w: torch.where((w > 0).all(1), -0.5 * w.double().square().sum(1), -torch.inf))
     chains = tb.sample(half, tb.HMC(4, 400, 200, trajectory=1.0), torch.ones(4, 3).double())
     assert chains.numbers["acceptance"].mean() < 0.8  # the target
@@ -398,7 +398,7 @@ def test_a_wall_does_not_shrink_the_step_size():
 
 
 def test_steps_too_long_for_a_smooth_density_are_no_walls():
-    """exp overflows to a density of nothing, but the momentum tells: the step size must fall."""
+    """exp overflows to a density of zero, but the momentum shows a divergence: the step size must fall."""
     steep = tb.FunctionDensity(lambda w: -w.double().exp().sum(1) - (-w.double()).exp().sum(1))
     method = tb.HMC(4, 150, 100, trajectory=20.0)
     density, starts_MD = steep, torch.zeros(4, 2).double()
@@ -491,7 +491,7 @@ def imbalance(method: Sampler) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", REVERSIBLE.values(), ids=REVERSIBLE.keys())
 def test_detailed_balance(method: Sampler):
-    """Of two successive states in equilibrium none can be told to be the first: 12 comparisons, alpha 1e-4 in all."""
+    """Two successive states in equilibrium are exchangeable: 12 comparisons, alpha 1e-4 in all."""
     assert imbalance(method) < 4.5
 
 

@@ -1,4 +1,4 @@
-"""What a fit says of its own result: against closed forms, and on results that are broken by hand."""
+"""Problems that a fit reports of its own result: against closed forms, and on results that are broken by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchbayes.methods.optimise.health import (
 from torchbayes.methods.optimise.interpolation import _kernel, left_out, noise_problems
 from torchbayes.methods.optimise.swag import Moments, State
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source, spread
+from torchbayes.model.rows.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite
 
 ROWS, FEATURES = 60, 3
@@ -100,13 +100,13 @@ def test_the_averaging_phase_runs_at_a_quarter_of_the_rate() -> None:
     assert rates[9:] == pytest.approx([0.02] * 11)
 
 
-# --- the rows that are looked at ---
+# --- the rows that are checked ---
 
 
 def test_rows_are_spread_over_the_data() -> None:
     model, (inputs, targets) = linear(), table()
-    assert spread(4, 10) == [0, 2, 5, 7]
-    assert spread(9, 3) == [0, 1, 2]
+    assert evenly_spaced(4, 10) == [0, 2, 5, 7]
+    assert evenly_spaced(9, 3) == [0, 1, 2]
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=5, shuffle=True)
     for data in ((inputs, targets), loader):
         source = as_source(model, data, 5)
@@ -515,7 +515,7 @@ def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
 
 
 def test_left_out_residuals_of_a_tempered_likelihood_have_more_noise() -> None:
-    """T σ² in the place of σ² where the likelihood alone is tempered; T of both cancels."""
+    """T σ² instead of σ² where the likelihood alone is tempered; a joint T cancels."""
     inputs, targets = table(12)
     weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
     hot_D = torch.cat([weights_D[:4], weights_D[4:] + math.log(2.0)])

@@ -194,7 +194,7 @@ def test_samplers_without_trees_are_never_saturated():
 
 
 def test_what_is_reported_is_what_was_paid():
-    """Each chain stops by itself, and one whose tree is done asks for nothing."""
+    """Each chain stops separately, and one whose tree is finished is not evaluated again."""
     rows: list[int] = []
     density = tb.FunctionDensity(lambda w: rows.append(len(w)) or isotropic()._function(w))  # type: ignore[func-returns-value]
     chains = tb.sample(density, tb.NUTS(9, 20, 0, step_size=0.4, mass="unit"), normal(9, 3))
@@ -250,7 +250,7 @@ def banana_log_density(weights_MD: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of the iterations diverged")  # with NUTS, they cost less than the checks see
 def test_a_banana_has_the_moments_of_quadrature():
-    """The trapezoid rule on an even grid, beyond which nothing is left: exact to rounding."""
+    """The trapezoid rule on an even grid that covers all of the mass: exact to rounding."""
     x, y = torch.linspace(-6, 6, 721, dtype=torch.float64), torch.linspace(-8, 8, 961, dtype=torch.float64)
     grid_PD = torch.cartesian_prod(x, y)
     masses_P = banana_log_density(grid_PD).softmax(0)

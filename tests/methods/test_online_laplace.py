@@ -15,7 +15,7 @@ from tests.oracles import LinearGaussian, assert_close, normal
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.driver.checkpoint import flatten
+from torchbayes.driver.checkpoint import flatten, restore
 from torchbayes.model.rows.sources import as_source
 
 X = normal(40, 3)
@@ -139,6 +139,19 @@ def test_step_is_pure_and_donating_changes_nothing(structure: Any) -> None:
             assert_same_tensors(flatten(state)[0], before)
             assert_same_tensors(flatten(first)[0], flatten(donated)[0])
             state = first
+
+
+def test_the_pass_has_its_first_name_in_checkpoints() -> None:
+    """Files of the first releases call it `survey`, and so do those of now, so that either can be resumed."""
+    model = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+    density = tb.LogDensity(model, 10, plan="loop", training=True)
+    state = tb.OnlineLaplace(**SMALL).init(density, *model.starting_weights([3]), seeds=[3], steps_per_epoch=2)
+    tensors, numbers = flatten(state)
+    assert "/survey/weights_MD" in tensors
+    assert not any("last_pass" in name for name in (*tensors, *numbers))
+    other_M = torch.full_like(state.last_pass.log_likelihood_M, 7.0)
+    found = restore(state, {**tensors, "/survey/log_likelihood_M": other_M}, numbers)
+    assert_close(found.last_pass.log_likelihood_M, other_M)
 
 
 def test_what_it_refuses() -> None:

@@ -38,18 +38,18 @@ def inside(weights_MD: Tensor) -> Tensor:
 
 
 def no_density(weights_MD: Tensor) -> Tensor:
-    """N(0, I), and −∞ behind the wall."""
+    """N(0, I), and −∞ beyond the wall."""
     return torch.where(inside(weights_MD), -0.5 * weights_MD.double().square().sum(1), -torch.inf)
 
 
 def invalid(weights_MD: Tensor) -> Tensor:
-    """N(0, I), and a ValueError of torch's behind the wall: a scale that is not positive."""
+    """N(0, I), and a ValueError of torch beyond the wall: a scale that is not positive."""
     room_M = WALL - weights_MD[:, 0].detach()
     return -0.5 * weights_MD.double().square().sum(1) + 0 * distributions.Normal(0.0, room_M).entropy()
 
 
 def not_positive_definite(weights_MD: Tensor) -> Tensor:
-    """N(0, I), and a LinAlgError, which is a RuntimeError, behind the wall."""
+    """N(0, I), and a LinAlgError, which is a RuntimeError, beyond the wall."""
     room_M11 = (WALL - weights_MD[:, :1].detach()).unsqueeze(-1)
     return -0.5 * weights_MD.double().square().sum(1) + 0 * torch.linalg.cholesky(room_M11).sum((1, 2))
 
@@ -65,7 +65,7 @@ def start(chains: int) -> Tensor:
 @pytest.mark.parametrize("broken", [invalid, not_positive_definite])
 @pytest.mark.parametrize("chains", [1, 7])
 def test_an_exception_rejects_as_no_density_does(make: Callable[[int], Sampler], broken: Any, chains: int):
-    """Bit by bit: of seven chains that are evaluated together those alone that went behind the wall."""
+    """Of seven chains that are evaluated together, exactly those that went beyond the wall, for every pattern."""
     expected = tb.sample(tb.FunctionDensity(no_density), make(chains), start(chains), seed=2)
     found = tb.sample(tb.FunctionDensity(broken), make(chains), start(chains), seed=2)
     assert torch.equal(found.weights_MSD, expected.weights_MSD)
@@ -116,7 +116,7 @@ def test_the_chains_that_fail_are_found_by_halves(failing: list[int]):
 
 @pytest.mark.parametrize("size", [16, 21])
 def test_trajectories_that_failed_are_over(size: int):
-    """They ask for nothing behind the wall any more, and are rejected wherever they end."""
+    """They are not evaluated beyond the wall any more, and are rejected wherever they end."""
     places: list[Tensor] = []
 
     def ring(weights_MD: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def exact_noise(prior: str, members: int = 1, force_D: Tensor | None = None) -> 
 @pytest.mark.parametrize("prior", ["scalar", "layer", "model"])
 @pytest.mark.parametrize("structure", ["dense", "kronecker", "diagonal", "low_rank", "ekfac"])
 def test_the_maximum_of_the_evidence(structure: str, prior: Any, noise: bool, members: int) -> None:
-    """For the noise of the exact one, where the structure leaves correlations out, and of its own given that."""
+    """For the noise that of the exact curvature, if the structure drops correlations; its own given that noise."""
     if prior == "model" and not noise:
         return
     fitted = regression(structure, members=members)
@@ -345,7 +345,7 @@ def test_a_count_of_parameters_too_large_for_the_targets_is_said(monkeypatch: py
 
 
 def test_the_exact_curvature_is_added_up_where_the_structure_could_count_too_many() -> None:
-    """Where there are three targets for every weight it can not, and the pass was ten times as long for nothing."""
+    """With three targets for every weight it cannot, and the pass took ten times as long for nothing."""
     model = tb.Model(nn.Linear(3, 2).double(), tb.likelihoods.Gaussian(1.0))  # 8 weights
     weighted = tb.Model(nn.Linear(3, 2).double(), tb.likelihoods.Weighted(tb.likelihoods.Gaussian(1.0)))
     for rows, exact in ((11, True), (12, False)):

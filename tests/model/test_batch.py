@@ -225,7 +225,7 @@ def test_at_most_four_tensors_are_named_and_the_one_that_differs_among_them() ->
 
 
 def test_what_is_shared_may_be_infinite_and_not_nan() -> None:
-    """A mask that is added to the scores of attention is -inf where nothing is to be seen."""
+    """An additive attention mask is -inf where nothing may be attended to."""
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     check_finite((X, Shared(mask)))
     check_finite({"x": X, "mask": Shared({"inner": mask})})

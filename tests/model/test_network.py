@@ -308,7 +308,7 @@ def test_recalibrated_statistics_are_the_averages_over_batches_weighted_by_rows(
         assert_close(found["head.0.running_mean"], (share * torch.stack([h.mean(0) for h in normed])).sum(0))
         assert_close(found["head.0.running_var"], (share * torch.stack([h.var(0) for h in normed])).sum(0))
     own = network.buffers["head.0.running_mean"]
-    assert (own == 9.0).all()  # the network's own buffers stand still, and nothing was left in training mode
+    assert (own == 9.0).all()  # the network's own buffers are unchanged, and nothing was left in training mode
     assert torch.equal(network(network.weights(), batches[0]), network(network.weights(), batches[0]))
 
 

@@ -82,7 +82,7 @@ def test_tuples_are_read_like_mappings():
     assert torch.equal(unpacked(Words(0), (TOKENS, TOKENS)).targets, TOKENS)
 
 
-PAD = torch.arange(LENGTH) >= torch.arange(ROWS).unsqueeze(1) % 3 + 3  # places behind the last label
+PAD = torch.arange(LENGTH) >= torch.arange(ROWS).unsqueeze(1) % 3 + 3  # places after the last label
 LONGER = torch.cat([TOKENS, TOKENS[:, :1]], dim=1)
 AHEAD = {
     "all": (TOKENS, LONGER[:, 1:]),

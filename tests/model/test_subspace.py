@@ -1,4 +1,4 @@
-"""Subspaces of the weights: any method in them, and a posterior that speaks of all weights."""
+"""Subspaces of the weights: any method in them, and a posterior over all weights."""
 
 from __future__ import annotations
 

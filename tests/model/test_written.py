@@ -1,4 +1,4 @@
-"""Networks that change what they are given: inputs stay as they are, and weights must."""
+"""Networks that change their inputs in place: the user's inputs stay unchanged, and changing weights is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling sources: a library is made anew when anything it is made of changes."""
+"""Compiling sources: a library is compiled anew when anything it depends on changes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The folder of compiled libraries: nothing damaged or foreign is loaded, and what is wrong is compiled anew."""
+"""The folder of compiled libraries: nothing damaged or foreign is loaded, but compiled anew."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copied(text: str = "content") -> tuple[Path, list[str]]:
     return cache.library("some-1234", make), made
 
 
-# what a cut library does to who loads it: pages behind the end of the file are not there
+# how a truncated library kills its process: pages beyond the end of the file do not exist
 LOAD = """
 import ctypes, sys
 print(ctypes.CDLL(sys.argv[1]).value())
@@ -144,7 +144,7 @@ def test_a_folder_that_everyone_can_replace_is_refused(home: Path) -> None:
     home.chmod(0o777)
     with pytest.raises(OSError, match=r"everyone can write to .*cache, and so replace .*native; set XDG_CACHE_HOME"):
         copied()
-    home.chmod(0o1777)  # as /tmp, where nobody can replace what is another's
+    home.chmod(0o1777)  # like /tmp, where no user can replace another's files
     assert copied()[1] == []
 
 
@@ -228,7 +228,7 @@ def test_a_compilation_that_fails_leaves_nothing_and_one_that_was_killed_goes(ho
 
 
 def test_many_that_compile_at_once_all_get_a_sound_library(home: Path, tmp_path: Path) -> None:
-    """The compiler is a process of its own, so threads meet in the folder as processes do."""
+    """The compiler is a separate process, so threads compete for the folder as processes do."""
     source, found = tmp_path / "some.cpp", []
     source.write_text('extern "C" int value() { return 7; }\n')
     start = threading.Barrier(6)

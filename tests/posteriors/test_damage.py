@@ -98,7 +98,7 @@ def _run(directory: Path, method: Any, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
-    """Every file that this library writes, beside one of another fit of the same settings to other data."""
+    """Every file that this library writes, and one of another fit of the same settings to other data."""
     home, away = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("away")
     found = []
     for place, seed in ((home, 0), (away, 1)):
@@ -106,7 +106,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
             posterior.save(place / name / "q.safetensors")
         _run(place / "sghmc", SAMPLER, seed)
         _run(place / "swag", tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop"), seed)
-    for name in _posteriors(0):  # alone, a sound file is what it says; one's header with the other's tensors is not
+    for name in _posteriors(0):  # alone, each file is valid; the header of one with the tensors of the other is not
         path, other = (place / name / "q.safetensors" for place in (home, away))
         own, start = path.read_bytes(), len(path.read_bytes()) - _tensor_bytes(path)
         other.write_bytes(own[:start] + other.read_bytes()[-_tensor_bytes(path) :])
@@ -286,7 +286,7 @@ def test_long_files_of_draws_are_verified_on_request_and_by_who_resumes(
 def test_rows_of_draws_are_known_at_their_place_alone(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole rows, sound in themselves, in the place of others; and rows of zeros, as holes in a file are read."""
+    """Complete, valid rows in the place of others; and rows of zeros, which holes in a file read as."""
     monkeypatch.setattr("torchbayes.posteriors.store._PIECE", piece)
     chains, count, size = 3, 5, 7
     file = DrawFile.create(tmp_path, normal(chains, size), {"w": (size,)}, run="a1b2")

@@ -34,7 +34,7 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of which nothing is free."""
+    """A machine without free memory."""
     monkeypatch.setattr(checks, "free_memory", lambda _device="cpu": 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Files of posteriors: what is written, what damage is told apart, and that nothing half written stays."""
+"""Files of posteriors: what is written, which damage is distinguished, and that nothing half written stays."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_model_of_another_likelihood_prior_or_temperature_is_refused(kind: str
     was = model.prior.segments[0].prior
     wide = tb.priors.Normal(7.0)
     others = [(said, tb.Model(network, likelihood, was)) for said, likelihood in LIKELIHOODS.items()]
-    if not posterior.settings().get("tuned"):  # which has a prior of its own
+    if not posterior.settings().get("tuned"):  # a tuned one has its own prior
         said = r"its prior of weights 0:\d+ is Normal.*, the model's Normal\(scale=7.0"
         others.append((said, tb.Model(network, model.likelihood, wide)))
     others.append((r"temperature is 1.0, the model's 0.5", tb.Model(network, model.likelihood, was, temperature=0.5)))

@@ -208,7 +208,7 @@ def test_a_file_system_without_locks_is_said_and_used(
     left = tmp_path / f".x.abcdefgh{PART}"
     left.write_text("of whom?")
     write_whole(tmp_path / "x", b"content")
-    assert left.exists()  # where nobody can tell whether it is still written to
+    assert left.exists()  # where it is unknown whether it is still written to
     assert (tmp_path / "x").read_bytes() == b"content"
 
 

@@ -1,4 +1,4 @@
-"""Draws on disk: they come back exactly, torn ones do not count, damage is told, and memory does not bound them."""
+"""Draws on disk: they are restored exactly, torn ones do not count, damage is reported, memory does not bound them."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_a_reader_sees_whole_draws_while_another_process_writes(tmp_path: Path) 
             assert torch.equal(found, expected)
             seen += 0 < found.shape[1] < 400
             if previous is None and found.shape[1]:
-                previous = found  # whom what is added does not disturb
+                previous = found  # which later appends do not change
         assert process.wait(60) == 0
     finally:
         process.kill()
@@ -358,7 +358,7 @@ def test_a_reader_sees_whole_draws_while_another_process_writes(tmp_path: Path) 
 
 @pytest.mark.parametrize("kept", [0, 1, 39])
 def test_a_reader_keeps_the_draws_that_are_forgotten(kept: int, tmp_path: Path) -> None:
-    """A mapping of a file that is cut kills who reads behind its end (SIGBUS), so another file takes its place."""
+    """Reading a mapping beyond the end of a shortened file kills the process (SIGBUS), so the file is replaced."""
     file = DrawFile.create(tmp_path, torch.zeros(2, 1000), {"w": (1000,)})
     for number in range(40):
         file.append(torch.full((2, 1000), float(number)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchbayes as tb
-from torchbayes.curvature import look, network_layers
+from torchbayes.curvature import layer_support, network_layers
 from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, LowRankPlusDiagonal, LowRankPrecision, Scaled
 
 M, ROWS, TEST = 2, 5, 4
@@ -144,7 +144,7 @@ def test_a_kronecker_product_in_other_units(columns_alone: bool, bases: str):
     )
     scale = normal(M, 1 if columns_alone else 3, 5, seed=9).exp().expand(M, 3, 5)
     model = oracle.model_of(NETS["linear"], oracle.problem("linear")[1])
-    index = network_layers(model, look(model, weights_MD[0], inputs)).layers[0].index.flatten()
+    index = network_layers(model, layer_support(model, weights_MD[0], inputs)).layers[0].index.flatten()
     own = torch.empty_like(weights_MD)
     own[:, index] = scale.flatten(1)
     posterior = tb.Gaussian(model, weights_MD, Scaled(own, Blocks(index, (inner,))), statistics_known=True)
@@ -423,7 +423,7 @@ def test_bad_inputs_are_refused(method: str):
     with pytest.raises(ValueError, match="must be finite"):
         call(torch.full((2, 4), torch.nan))
     width = NETS["mlp"].inputs(2).shape[1]
-    for _ in range(2):  # when the network is looked at, and when that is known
+    for _ in range(2):  # when the layer support is determined, and when it is known
         with pytest.raises(ValueError, match=rf"the network cannot take inputs of shape \(9, {width + 1}\): mat1"):
             call(normal(9, width + 1))
         with pytest.raises(ValueError, match=r"the network cannot take inputs of shape .*dtype"):

@@ -357,6 +357,30 @@ def test_student_t_by_hand() -> None:
         predictive.quantile(0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantiles_of_counts_are_the_least_that_reach_the_level(dtype: torch.dtype) -> None:
+    rates = torch.tensor([1e-6, 0.3, 1.0, 4.0, 60.0, 900.0], dtype=dtype)
+    outputs = (rates * (1 + 0.9 * normal(5, 6).tanh())).log().to(dtype)
+    levels = torch.tensor([1e-3, 0.025, 0.5, 0.975, 0.999])
+    found = tb.Predictive(outputs.unsqueeze(-1), LIKELIHOODS.Poisson()).quantile(levels)
+    counts = torch.arange(3000, dtype=torch.float64).view(-1, 1, 1)
+    below = torch.distributions.Poisson(outputs.double().exp()).log_prob(counts).exp().mean(1).cumsum(0)
+    expected = (below.unsqueeze(0) < levels.double().view(-1, 1, 1)).sum(1)
+    assert torch.equal(found.squeeze(-1).long(), expected)
+    assert torch.equal(found, found.round())
+    assert found.dtype == dtype
+
+
+def test_a_quantile_without_an_inverse_is_found_between_bounds_of_the_moments() -> None:
+    class Plain(torch.distributions.Normal):
+        def icdf(self, value: Tensor) -> Tensor:
+            raise NotImplementedError
+
+    outputs, levels = 3 * normal(6, 5, 2), torch.tensor([1e-4, 0.1, 0.5, 0.99])
+    found = tb.Predictive(outputs, LIKELIHOODS.Custom(lambda f: Plain(f, 0.4))).quantile(levels)
+    torch.testing.assert_close(found, tb.Predictive(outputs, LIKELIHOODS.Gaussian(0.4)).quantile(levels))
+
+
 def test_poisson_by_hand() -> None:
     outputs = normal(5, 4, 1)
     predictive, rates = tb.Predictive(outputs, LIKELIHOODS.Poisson()), outputs.exp()

@@ -43,7 +43,7 @@ def check_refused(case: Case, argument: str) -> None:
 
 
 def _fault(case: Case, argument: str, value: Any) -> str:
-    """What is wrong with how a malformed call ends; nothing if it is well refused."""
+    """What is wrong with how a malformed call ends; empty if it is refused properly."""
     try:
         case.call(**{**case.good(), argument: value})
     except (ValueError, TypeError, FileNotFoundError) as error:

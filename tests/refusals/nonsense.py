@@ -31,7 +31,7 @@ FUNCTION = (None, "text", 3, NAN)
 
 
 def but(kind: tuple[Any, ...], *allowed: Any) -> tuple[Any, ...]:
-    """A kind less what is allowed after all, such as None; a class is told by itself."""
+    """A kind of nonsense without what is allowed after all, such as None; classes are compared by identity."""
     return tuple(v for v in kind if not any(v is a or (type(v) is type(a) and v == a) for a in allowed))
 
 

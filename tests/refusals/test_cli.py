@@ -1,4 +1,4 @@
-"""The command line: malformed arguments and files end in one line and exit code 2; what nobody foresaw in a report."""
+"""The command line: malformed arguments and files end in one line and exit code 2; unforeseen errors in a report."""
 
 import errno
 import os
@@ -146,7 +146,7 @@ def test_a_gpu_that_is_not_there(capsys):
     assert "`device` is 'cuda', which PyTorch" in refused(capsys, [*MAP, "--device", "cuda"])
 
 
-# --- what nobody foresaw
+# --- unforeseen errors
 
 
 @pytest.mark.parametrize(

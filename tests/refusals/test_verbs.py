@@ -1,4 +1,4 @@
-"""Nonsense given to verbs and nouns is refused before anything is computed, by name, with the value seen."""
+"""Nonsense arguments of functions and classes are refused before anything is computed, by name, with the value."""
 
 import pytest
 

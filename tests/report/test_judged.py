@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes import likelihoods
-from torchbayes.assess.numbers import Numbers
+from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data, Pair
 from torchbayes.data.base import Standardise
 from torchbayes.report.judged import classification, confusions_table, coverage, regression

@@ -1,4 +1,4 @@
-"""What the pages say, held against what there is: names, keywords, commands, files, links, and what must be told.
+"""Checks that the pages agree with the code: names, keywords, commands, files, links, and what must be mentioned.
 
 `python -m tools.docs [ROOT]` reads README.md, CHANGELOG.md, CONTRIBUTING.md, docs/ and the docstrings in src/, and
 prints one line per fault.

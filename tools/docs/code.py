@@ -40,7 +40,7 @@ def check_blocks(page: Page) -> Iterator[Fault]:
 
 
 def read_blocks(page: Page) -> tuple[dict[str, Value], list[Fault]]:
-    """Return what the names of a page stand for after its last block, and what is wrong on the way.
+    """Return what the names of a page stand for after its last block, and the faults found.
 
     Blocks of one session share their names; a block that is not run when the page is built may use those of all.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
 
+from tools.docs.examples import write_examples
 from tools.docs.pages import Fault, Page
 
 from torchbayes import data, experiments, networks
 from torchbayes.catalogue.config import CONFIG, describe, entries, read_config, write_config
+from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
-from torchbayes.cli import commands, evidence, options
+from torchbayes.cli import commands, evidence, judge, options, report
 from torchbayes.cli import compare as comparing
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
@@ -48,6 +51,7 @@ def check_commands(page: Page, root: Path, folder: Path) -> Iterator[Fault]:
         One fault per line.
     """
     with _working_in(folder):
+        write_examples(folder)
         for block in page.blocks:
             if block.info.split(" ")[0] in SHELLS:
                 for line, text in _lines(block.text):
@@ -60,9 +64,11 @@ def check_commands(page: Page, root: Path, folder: Path) -> Iterator[Fault]:
 def _working_in(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
+    sys.path.insert(0, str(folder))  # where the program finds modules of the user
     try:
         yield
     finally:
+        sys.path.remove(str(folder))
         os.chdir(before)
 
 
@@ -120,7 +126,8 @@ def run(argv: list[str]) -> None:
         argv: the arguments after `torchbayes`.
 
     Raises:
-        ValueError: if it does not parse, names what is not there, or needs a run that no earlier line leaves.
+        ValueError: if it does not parse, names something that does not exist, or needs a run that no earlier line
+            creates.
     """
     if not argv or argv[0] not in commands.COMMANDS:
         if argv[:1] in (["--help"], ["--version"]):
@@ -130,7 +137,7 @@ def run(argv: list[str]) -> None:
         _compare(argv[1:])
     else:
         chosen = _caught(argv, options.parse)
-        {"fit": _fit}.get(argv[0], _other)(chosen)
+        {"fit": _fit, "tune": _tune}.get(argv[0], _other)(chosen)
 
 
 def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
@@ -139,7 +146,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    rooms = (commands, evidence, comparing)
+    rooms = (commands, evidence, comparing, judge, report)
     with ExitStack() as stack:
         for room in rooms:
             stack.enter_context(patch.object(room, "parse", stop))
@@ -155,12 +162,15 @@ def _fit(chosen: Mapping[str, Any]) -> None:
     _among("network", chosen["network"], networks.names())
     if (folder / CONFIG).exists() and not chosen["resume"]:
         raise ValueError(f"an earlier line leaves a run in {folder} already")
-    if method.needs.start == "modes" and chosen["start"] is None:
-        raise ValueError(f"{type(method).__name__} needs --start")
     if chosen["start"] is not None:
         _need(chosen["start"], {"MAP", "SWA"})
     options.of_length(method, chosen["steps"])
     write_config(folder, {**entries(options.problem_of(chosen)), "method": describe(method)})
+
+
+def _tune(chosen: Mapping[str, Any]) -> None:
+    run = Path(chosen["run"])
+    write_config(Path(chosen["directory"] or run / "tuned"), _need(str(run), {"Laplace"}))
 
 
 def _compare(argv: list[str]) -> None:
@@ -180,7 +190,10 @@ def _other(chosen: Mapping[str, Any]) -> None:
     samplers = {name for name, kind in classes().items() if kind().needs.members == "chains"}
     if chosen.get("run"):
         _need(chosen["run"], samplers if "inputs" in chosen else None)
-        _among("data set", chosen.get("data"), data.ood_names())
+        if not is_file(chosen.get("data") or "digits"):
+            _among("data set", chosen.get("data"), data.ood_names())
+        if "new" in chosen and not Path(str(chosen["new"])).exists():
+            raise ValueError(f"the page does not say where {chosen['new']} comes from")
     for name in chosen.get("networks", ()):
         _among("network", name, {*networks.names(), "cnn"})
     if "seeds" in chosen and "scale" in chosen and not chosen["list"]:

@@ -22,7 +22,7 @@ import torch
 
 import torchbayes
 
-# classes of PyTorch whose arguments the pages speak of
+# classes of PyTorch whose arguments the pages mention
 BORROWED = [torch.nn.Parameter, torch.utils.data.DataLoader, torch.distributions.Normal]
 _MISSING = object()
 

@@ -61,7 +61,7 @@ class Page:
 
     @cached_property
     def _tokens(self) -> list[Token]:
-        text = re.sub(r"^(?=\[\^\w+\]:)", r"\\\\", self.text, flags=re.MULTILINE)  # a footnote is no link's target
+        text = re.sub(r"^(?=\[\^\w+\]:)", r"\\\\", self.text, flags=re.MULTILINE)  # a footnote is not a link target
         return MarkdownIt("commonmark").enable("table").parse(text)
 
     @cached_property

@@ -78,7 +78,7 @@ def navigation(entries: Any) -> list[str]:
 
 
 def check_navigation(pages: Sequence[Page], named: Sequence[str]) -> Iterator[Fault]:
-    """Find pages that the navigation leaves out, and entries of it that are no page.
+    """Find pages that the navigation leaves out, and its entries without a page.
 
     Yields:
         One fault per page.

@@ -1,4 +1,4 @@
-"""What a posterior is worth: metrics on data, and whether chains have converged."""
+"""Assessment of posteriors: metrics on data, and convergence of chains."""
 
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty

@@ -1,6 +1,6 @@
 """Classifications place by place: class probabilities, labels, and how often each place counts.
 
-A row has one place, or several: tokens of a sequence, pixels of an image, labels that are binary each.
+A row has one place, or several: tokens of a sequence, pixels of an image, or several binary labels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NONE = "no row counts: all are ignored, or have weight 0."
 
 
 def is_binary(predictive: Predictive) -> bool:
-    """Return whether there is one probability a place, that of a 1."""
+    """Return whether there is one probability per place, that of a 1."""
     return isinstance(predictive.distribution, distributions.Bernoulli)
 
 

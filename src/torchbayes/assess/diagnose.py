@@ -1,9 +1,9 @@
-r"""diagnose: have the chains of a sampler converged, as weights, as functions, and by what the sampler logged?
+r"""diagnose: have the chains of a sampler converged, in weight space, in function space, and judging by its log?
 
-R̂ and effective sample sizes in weight space are those of every weight, (D,). In function space they are those of what
-the networks predict at given inputs: class probabilities, or means, (B, K), and where targets are given the log
-likelihood of every row, (B,). Izmailov et al. (2021, "What are Bayesian neural network posteriors really like?") show
-why both are needed: chains that differ in their weights may agree in their functions, and only these predict.
+R̂ and effective sample sizes in weight space are those of every weight, (D,). In function space they are those of the
+predictions at given inputs: class probabilities, or means, (B, K), and where targets are given the log likelihood of
+every row, (B,). Izmailov et al. (2021, "What are Bayesian neural network posteriors really like?") show why both are
+needed: chains that differ in their weights may agree in their functions, and only these predict.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torchbayes.predictive.average import predict
 Log = str | PathLike[str] | Sequence[Mapping[str, Any]]
 
 LEAST = 4  # draws per chain for R-hat: two for each half
-LEAST_ESS = 10  # and for effective sizes: with fewer there is no lag to see an autocorrelation at
-_BLOCK = 2**22  # numbers held of one kind: weights of drawn networks, or what they predict
+LEAST_ESS = 10  # and for effective sizes: with fewer, no autocorrelation can be estimated
+_BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their predictions
 _FIELDS = ("log_density", "energy", "acceptance", "divergent", "saturated", "gradients", "step_size")
 
 
@@ -46,7 +46,7 @@ class Trace:
         name: what it is.
         values_MS: its values, draw after draw or record after record, float64 on the CPU.
         over: what the second axis counts: "draw" or "iteration".
-        at_S: the number of each draw or iteration.
+        at_S: index of each draw or iteration.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Record:
         log_density_MR: log density at each of R records, in nats; for minibatches the mean of an epoch's estimates.
         step_R: the iteration after which each record was written.
         exact: whether a record is one iteration on all the data.
-        ebfmi_M: E-BFMI; None for samplers without momentum, whose energies say nothing.
+        ebfmi_M: E-BFMI; None for samplers without momentum, for which it is meaningless.
         acceptance_M: mean probability of acceptance.
         divergences_M: number of divergent iterations.
         step_size_M: mean step size.
-        gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts for its share.
-        burn_in_gradients_M: gradients before.
+        gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts as its share of a pass.
+        burn_in_gradients_M: gradients in burn-in, likewise.
         burn_in: iterations of burn-in.
-        saturated_M: share of the iterations of NUTS whose trajectory `max_doublings` cut short.
+        saturated_M: share of the iterations of NUTS whose trajectory was cut short by `max_doublings`.
     """
 
     log_density_MR: Tensor
@@ -88,18 +88,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How well the chains of a run have mixed, as weights and as functions.
+    """How well the chains of a run have mixed, in weight and function space.
 
     Attributes:
-        chains: M. A single chain is judged by its halves: a drift shows, another mode does not.
+        chains: M. A single chain is judged by its halves, which reveals a drift, but not a missed mode.
         draws: S, draws per chain.
         spaces: name -> mean, spread, Monte Carlo error, effective sizes and R̂ of all quantities of a space, on the
             CPU: "weights", (D,); "probabilities" or "means", (B, K); with targets "log likelihoods", (B,); with the log
             of a sampler on all the data "log density", (), of every iteration after burn-in. NaN where nothing moves;
             effective sizes and Monte Carlo errors are NaN too where there are fewer than 10 draws of each chain.
-        traces: the log density, or else the log likelihood of the rows; the weight of the largest R̂; and the prediction
-            of the largest Monte Carlo error.
-        record: what the log says; None without a log, or before its first line after burn-in.
+        traces: the log density, or else the log likelihood of the rows; the weight with the largest R̂; and the
+            prediction with the largest Monte Carlo error.
+        record: numbers from the log; None without a log, or before its first line after burn-in.
     """
 
     chains: int
@@ -119,7 +119,7 @@ class Diagnosis:
         return float(self.record.gradients_M.sum()) if self.record and self.record.gradients_M.sum() > 0 else math.nan
 
     def per_gradient(self, space: str) -> Tensor:
-        """Return effective samples per gradient after burn-in, the figure by which samplers compare.
+        """Return effective samples per gradient after burn-in, by which samplers are compared.
 
         Args:
             space: a name of `spaces`.
@@ -141,14 +141,14 @@ def diagnose(
 ) -> Diagnosis:
     """Judge the chains of a sampler, finished or not.
 
-    Memory is bounded by the results and `chunk_size`: draws on disk are read in blocks, and functions are computed at
-    some rows at a time.
+    Memory is bounded by the results and `chunk_size`: draws on disk are read in blocks, and functions are computed at a
+    few rows at a time.
 
     Args:
         posterior: draws in the order they were taken, at least 4 of each chain.
         inputs: where functions are compared, as `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
-        targets: of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where the
-            likelihood takes one.
+        targets: targets of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where
+            the likelihood takes one.
         log: the run directory, or the records of its `log.jsonl`.
         burn_in: iterations whose records are left out; None takes it from the run directory, or 0 for plain records.
         chunk_size: rows at which the functions of all draws are held at once; None chooses.
@@ -217,16 +217,16 @@ def _functions(
 
 
 def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[str, Tensor, Tensor | None]:
-    """Return what every draw predicts at some rows, with its name, (M, S, B, ...), and the log likelihoods (M, S, B).
+    """Return name and values of the predictions at some rows, (M, S, B, ...), and log likelihoods (M, S, B).
 
-    The weights of one block of draws at a time are read, in the order of the draws.
+    Weights are read one block of draws at a time, in the order of the draws.
     """
     chains, draws, size = posterior.weights_MSD.shape
     some = rows_of(inputs, rows)
     block = max(1, _BLOCK // (chains * size))
     name, values, likelihoods = "", [], []
     for start in range(0, draws, block):
-        predictive = predict(_some_draws(posterior, slice(start, start + block)), some)  # all of them, chain by chain
+        predictive = predict(_some_draws(posterior, slice(start, start + block)), some)  # all draws, in turn by chain
         kind = predictive.distribution
         classes = isinstance(kind, distributions.Categorical | distributions.Bernoulli)
         name = "probabilities" if classes else "means"
@@ -245,7 +245,7 @@ def _some_draws(posterior: Draws, which: slice) -> Draws:
 
 
 def _judged(values: Tensor) -> Summary:
-    """Return the diagnostics of draws (M, S, ...) on the CPU, without the sizes that so few draws cannot tell."""
+    """Return the diagnostics of draws (M, S, ...) on the CPU, without effective sizes where there are too few draws."""
     found = Summary(*(part.cpu() for part in summary(values)))
     if values.shape[1] >= LEAST_ESS:
         return found
@@ -261,7 +261,7 @@ def _joined(parts: Sequence[Summary]) -> Summary:
 
 
 def _largest(numbers: Tensor) -> tuple[int, ...] | None:
-    """Return the place of the largest number, or None where all are NaN."""
+    """Return the index of the largest number, or None if all are NaN."""
     if numbers.isnan().all():
         return None
     place = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
@@ -282,7 +282,7 @@ def _worst_weight(posterior: Draws, found: Summary) -> Trace | None:
 
 
 def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) -> Trace | None:
-    # not the largest R-hat: that is often of a probability near zero, which does not matter
+    # not the largest R-hat: that often belongs to a probability near zero, which does not matter
     place = _largest(found.mcse) or _largest(found.rhat)
     if place is None:
         return None
@@ -295,7 +295,7 @@ def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) ->
 
 
 def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace | None:
-    """Return the log density along the chains, or what comes closest to it."""
+    """Return the log density along the chains, or the log likelihood in its place."""
     if record is not None and (record.exact or total_MS is None):
         name = "log density" if record.exact else "log density, mean of an epoch's estimates"
         return Trace(name, record.log_density_MR, "iteration", record.step_R)
@@ -307,7 +307,7 @@ def weight_name(layout: Layout, index: int) -> str:
 
     Args:
         layout: of the flat vector.
-        index: its place there.
+        index: its position there.
 
     Returns:
         For example "1.weight[3, 17]".
@@ -324,12 +324,12 @@ def weight_name(layout: Layout, index: int) -> str:
 
 
 def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
-    """Return what a log says, or None before its first record after burn-in.
+    """Return the numbers of a log, or None before its first record after burn-in.
 
     Raises:
         FileNotFoundError: if there is no such directory.
         TypeError: if it is neither a directory nor records.
-        ValueError: if the log is not that of these chains.
+        ValueError: if the log is not of these chains.
     """
     if isinstance(log, str | PathLike) and not Path(log).is_dir():
         raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
@@ -377,5 +377,5 @@ def _about(directory: Path) -> dict[str, Any]:
 
 
 def _column(records: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    """Return one number of every record, float64 (M, R)."""
+    """Return one number from every record, float64 (M, R)."""
     return torch.tensor([found[name] for found in records], dtype=torch.float64).T

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
 from torchbayes.assess.classification import NONE, class_probs, is_binary, labels, places
+from torchbayes.assess.numbers import number_columns, number_metrics
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.temperature import fit_temperature
@@ -24,18 +26,18 @@ from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
-from torchbayes.predictive.intervals import central_interval
+from torchbayes.predictive.quantiles import is_discrete
 
 _ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How uncertain a classifier is at N inputs; the larger the further out, so `confidence` enters negated.
+    """How uncertain a classifier is at N inputs; detection negates `confidence`, so that larger means further out.
 
     Attributes:
         entropy: total predictive entropy (N,), in nats.
-        mutual_information: what the draws disagree about (N,), in nats.
+        mutual_information: disagreement of the draws (N,), in nats.
         confidence: largest averaged probability (N,).
     """
 
@@ -48,22 +50,23 @@ class Scores:
 class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
 
-    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Every metric is a
-    weighted mean where rows have weights (`Weighted`): that of data in which they are repeated. The exception is
-    ece_mass, whose bins then cut through rows to have equal mass. What a place of a soft label counts is shared among
-    the classes. Weights of classes and smoothing are means of fitting alone.
+    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Where rows have weights
+    (`Weighted`), every metric is a weighted mean, as for data with repeated rows. The exception is ece_mass, whose bins
+    then split rows to have equal mass. The weight of a soft label is shared among the classes. Class weights and label
+    smoothing affect only the fit.
 
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
-            equal-mass bins), entropy, mutual_information. Regression: nll (of the mixture), nll_gaussian (of the
-            Gaussian with its first two moments), rmse, coverage (of the central 95 % interval); nll_gaussian and rmse
-            only where there is a mean. Others, and targets that are no labels or numbers of that shape: nll.
+            equal-mass bins), entropy, mutual_information. Numbers, real or counts: nll (of the mixture), nll_gaussian
+            (of the Gaussian with its first two moments), rmse, coverage (of the central 95 % interval, which holds
+            more where counts are small). Others, distributions without a mean, and targets that are no labels or
+            numbers of that shape: nll.
         log_prob: log probability of each target under the average (N,), in nats.
         targets: (N, ...), or a tree of such.
         probs: averaged class probabilities (N, K), or None.
         scores: how uncertain each input is, or None.
-        mean: predictive mean (N, K') of a regression, or None.
-        scale: predictive standard deviation (N, K') of a regression, or None.
+        mean: predictive mean (N, K') of numbers, or None.
+        scale: predictive standard deviation (N, K') of numbers, or None.
         weights: how often each row counts (N,); None where each counts once.
         labels: class of each row of `probs` (N,), or soft labels (N, K); None where targets are neither.
         label_weights: how often each row of `probs` counts (N,); None where each counts once.
@@ -83,10 +86,17 @@ class Evaluation:
 
 @dataclass
 class _Columns:
-    """Per-row results, gathered batch by batch; `padding` is the label that makes targets of any length as long."""
+    """Per-row results, gathered batch by batch.
+
+    Attributes:
+        parts: name -> what each batch gave.
+        padding: the label that makes targets of any length as long.
+        is_density: whether the log probabilities are densities, whose value depends on the units of the targets.
+    """
 
     parts: dict[str, list[Any]] = field(default_factory=dict)
     padding: int | None = None
+    is_density: bool = True
 
     def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
@@ -117,20 +127,20 @@ def evaluate(
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
         data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
-            each at the place of its output: those of a causal language model moved as `Predictive.log_prob` says.
+            aligned with the outputs: those of a causal language model moved as `Predictive.log_prob` says.
         draws: S, a multiple of the members; the posterior's default if None.
         seed: seed of the draws.
-        target_scale: units of the targets per unit the model sees: when a regression was fitted on standardised
-            targets, their standard deviation. RMSE is multiplied by it and log densities are per original unit.
+        target_scale: units of the targets per unit that the model sees: the standard deviation, if a regression was
+            fitted on standardised targets. RMSE is multiplied by it and log densities are per original unit.
         chunk_size: rows that go through a network at once.
 
     Returns:
         The evaluation; memory grows with N · K, not with S · N · K. Targets of batches of different lengths are padded
-        with the label that the likelihood leaves out.
+        with the label that the likelihood ignores.
 
     Raises:
         ValueError: if there are no rows, targets do not fit the likelihood, or rows differ in shape from batch to batch
-            and the likelihood leaves no label out.
+            and the likelihood ignores no label.
     """
     check_positive(target_scale=target_scale)
     columns = _Columns()
@@ -142,22 +152,22 @@ def evaluate(
     if not len(rows["log_prob"]):
         raise ValueError(NONE)
     found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
-    if "mean" in rows:
+    if "mean" in rows and columns.is_density:
         found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
     labelled: tuple[Tensor | None, ...] = ()
-    # of every batch, or of none: what is no label in one of them is none in the others
+    # for all batches or none: what is not a label in one of them is not one in the others
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
         found |= _class_metrics(rows)
         labelled = rows["labels"], _unequal(rows["label_weights"])
-    if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]):
-        found |= _real_metrics(rows, target_scale)
+    if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]) and rows["mean"].isfinite().all():
+        found |= number_metrics(rows, target_scale, weights=_unequal(rows["weights"]))
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
     parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
     return Evaluation(found, rows["log_prob"], rows["targets"], *parts, *labelled)
 
 
 def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
-    """Add what a batch is judged by: the rows, and the places of rows, that count."""
+    """Add the results of a batch: of the rows, and places of rows, that count."""
     judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
     judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
     log_prob = predictive.log_prob(targets)
@@ -168,11 +178,10 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         _add_scores(columns, predictive, judged)
-    elif isinstance(kind, distributions.Normal | distributions.StudentT):
-        low, high = central_interval(predictive)
-        columns.add(kept, mean=predictive.mean, scale=predictive.variance.sqrt(), low=low, high=high)
-        if isinstance(judged.targets, Tensor) and judged.targets.numel() == low.numel():
-            columns.add(kept, numbers=judged.targets.reshape(low.shape))
+    elif not kind.event_shape:
+        columns.is_density = not is_discrete(kind)
+        with suppress(NotImplementedError):  # of a distribution without a mean, or of which nothing can be drawn
+            columns.add(kept, **number_columns(predictive, judged.targets))
 
 
 def uncertainty(
@@ -201,7 +210,7 @@ def uncertainty(
 
 
 def detection(inside: Scores, outside: Scores) -> dict[str, float]:
-    """Return how well uncertainty tells inputs from elsewhere.
+    """Return how well uncertainty detects out-of-distribution inputs.
 
     Args:
         inside: scores on data like the training data.
@@ -209,7 +218,7 @@ def detection(inside: Scores, outside: Scores) -> dict[str, float]:
 
     Returns:
         `auroc_SCORE`, `aupr_SCORE` (outside is positive, "AUPR-Out") and `fpr95_SCORE` (inside is positive: the share
-        of the outside taken for inside where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
+        of the outside accepted where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
         mutual_information and confidence (negated); mutual information of a single function is constant and left out.
     """
     check_kind(Scores, "scores, as `uncertainty` gives them", inside=inside, outside=outside)
@@ -264,14 +273,14 @@ class TemperatureScaling:
         """Choose T by the likelihood of held-out targets.
 
         Args:
-            predictive: of a classification, on rows that were not used for fitting.
-            targets: (B, ...), as `evaluate` takes them: classes, some of them ignored or weighed, soft or binary ones.
+            predictive: predictive of a classification, on rows that were not used for fitting.
+            targets: (B, ...), as `evaluate` takes them: classes, possibly ignored or weighted, soft or binary.
 
         Returns:
             The calibrator.
 
         Raises:
-            TypeError: if the predictive or the targets are not of classes.
+            TypeError: if the predictive or the targets are not over classes.
             ValueError: if targets do not fit the likelihood, or none counts.
         """
         check_kind(Predictive, "a Predictive", predictive=predictive)
@@ -321,7 +330,7 @@ def _predictives(
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:
-    """Return batches in a fixed order of whatever the user has.
+    """Return batches of the user's data, in a fixed order.
 
     Args:
         model: its hook reads tuples and mappings.
@@ -350,7 +359,7 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
 
 
 def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | None = None) -> None:
-    """Add class probabilities of every place and how uncertain they are; with targets, of places that count."""
+    """Add class probabilities and uncertainties of every place; with targets, only of places that count."""
     probs, weights = places(predictive, judged)
     kept = weights > 0
     if judged:
@@ -376,19 +385,3 @@ def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
     found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
     means = ("entropy", "mutual_information")
     return found | {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
-
-
-def _real_metrics(rows: dict[str, Any], target_scale: float) -> dict[str, float]:
-    mean, numbers, weights = rows["mean"], rows["numbers"], _unequal(rows["weights"])
-    own = {"weights_B": None if weights is None else weights.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean).flatten()}
-    low, high, numbers = (each.flatten() for each in (rows["low"], rows["high"], numbers))
-    coverage = {"coverage": float(metrics.interval_coverage(low, high, numbers, **own))}
-    if not mean.isfinite().all():  # Student's t of one degree of freedom or less has no mean
-        return coverage
-    gaussian = distributions.Normal(mean, rows["scale"]).log_prob(rows["numbers"]).flatten(1).sum(-1)
-    log_scale = math.log(target_scale) * mean[0].numel()
-    return {
-        "nll_gaussian": float(metrics.nll(gaussian, weights_B=weights)) + log_scale,
-        "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
-        **coverage,
-    }

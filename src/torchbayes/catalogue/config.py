@@ -7,6 +7,7 @@ line takes with `--config`. What is usual for a data set is in `torchbayes.catal
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import Locked
 
 CONFIG = "config.yaml"
+DATA = "data.json"  # what the rows of a user were, whose files may change
+START = "start"  # the run by which a fit finds the modes that it starts at
 
 
 def describe(settings: Any) -> Any:
@@ -116,7 +119,7 @@ def fit_run(
     method: Method,
     directory: Path,
     *,
-    start: Path | Posterior | None = None,
+    start: Path | Posterior | Method | None = None,
     seed: int = 0,
     resume: bool = False,
     callbacks: Sequence[Callback] | None = None,
@@ -128,7 +131,8 @@ def fit_run(
         setup: data and model.
         method: how to infer.
         directory: of the run.
-        start: where to begin: the weights that another run found, by its directory, or a posterior.
+        start: where to begin: the weights that another run found, by its directory, or a posterior; or the method that
+            finds them, by a run in the folder `start` of the directory.
         seed: of the fit.
         resume: continue the run in `directory`, or take its posterior if it is finished; a sampler with more steps
             goes on.
@@ -144,27 +148,71 @@ def fit_run(
             that starts at modes has no start, or if the start is no point posterior.
     """
     seed = as_seed(seed)
+    first = None if start is None or isinstance(start, Path | Posterior) else start
+    place = directory / START if first is not None else start if isinstance(start, Path) else None
     if start is None and method.needs.start == "modes":
         raise ValueError(
             f"{type(method).__name__} starts at a mode and does not look for it. Add --start RUN, the directory of a "
             f"finished fit by MAP."
         )
-    began = load_run(start)[1] if isinstance(start, Path) else start
-    if isinstance(start, Path) and not isinstance(began, Point):
+    began = None if first is not None else _posterior_at(start)  # type: ignore[arg-type]
+    if ranks is None or ranks.first:
+        about = {"method": describe(method), "start": None if place is None else str(place), "seed": seed}
+        config = {**entries(setup.problem), **about}
+        with Locked(directory):
+            _describe_run(directory, config, resume=resume, any_length=method.needs.extendable)
+            _describe_data(directory, setup)
+    options: dict[str, Any] = {"resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
+    if first is not None:
+        began = fit_run(setup, first, directory / START, **options)
+    with setup.problem.threading():
+        return fit(setup.model, tuple(setup.data.train), method, start=began, directory=directory, **options)  # type: ignore[arg-type]
+
+
+def _posterior_at(start: Path | Posterior | None) -> Posterior | None:
+    """Return the posterior to start at.
+
+    Raises:
+        ValueError: if a run has none that is a single set of weights for each member.
+    """
+    if not isinstance(start, Path):
+        return start
+    began = load_run(start)[1]
+    if not isinstance(began, Point):
         raise ValueError(
             f"{start} holds a posterior of the kind {type(began).__name__}, which is no single set of weights to start "
             f"at. --start takes the directory of a fit by MAP or SWA."
         )
-    if ranks is None or ranks.first:
-        about = {"method": describe(method), "start": str(start) if isinstance(start, Path) else None, "seed": seed}
-        with Locked(directory):
-            _describe_run(
-                directory, {**entries(setup.problem), **about}, resume=resume, any_length=method.needs.extendable
-            )
-    with setup.problem.threading():
-        data = tuple(setup.data.train)
-        options = {"directory": directory, "resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
-        return fit(setup.model, data, method, start=began, **options)  # type: ignore[arg-type]
+    return began
+
+
+def _describe_data(directory: Path, setup: Setup) -> None:
+    """Write what the rows of a user are, or check that they are still those of the run that is there.
+
+    Args:
+        directory: of the run.
+        setup: data and model.
+
+    Raises:
+        ValueError: if the rows have changed.
+    """
+    data = setup.data
+    if data.checksum is None:
+        return
+    path = directory / DATA
+    if not path.is_file():
+        about = {"source": data.source, "checksum": data.checksum, "notes": list(data.notes)}
+        write_whole(path, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+        return
+    try:
+        known = json.loads(path.read_bytes())["checksum"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}). Restore it, or remove it if no data have changed.") from error
+    if known != data.checksum:
+        raise ValueError(
+            f"the training rows of {setup.problem.data} are not those that {directory} was fitted to: they or their "
+            f"settings have changed since. Restore them, or fit again into another directory."
+        )
 
 
 def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool, any_length: bool) -> None:
@@ -193,6 +241,24 @@ def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool, any_
             )
     if found != config or not path.exists():
         write_config(directory, config)
+
+
+def keep_changed(posterior: Posterior, run: Path, directory: Path) -> Path:
+    """Save a posterior made from that of a run, such as a tuned one, so that `load_run` can read it.
+
+    Args:
+        posterior: what was made.
+        run: directory of the run.
+        directory: where the posterior goes; one that is there is replaced.
+
+    Returns:
+        The path of the posterior.
+    """
+    with Locked(directory):
+        write_config(directory, read_config(run / CONFIG))
+        if (run / DATA).exists():
+            write_whole(directory / DATA, (run / DATA).read_bytes())
+        return posterior.save(directory / POSTERIOR)
 
 
 def _without_length(entry: Any) -> Any:
@@ -226,6 +292,8 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
             f"--resume"
         )
     setup = problem_in(config).setup()
+    if (directory / DATA).exists():
+        _describe_data(directory, setup)
     if streamed:
         return setup, Draws(setup.model, read_draws(directory, setup.model, verify=True))
     source = as_source(setup.model, tuple(setup.data.train), config["method"]["init_args"].get("batch_size") or 1024)

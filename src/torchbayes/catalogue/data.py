@@ -14,7 +14,7 @@ from typing import Any
 from torchbayes import data as room
 from torchbayes.catalogue.entries import DataEntry
 from torchbayes.catalogue.imports import path_of
-from torchbayes.catalogue.loading import GROUP, data_names, load
+from torchbayes.catalogue.loading import GROUP, data_names, is_file
 from torchbayes.catalogue.methods import OPTIMISED, SAMPLED
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
@@ -88,12 +88,13 @@ DATA: dict[str, DataEntry] = {
 }
 
 
-def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
+def defaults(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
     """Return what is usual for a data set.
 
     Args:
         name: as `load` takes it.
-        settings: of a function of the user.
+        settings: of data of the user.
+        target: column of a table that is to be predicted.
 
     Returns:
         Problem, budget and methods.
@@ -102,8 +103,8 @@ def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
         ValueError: if there is no such data set, or no network here can take it.
     """
     if name not in DATA:
-        if path_of(name, GROUP) is not None:
-            return _own(name, dict(settings or {}))
+        if path_of(name, GROUP) is not None or is_file(name):
+            return _own(Problem(name, "small_cnn", data_settings=dict(settings or {}), target=target))
         check_name("data set", name, data_names())
     usual = DATA[name].usual
     if usual is None:
@@ -114,14 +115,13 @@ def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
     return usual(name)
 
 
-def _own(name: str, settings: dict[str, Any]) -> Usual:
+def _own(problem: Problem) -> Usual:
     """Return settings for data of the user: nothing is tuned, lengths are those without a data set."""
-    found = load(name, settings)
-    problem = Problem(name, "small_cnn", data_settings=settings)
-    if not found.is_image:  # as on the UCI sets
-        problem = replace(problem, network="mlp", network_settings={"hidden": [50]}, threads=1)
+    found = problem.load()
+    if not found.is_image:
+        problem = replace(problem, network="mlp", network_settings={"hidden": [64, 64]}, prior_scale=0.2, threads=1)
     if found.task == "regression":
-        problem = replace(problem, likelihood="gaussian", prior_scale=0.4)
+        problem = replace(problem, likelihood="gaussian")
     trained, averaged = MAP(), SWAG()
     budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
     return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)

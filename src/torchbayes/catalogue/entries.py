@@ -118,11 +118,14 @@ class LikelihoodEntry(Entry):
         task: of the data that it is for; None for any.
         outputs: the number of network outputs that it needs.
         settings: of its class, where these are others than the defaults of the class.
+        prepare: gives data with their targets in the form that it takes, and raises a ValueError where they have none;
+            None where it takes any data of the task as they are.
     """
 
     task: Literal["classification", "regression"] | None
     outputs: Callable[[Data], int]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Data], Data] | None = None
 
 
 @dataclass(frozen=True)

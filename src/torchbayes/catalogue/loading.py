@@ -1,17 +1,18 @@
-"""Data by name: the sets of this library, those of installed packages, and those of users by import path."""
+"""Data by name: sets of this library and of installed packages, and those of users by file, folder or import path."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from torchbayes import data as room
 from torchbayes.catalogue.entries import Entry
 from torchbayes.catalogue.imports import call, path_of, registered
 from torchbayes.data.base import Data
-from torchbayes.data.own import as_data
+from torchbayes.data.own import as_data, is_file_name, read_data
 
 GROUP = "torchbayes.data"
 
@@ -25,11 +26,12 @@ def data_names() -> dict[str, str]:
 def load(
     name: str, settings: Mapping[str, Any] | None = None, *, split: int = 0, train_size: int | None = None
 ) -> Data:
-    """Load a data set by its name in the catalogue, an entry point, or the import path of a function.
+    """Load a data set by its name in the catalogue, an entry point, an import path, or a file or folder.
 
     Args:
-        name: the name; or `my_module:load`, a function that takes the settings and gives what `own.as_data` takes.
-        settings: of a function of the user; the sets of the catalogue have none.
+        name: the name; or `my_module:load`, a function that takes the settings and gives what `own.as_data` takes; or
+            a file or folder, as `own.read_data` takes it.
+        settings: of data of the user; the sets of the catalogue have none.
         split: which split.
         train_size: training rows to keep; all if None.
 
@@ -43,11 +45,24 @@ def load(
     if path is not None:
         made = Entry(name, "", path).load()
         return as_data(name, _called(made, path, json.dumps(settings or {})), split=split, train_size=train_size)
+    if is_file(name):
+        return read_data(Path(name), settings, split=split, train_size=train_size)
     if settings:
         raise ValueError(
-            f"`data_settings` are of a function of your own, such as my_module:load; `{name}` has none. Leave them out."
+            f"settings of data, here {' and '.join(f'`{key}`' for key in settings)}, are those of a file, a folder, or "
+            f"a function such as my_module:load; `{name}` has none. Leave them out."
         )
     return room.load(name, split=split, train_size=train_size)
+
+
+def is_file(name: str) -> bool:
+    """Return whether a name is that of a file or folder, and not one of the catalogue or of an import path."""
+    return name not in room.names() and path_of(name, GROUP) is None and is_file_name(name)
+
+
+def settled(name: str) -> str:
+    """Return the name of a data set as a run keeps it: that of a file or folder in full, so that it is found again."""
+    return str(Path(name).expanduser().absolute()) if is_file(name) else name
 
 
 @lru_cache(maxsize=1)  # the defaults of a command depend on the data, which the run then needs again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -43,6 +44,17 @@ def _usual_outputs(data: Data) -> int:
     return data.num_classes or _targets(data)
 
 
+def _two_classes(data: Data) -> Data:
+    """Return data of two classes.
+
+    Raises:
+        ValueError: if there are more.
+    """
+    if data.num_classes != 2:
+        raise ValueError(f"it is for two classes, and there are {data.num_classes}")
+    return data
+
+
 _LIKELIHOODS = "torchbayes.model.likelihoods"
 LIKELIHOODS: dict[str, LikelihoodEntry] = {
     entry.name: entry
@@ -53,6 +65,14 @@ LIKELIHOODS: dict[str, LikelihoodEntry] = {
             f"{_LIKELIHOODS}:Categorical",
             "classification",
             _classes,
+        ),
+        LikelihoodEntry(
+            "bernoulli",
+            "one of two classes, from one output: the log odds of the second",
+            f"{_LIKELIHOODS}:Bernoulli",
+            "classification",
+            lambda _: 1,
+            prepare=_two_classes,
         ),
         LikelihoodEntry(
             "student_t",
@@ -75,6 +95,14 @@ LIKELIHOODS: dict[str, LikelihoodEntry] = {
             f"{_LIKELIHOODS}:HeteroscedasticGaussian",
             "regression",
             lambda data: 2 * _targets(data),
+        ),
+        LikelihoodEntry(
+            "poisson",
+            "counts, whose log rate is the output; targets are not standardised",
+            f"{_LIKELIHOODS}:Poisson",
+            "regression",
+            _targets,
+            prepare=lambda data: data.counts(),
         ),
     )
 }
@@ -222,9 +250,45 @@ def likelihood_outputs(name: str, data: Data) -> int:
     return entry.outputs(data) if entry is not None else _usual_outputs(data)
 
 
-def likelihoods_for(task: str) -> list[str]:
-    """Return the names of the likelihoods that are for data of a task."""
-    return [name for name, entry in LIKELIHOODS.items() if entry.task in {task, None}]
+def data_for(name: str, data: Data) -> Data:
+    """Return data with their targets in the form that a likelihood takes.
+
+    Args:
+        name: of the likelihood.
+        data: any; a likelihood of the user takes them as they are.
+
+    Returns:
+        The data.
+
+    Raises:
+        ValueError: if the likelihood is not for such data; it says which are.
+    """
+    if name not in LIKELIHOODS:
+        return data
+    try:
+        return _prepared(LIKELIHOODS[name], data)
+    except ValueError as refused:
+        fitting = []
+        for other, entry in LIKELIHOODS.items():
+            with suppress(ValueError):
+                _prepared(entry, data)
+                fitting.append(other)
+        names = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if len(fitting) > 1 else fitting[0]
+        raise ValueError(
+            f"`likelihood` of `{data.name}`, a {data.task}, must be {names}; got {name!r}: {refused}."
+        ) from None
+
+
+def _prepared(entry: LikelihoodEntry, data: Data) -> Data:
+    """Return data with their targets in the form that a likelihood takes.
+
+    Raises:
+        ValueError: if it is not for such data.
+    """
+    if entry.task not in {data.task, None}:
+        form = ", whose targets are in floating point" if entry.task == "regression" else ""
+        raise ValueError(f"it is for a {entry.task}{form}")
+    return data if entry.prepare is None else entry.prepare(data)
 
 
 def build_prior(rules: Any, settings: Mapping[str, Any], scale: float) -> Any:

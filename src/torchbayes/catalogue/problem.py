@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchbayes.catalogue import models
-from torchbayes.catalogue.loading import load
+from torchbayes.catalogue.loading import load, settled
 from torchbayes.checks import (
     check_counts,
     check_kind,
@@ -65,12 +65,14 @@ class Problem:
     """The data and the model of a run, by name.
 
     Attributes:
-        data: name of the data set, or import path of a function that gives one, such as my_module:load.
+        data: name of the data set; or a file or folder: a table, an npz archive, a folder of images for each class, a
+            Hugging Face data set; or the import path of a function that gives one, such as my_module:load.
         network: name of the network, or import path of a function that builds it from (input_shape, num_outputs) and
             the settings.
         network_settings: settings of the network, such as `hidden: [50]`.
-        likelihood: name, or import path of a class or function that makes one: categorical; gaussian (noise learned);
-            heteroscedastic (noise given by the network); student_t.
+        likelihood: name, or import path of a class or function that makes one: categorical; bernoulli (two classes, one
+            output); gaussian (noise learned); heteroscedastic (noise given by the network); student_t; poisson
+            (counts).
         prior_scale: scale of the prior of every weight, normal where `prior` does not say another.
         temperature: T of the tempered posterior; 1 is Bayes.
         split: which split of the data set.
@@ -78,12 +80,13 @@ class Problem:
         device: where to run: auto (a GPU if there is one), cpu, cuda, cuda:NUMBER or mps.
         threads: CPU threads; PyTorch's choice if null. Small networks gain nothing from a second thread and lose much
             to it on a busy machine. Results depend on the number by rounding, so it is one of the settings.
-        data_settings: settings of a function that gives the data.
+        data_settings: settings of data of your own, such as `leave_out: [id]` of a table.
         likelihood_settings: settings of the likelihood, such as `df: 3`.
         prior: name of the prior, or import path of a class or function that makes one; or a mapping from globs of
             parameters to names, or to mappings with `name` and settings, of which the first that matches counts.
         prior_settings: settings of a single prior; `prior_scale` is the scale if they do not say another.
         outputs: number of outputs of the network; as many as the likelihood needs if null.
+        target: column of a table that is to be predicted.
     """
 
     data: str = "digits"
@@ -101,10 +104,13 @@ class Problem:
     prior: dict[str, Any] | str = "normal"
     prior_settings: dict[str, Any] = field(default_factory=dict)
     outputs: int | None = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
         plain(self)
         check_text(data=self.data, network=self.network, likelihood=self.likelihood, device=self.device)
+        check_text(**given(target=self.target))
+        object.__setattr__(self, "data", settled(self.data))
         settings = {"network_settings": self.network_settings, "data_settings": self.data_settings}
         settings |= {"likelihood_settings": self.likelihood_settings, "prior_settings": self.prior_settings}
         check_kind(Mapping, "a mapping of settings", **settings)
@@ -149,6 +155,15 @@ class Problem:
             )
         return known["kind"] or self.device
 
+    def load(self) -> Data:
+        """Load the data.
+
+        Returns:
+            The data set.
+        """
+        settings = {**self.data_settings, **given(target=self.target)}
+        return load(self.data, settings, split=self.split, train_size=self.train_size)
+
     def setup(self) -> Setup:
         """Load the data and build the model.
 
@@ -158,16 +173,9 @@ class Problem:
         Raises:
             ValueError: if a name is unknown, or likelihood and data do not go together.
         """
-        found = load(self.data, self.data_settings, split=self.split, train_size=self.train_size)
-        task = models.LIKELIHOODS[self.likelihood].task if self.likelihood in models.LIKELIHOODS else None
-        if task is not None and task != found.task:
-            fitting = models.likelihoods_for(found.task)
-            last = f" or {fitting[-1]}" if len(fitting) > 1 else ""
-            raise ValueError(
-                f"`likelihood` of `{self.data}`, a {found.task}, must be "
-                f"{', '.join(fitting[:-1]) or fitting[-1]}{last}; got {self.likelihood!r}."
-            )
-        return Setup(self, found, self.model(found))
+        found = self.load()
+        prepared = models.data_for(self.likelihood, found)
+        return Setup(self, prepared, self.model(prepared))
 
     def model(self, data: Data) -> Model:
         """Return the model for loaded data.

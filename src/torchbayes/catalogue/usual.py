@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchbayes.catalogue.methods import METHODS
-from torchbayes.catalogue.models import NETWORKS
+from torchbayes.catalogue.models import NETWORKS, build_likelihood
 from torchbayes.data.base import check_name
-from torchbayes.density.plans import Way
+from torchbayes.density.native import knows
+from torchbayes.density.plans import BackendName
 from torchbayes.native.build import available
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Usual:
     note: str = ""
 
     @property
-    def plan(self) -> Way:
+    def plan(self) -> BackendName:
         """How a stack of members of the problem's network is run."""
         return usual_plan(self.problem)
 
@@ -85,16 +86,19 @@ class Usual:
         return replace(self, problem=problem)
 
 
-def usual_plan(problem: Problem) -> Way:
+def usual_plan(problem: Problem) -> BackendName:
     """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again.
 
     Args:
         problem: what is run.
 
     Returns:
-        "native" where the library has a kernel; else "vmap" for fully connected networks, "loop" for others.
+        "native" where the library has a kernel for network and likelihood; else "vmap" for fully connected networks,
+        "loop" for others.
     """
     entry = NETWORKS.get(problem.network)
     if entry is None:
         return "loop"
-    return "native" if entry.kernel and problem.place == "cpu" and available() else entry.plan
+    if not entry.kernel or problem.place != "cpu" or not available():
+        return entry.plan
+    return "native" if knows(build_likelihood(problem.likelihood, problem.likelihood_settings)) else entry.plan

@@ -16,14 +16,15 @@ from typing import Any
 import torchbayes as tb
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
-from torchbayes.checks import as_file
 from torchbayes.cli.compare import compare
 from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
 from torchbayes.cli.evidence import evidence
+from torchbayes.cli.judge import evaluate, predict, tune
 from torchbayes.cli.options import (
     add_directory,
     add_problem,
     by_class,
+    first_of,
     join,
     new_parser,
     of_length,
@@ -39,6 +40,7 @@ from torchbayes.cli.terminal import (
     print_names,
     print_table,
     resumable,
+    say_notes,
 )
 
 
@@ -106,7 +108,7 @@ def fit(argv: list[str]) -> None:
     Args:
         argv: options.
     """
-    from torchbayes.catalogue.config import fit_run
+    from torchbayes.catalogue.config import START, fit_run
 
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
@@ -124,48 +126,18 @@ def fit(argv: list[str]) -> None:
     method = of_length(chosen["method"], chosen["steps"])
     how = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
+    if start is None or start == directory / START:
+        start = first_of(method, seen.usual.of(problem))
+    setup = problem.setup()
     with (
         resumable(["torchbayes", "fit", "--directory", str(directory), "--resume"]),
         join(chosen["ranks"], members=method.members, device=problem.place) as ranks,
     ):
-        fit_run(problem.setup(), method, directory, start=start, **how, ranks=ranks)
+        if ranks.first:
+            say_notes(setup.data)
+        fit_run(setup, method, directory, start=start, **how, ranks=ranks)
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
-
-
-def evaluate(argv: list[str]) -> None:
-    """Evaluate a saved posterior on its test set or on foreign images, or published predictions in an npz file.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if it is not clear what to evaluate.
-    """
-    parser = new_parser("evaluate", _first_line(evaluate))
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
-    parser.add_argument(
-        "--predictions", type=str | None, default=None, help="npz file with arrays `probs` (rows, classes) and `labels`"
-    )
-    parser.add_argument(
-        "--data", type=str | None, default=None, help="a foreign set: how well it is told from the run's own test set"
-    )
-    parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parse(parser, argv)
-    if (chosen["run"] is None) == (chosen["predictions"] is None):
-        raise ValueError("say what to evaluate: the directory of a fit, or --predictions FILE.npz (one of them).")
-    found = _saved(chosen) if chosen["predictions"] is None else _published(Path(chosen["predictions"]))
-    if chosen["json"]:
-        print(json.dumps(found, indent=1))
-        return
-    from torchbayes.report import Table
-
-    print_table(Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": ".4f"}))
-
-
-_DRAWS = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
 
 
 def diagnose(argv: list[str]) -> None:
@@ -212,54 +184,6 @@ def diagnose(argv: list[str]) -> None:
         return
     print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
     print("\n".join([*page.remarks(found), f"Report: {report}"]))
-
-
-def _published(path: Path) -> dict[str, float]:
-    # metrics of published predictions
-    from zipfile import is_zipfile
-
-    import numpy as np
-    import torch
-
-    from torchbayes.data.files import read_arrays
-
-    if not is_zipfile(as_file(path)):
-        raise ValueError(f"{path} is not an npz file.")
-    probs, labels = read_arrays(path, "probs", "labels")
-    if probs.dtype.kind != "f" or labels.dtype.kind not in "iu" or labels.ndim != 1:
-        raise ValueError(
-            f"{path} must hold `probs` in floating point and `labels` as integers (rows,); got {probs.dtype} of shape "
-            f"{probs.shape} and {labels.dtype} of shape {labels.shape}. Labels that are whole numbers can be written "
-            f"with .astype(int)."
-        )
-    predictive, labels = tb.Predictive.from_probs(torch.from_numpy(probs)), labels.astype(np.int64)
-    wrong = labels[(labels < 0) | (labels >= probs.shape[-1])]
-    if len(wrong):
-        raise ValueError(
-            f"`labels` of {path} must lie in 0..{probs.shape[-1] - 1}, as `probs` has {probs.shape[-1]} columns; got "
-            f"{wrong[0]}. Relabel those rows or leave them out."
-        )
-    return tb.evaluate(predictive, torch.from_numpy(labels)).metrics
-
-
-def _saved(chosen: dict[str, Any]) -> dict[str, float]:
-    # metrics of a saved posterior on its test set, or of telling foreign images from it
-    from torchbayes.catalogue.config import load_run
-    from torchbayes.predictive.linearised import preferred
-
-    setup, posterior = load_run(Path(chosen["run"]))
-    data, name = setup.data, chosen["data"]
-    with setup.problem.threading():
-        functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
-        own = tb.evaluate(functions, tuple(data.test), target_scale=setup.target_scale)
-    if name in {None, data.name}:
-        return own.metrics
-    from torchbayes.data import out_of_distribution
-
-    foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
-    if own.scores is None:
-        raise ValueError(f"foreign sets are for classifiers; {chosen['run']} is a {data.task}.")
-    return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device)))
 
 
 def reproduce(argv: list[str]) -> None:
@@ -324,7 +248,9 @@ def list_(argv: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compare": compare,
     "fit": fit,
+    "tune": tune,
     "evaluate": evaluate,
+    "predict": predict,
     "evidence": evidence,
     "diagnose": diagnose,
     "report": report_run,

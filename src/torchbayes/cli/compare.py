@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.imports import is_path, path_of
+from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, classes, entry_of
 from torchbayes.catalogue.usual import Usual
 from torchbayes.checks import seen
@@ -141,9 +143,16 @@ def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Pa
     for key, row in every.items():
         entry = entry_of(row.name, row.settings)
         add_method(parser, key, row.settings, text=f"{entry.label}: {entry.line}" if entry.line else row.name)
-    add_directory(parser, f"compare_{looked.usual.family if ':' in looked.data else looked.data}")
+    add_directory(parser, f"compare_{_short(looked)}")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier comparison in the directory")
     return parser
+
+
+def _short(looked: Peek) -> str:
+    """Return the name of a data set as that of a directory has it."""
+    if is_file(looked.data):
+        return Path(looked.data).name.partition(".")[0]
+    return looked.usual.family if is_path(looked.data) else looked.data
 
 
 def _words(looked: Peek) -> list[str]:

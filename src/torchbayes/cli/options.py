@@ -16,6 +16,7 @@ import yaml
 from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.loading import settled
 from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named, plain_settings
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Usual
@@ -37,7 +38,7 @@ class Peek:
         argv: the arguments, with the configuration of a run that is resumed in front.
         file: the entries of the configuration files; of those in several the last one's.
         data: name of the data set.
-        usual: what is usual for it, for the network that is asked for.
+        usual: what is usual for it, for the network and the likelihood that are asked for.
         method: what was asked for as `--method`, or its class in the file.
     """
 
@@ -60,7 +61,7 @@ def peek(argv: list[str]) -> Peek:
         What was found.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--directory", "--method", "--network", "--start"):
+    for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--start", "--target"):
         parser.add_argument(name)
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--resume", action="store_true")
@@ -75,23 +76,29 @@ def peek(argv: list[str]) -> Peek:
     method = file.get("method")
     named = method.get("class_path") if isinstance(method, Mapping) else method
     started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)
-    data = str(seen.data or file.get("data") or started.get("data") or Problem.data)
+    data = settled(str(seen.data or file.get("data") or started.get("data") or Problem.data))
+    target = seen.target or file.get("target") or started.get("target")
     given = file.get("data_settings") or started.get("data_settings") or {}
-    settings = {**(given if isinstance(given, Mapping) else {}), **_data_settings(argv)}
-    usual = defaults(data, settings)
+    settings = {**(given if isinstance(given, Mapping) else {}), **_settings("data", argv)}
+    usual = defaults(data, settings, target)
     problem = problem_in(started) if started.get("data") == data else usual.problem
-    network = str(seen.network or file.get("network") or problem.network)
-    if network != problem.network:  # settings are those of one network
-        problem = replace(problem, network=network, network_settings={})
+    for what in ("network", "likelihood"):
+        name = str(getattr(seen, what) or file.get(what) or getattr(problem, what))
+        if name != getattr(problem, what):  # settings are those of one of them
+            problem = replace(problem, **{what: name, f"{what}_settings": {}})
+    given = file.get("likelihood_settings") or problem.likelihood_settings
+    settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
+    problem = replace(problem, likelihood_settings=settings)
     return Peek(argv, file, data, usual.of(problem), str(seen.method or named or "SWAG"))
 
 
-def _data_settings(argv: list[str]) -> dict[str, Any]:
-    """Return the settings of data among the arguments, as the parser will read them."""
+def _settings(what: str, argv: list[str]) -> dict[str, Any]:
+    """Return the settings of data or of a likelihood among the arguments, as the parser will read them."""
     found: dict[str, Any] = {}
+    option = f"--{what}_settings"
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if name == "--data_settings" or name.startswith("--data_settings."):
+        if name == option or name.startswith(f"{option}."):
             read = _bounded(value if equals else following)
             key = name.partition(".")[2]
             found |= {key: read} if key else dict(read) if isinstance(read, Mapping) else {}
@@ -240,6 +247,21 @@ def of_length(method: Any, steps: int | None) -> Any:
     if not method.needs.extendable:
         raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
     return replace(method, steps=steps)
+
+
+def first_of(method: Any, usual: Usual) -> Any:
+    """Return the fit that finds the modes a method starts at, if it starts at such.
+
+    Args:
+        method: settings.
+        usual: what is usual for the data set.
+
+    Returns:
+        Settings with as many members; None for methods that start afresh.
+    """
+    if method.needs.start != "modes":
+        return None
+    return replace(usual["single"], members=method.members)
 
 
 def problem_of(chosen: Mapping[str, Any]) -> Problem:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchbayes.cli.errors import one_line
 
 if TYPE_CHECKING:
+    from torchbayes.data import Data
     from torchbayes.report import Table
 
 
@@ -73,6 +74,16 @@ def say(text: str) -> None:
         text: the line.
     """
     print(text, file=sys.stderr, flush=True)
+
+
+def say_notes(data: Data) -> None:
+    """Say what was made of data of the user, one sentence a line.
+
+    Args:
+        data: the data set.
+    """
+    for note in data.notes:
+        say(f"  {note}")
 
 
 def track(items: list[Any], what: str) -> Iterable[Any]:

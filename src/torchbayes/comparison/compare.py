@@ -1,8 +1,8 @@
 """Compare methods with each other and with a reference on one data set: fits, scores, one table, a report.
 
 The single network is the first member of an ensemble with the same settings, and SWAG the first member of MultiSWAG,
-exactly as if each had been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo where nothing else
-is said, fitted here or read from a directory.
+exactly as if each had been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo by default, fitted
+here or read from a directory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from torchbayes.report.diagnosis import numbers as diagnosis_numbers
 
 @dataclass(frozen=True)
 class Compared:
-    """What a comparison found and left.
+    """The result of a comparison.
 
     Attributes:
         setup: data and model.
-        outcomes: method -> what it gave.
-        report: path of `report.html`; PNGs, `results.json` and `config.yaml` lie beside it.
+        outcomes: method -> its outcome.
+        report: path of `report.html`; PNGs, `results.json` and `config.yaml` are in the same directory.
         diagnosis: of the reference's chains; None without a reference, or if it has no chains.
     """
 
@@ -63,11 +63,11 @@ def compare(
 
     Args:
         comparison: what is compared on what.
-        directory: where everything goes; the fits into `fits/`.
-        resume: continue: finished fits are taken as they are, interrupted ones go on, the evaluation is done anew.
+        directory: where everything is written; the fits into `fits/`.
+        resume: continue: finished fits are reused, interrupted ones resumed, and the evaluation is repeated.
         overwrite: remove the fits of an earlier comparison in `directory` first.
         callbacks: as `fit` takes them.
-        say: is told what is fitted next.
+        say: called with what is fitted next.
         track: shows the progress of the evaluation.
 
     Returns:
@@ -76,12 +76,14 @@ def compare(
     Raises:
         BlockingIOError: if another process is writing to `directory`.
         FileNotFoundError: if the directory of the reference holds no finished fit.
-        ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is said, or if the reference
-            is of another posterior, or would be overwritten, or if corruptions are named and the data are no images.
+        ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is set, if the reference is
+            of another posterior or would be overwritten, or if corruptions are named and the data are not images.
     """
     home = Path(directory)
     given = load_reference(comparison) if comparison.directory_of_reference is not None else None
     setup = comparison.problem.setup()
+    for note in setup.data.notes:
+        say(note)
     comparison = _of_images(comparison, setup.data)
     with Locked(home):
         if not resume:
@@ -101,7 +103,7 @@ def compare(
 
 
 def _of_images(comparison: Comparison, data: Data) -> Comparison:
-    """Return a comparison on data: without the usual corruptions where these are no images.
+    """Return a comparison for the data: without the default corruptions if these are not images.
 
     Raises:
         ValueError: if other corruptions are asked for.
@@ -117,11 +119,11 @@ def _of_images(comparison: Comparison, data: Data) -> Comparison:
 
 
 def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
-    """Remove the fits of an earlier comparison, if that is what is wanted.
+    """Remove the fits of an earlier comparison, if `overwrite` is set.
 
     Raises:
         BlockingIOError: if another process is writing to one of them.
-        ValueError: if it is not, or the reference is one of them.
+        ValueError: if there are fits and it is not set, or the reference is one of them.
     """
     if not (home / CONFIG).exists():
         return
@@ -134,7 +136,7 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
     reference = comparison.directory_of_reference
     if reference is not None and fits.resolve() in Path(reference).resolve().parents:
         raise ValueError(f"--overwrite would remove {reference}, which is the reference. Choose another --directory.")
-    if aside.exists():  # of a removal that was killed
+    if aside.exists():  # left by a removal that was killed
         shutil.rmtree(aside)
     with ExitStack() as stack:
         for one in sorted(fits.glob("*/")):
@@ -168,7 +170,7 @@ def configuration(comparison: Comparison) -> dict[str, Any]:
 
 
 def _described(comparison: Comparison, name: str) -> Any:
-    """Return the settings of a method as YAML holds them; of one that another's fit serves, that other."""
+    """Return the settings of a method as YAML holds them, or the name of the method whose fit it shares."""
     other, _ = comparison.fit_of(name)
     return describe(comparison.settings(name)) if other == name else {"first_of": other}
 
@@ -182,7 +184,7 @@ def _fit(
     callbacks: Sequence[Callback] | None,
     say: Callable[[str], None],
 ) -> dict[str, Posterior]:
-    """Return the posterior of each method, from as few fits as serve them."""
+    """Return the posterior of each method, from as few fits as possible."""
     fitted: dict[str, Posterior] = {}
 
     def of(method: str) -> Posterior:
@@ -200,7 +202,7 @@ def _fit(
 
 
 def _length(settings: Settings, start: str | None) -> str:
-    """Return how long a method is fitted, in words."""
+    """Return the length of a method's fit, in words."""
     if settings.needs.members == "chains":
         return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
     if start is not None:

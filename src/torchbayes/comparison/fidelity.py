@@ -1,9 +1,10 @@
 r"""Fidelity of every method to the reference of a comparison, and of one chain of the reference to the others.
 
 Classes: agreement and total variation of the averaged probabilities. Regressions: the 1-Wasserstein distance between
-samples of the predictive distributions at each test row, as many of one method as of another. The reference is
+samples of the predictive distributions at each test row, equally many for every method. The reference is
 compared with itself by chains: each against the average of the others. That is the ceiling (Izmailov et al. 2021): a
-method that reaches it cannot be told from another chain of the reference by its predictions. Short chains leave it low.
+method that reaches it cannot be distinguished from another chain of the reference by its predictions. Short chains
+lower it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
@@ -34,8 +36,7 @@ class Fidelity:
     Attributes:
         clean: on the test set: agreement and total_variation, or wasserstein1 in the target's own units.
         corrupted: corruption -> agreement and total_variation at severities 1 to 5.
-        by_chain: `clean` of each chain of the reference against its others, for the reference; the rest is then their
-            mean.
+        by_chain: for the reference, `clean` of each of its chains against the others; the rest is then their mean.
     """
 
     clean: Numbers = field(default_factory=dict)
@@ -71,7 +72,7 @@ def mean(found: Sequence[Numbers]) -> Numbers:
         found: the same names in each.
 
     Returns:
-        name -> mean; nothing of nothing.
+        name -> mean; empty if there are none.
     """
     return {name: sum(numbers[name] for numbers in found) / len(found) for name in (found[0] if found else ())}
 
@@ -86,15 +87,18 @@ def chain_probs(predictive: Predictive, chains: int) -> Tensor:
     Returns:
         Float64 tensor (M, B, K).
     """
-    probs_SBK: Any = predictive.distribution.probs  # type: ignore[attr-defined]
-    return probs_SBK.double().unflatten(0, (-1, chains)).mean(0).cpu()
+    probs: Any = predictive.distribution.probs  # type: ignore[attr-defined]
+    probs_SBK = probs.double()
+    if is_binary(predictive):
+        probs_SBK = torch.cat([1 - probs_SBK, probs_SBK], dim=-1)
+    return probs_SBK.unflatten(0, (-1, chains)).mean(0).cpu()
 
 
 def chain_probs_of(functions: Functions, inputs: Tensor, chains: int) -> Tensor:
     """Return `chain_probs` at any number of inputs, with bounded memory.
 
     Args:
-        functions: S of them, function s from chain s mod M.
+        functions: S functions, function s from chain s mod M.
         inputs: (B, ...).
         chains: M.
 
@@ -137,7 +141,7 @@ def distances(
         inputs: test rows (B, ...).
         chains: M of the reference; its function s is from chain s mod M.
         scale: units of the raw targets per unit that the model sees.
-        seed: of the samples; method and reference never share one.
+        seed: seed of the samples; method and reference never share one.
 
     Returns:
         method -> one mapping with wasserstein1, in the target's own units, averaged over rows; for the reference one
@@ -171,5 +175,5 @@ def _some(functions: Functions, chosen_S: Tensor) -> Functions:
 
 
 def _samples(functions: Functions | Source, inputs: Tensor, seed: int) -> Tensor:
-    """Return samples of the targets (SAMPLES, B), on the model's scale; draws in turn, so that each has its share."""
+    """Return samples of the targets (SAMPLES, B), on the model's scale; from the draws in turn, equally often."""
     return predict(functions, inputs).sample(SAMPLES, seed=seed).flatten(1).cpu()

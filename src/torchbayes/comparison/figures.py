@@ -23,7 +23,7 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     Args:
         setup: data and model.
         comparison: what was compared.
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         file name without ending -> picture.

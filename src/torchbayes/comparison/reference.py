@@ -1,4 +1,4 @@
-"""The reference of a comparison: where it comes from, whether it fits, and how good it is itself."""
+"""The reference of a comparison: loading it, checking that it fits, and assessing its own quality."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def quality(setup: Setup, posterior: Posterior, directory: Path) -> Diagnosis | 
 
 
 def spread(rows: Pair, count: int) -> Pair:
-    """Return rows at even distances: the first ones of a sorted test set would all be of one class.
+    """Return evenly spaced rows: the first ones of a sorted test set would all be of one class.
 
     Args:
         rows: inputs and targets.
@@ -103,10 +103,10 @@ def spread(rows: Pair, count: int) -> Pair:
 
 
 def section(diagnosis: Diagnosis) -> tuple[list[Table], dict[str, Picture]]:
-    """Return the part of a report that judges the reference.
+    """Return the section of a report about the quality of the reference.
 
     Args:
-        diagnosis: of the reference.
+        diagnosis: diagnosis of the reference.
 
     Returns:
         Tables, and pictures by the name of their file.
@@ -122,7 +122,7 @@ def warning(diagnosis: Diagnosis) -> str:
     """Return a warning where the predictions of the reference's chains have not converged, else nothing.
 
     Args:
-        diagnosis: of the reference.
+        diagnosis: diagnosis of the reference.
 
     Returns:
         A sentence or two, or "".

@@ -1,4 +1,4 @@
-"""What a comparison leaves to read: the table, the lead in words, and one HTML page."""
+"""The report of a comparison: the table, a summary in words, and one HTML page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COLUMNS = (
     Column("Brier", _clean("brier"), ".3f", "low"),
     Column("ECE", _clean("ece"), ".3f", "low"),
     Column("in 95 % interval", _clean("coverage"), ".1%", None),
-    # no value is marked as the best: that of the reference itself is of another kind
+    # no best value is marked: that of the reference itself means something else
     Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
     Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
     Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
@@ -67,7 +67,7 @@ def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, capt
     """Return the table of methods and metrics.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
         kinds: which columns: on the test set, against the reference, on shifted data.
         caption: what it shows.
 
@@ -93,8 +93,8 @@ def tables(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis |
 
     Args:
         setup: data and model.
-        outcomes: method -> what it gave.
-        diagnosis: of the reference.
+        outcomes: method -> its outcome.
+        diagnosis: diagnosis of the reference.
 
     Returns:
         One or two tables, the caption under the last.
@@ -109,8 +109,8 @@ def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis 
 
     Args:
         setup: data and model.
-        outcomes: method -> what it gave.
-        diagnosis: of the reference.
+        outcomes: method -> its outcome.
+        diagnosis: diagnosis of the reference.
 
     Returns:
         Sentences.
@@ -139,7 +139,7 @@ def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
     """Return the method that the others are compared with, None if they are not.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         Its name.
@@ -166,18 +166,18 @@ def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> 
 
 
 def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
-    """Return the test NLL of each member alone, of methods that were evaluated so and have several."""
+    """Return the test NLL of each member alone, for methods with several members evaluated in this way."""
     found = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
     return {name: alone for name, alone in found.items() if len(alone) > 1}
 
 
 def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what was done and what came out, in words.
+    """Return a summary of settings and results, in words.
 
     Args:
         setup: data and model.
         comparison: what was compared.
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         Paragraphs, separated by empty lines.
@@ -188,7 +188,7 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
         f"{prior_of(problem)}. {_budget(comparison, outcomes)}"
     )
-    best = defaults(problem.data, problem.data_settings)
+    best = defaults(problem.data, problem.data_settings, problem.target)
     chosen = {**comparison.methods, **comparison.starts}
     usual = best.problem == problem and all(name in METHODS and best[name] == own for name, own in chosen.items())
     done += f" {best.note}" if usual and best.note else ""
@@ -201,7 +201,7 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
 
 
 def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what each method was allowed, and what it averages."""
+    """Return the budget of each method, and what it averages."""
     budgets: dict[str, list[str]] = {}
     served, drawn, chains = [], [], []
     for name, settings in comparison.methods.items():
@@ -228,7 +228,7 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _allowed(settings: Any, start: str | None) -> str:
-    """Return what a method that is no sampler was allowed, in words."""
+    """Return the budget of a method that is not a sampler, in words."""
     own = vars(settings)
     if start is not None:
         structure = f"{own['structure']} curvature " if "structure" in own else ""
@@ -247,7 +247,7 @@ def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
     """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy, or None without such sets.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         The table.
@@ -274,7 +274,7 @@ def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
     """Return agreement and total variation with the reference on corrupted images, or None where there are none.
 
     Args:
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
 
     Returns:
         The table.
@@ -321,7 +321,7 @@ def report(
         home: directory.
         setup: data and model.
         comparison: what was compared.
-        outcomes: method -> what it gave.
+        outcomes: method -> its outcome.
         diagnosis: of the reference; None if there is none.
         settings: the resolved configuration, YAML.
 

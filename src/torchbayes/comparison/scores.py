@@ -28,18 +28,18 @@ from torchbayes.predictive.linearised import preferred
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Track = Callable[[list[Any], str], Iterable[Any]]
-"""Passes a list through, item by item, and shows how far it is; told what is done."""
+"""Iterates over a list, item by item, and shows progress under a description."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method gave.
+    """The results of one method.
 
     Attributes:
-        functions: what was drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
+        functions: functions drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
         clean: on the test set.
         members: metrics of each member's own point on the test set, for an ensemble.
-        unshifted: metrics on the rows that are corrupted, before they are.
+        unshifted: metrics on the rows to be corrupted, before corruption.
         corrupted: corruption -> evaluation at severities 1 to 5.
         foreign: foreign set -> how uncertain the method is there.
         fidelity: how close it is to the reference; of the reference itself one chain against the others.
@@ -66,7 +66,7 @@ class Outcome:
         return sum(values) / len(values) if values else None
 
     def detected(self) -> dict[str, dict[str, float]]:
-        """Return how well uncertainty tells each foreign set from the test set."""
+        """Return how well uncertainty separates each foreign set from the test set."""
         assert self.clean.scores is not None or not self.foreign
         return {name: detection(self.clean.scores, scores) for name, scores in self.foreign.items()}  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def member(posterior: Any, index: int) -> Any:
 
     Args:
         posterior: a mixture of M members.
-        index: which.
+        index: index of the member.
 
     Returns:
         A posterior of one member, of the same kind.
@@ -154,7 +154,7 @@ def score(
 def _shift(
     setup: Setup, outcomes: dict[str, Outcome], comparison: Comparison, *, track: Track, chains: int
 ) -> dict[str, list[Tensor]]:
-    """Fill in what corruption and foreign images do.
+    """Fill in the results on corrupted and foreign images.
 
     Returns:
         corruption -> class probabilities of each chain of the reference, (M, B, K), at each severity.

@@ -1,4 +1,4 @@
-"""What is compared on what: methods by name, and which fit serves which of them."""
+"""What is compared on what: methods by name, and which of them share a fit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchbayes.data import CORRUPTIONS
 from torchbayes.data.base import check_name
 
 REFERENCE = "reference"
-"""The name of a reference that is read from a directory; the label of its row too."""
-_NAME = re.compile(r"\w[\w .+-]{0,79}(?<![ .])")  # what every file system takes for a folder
+"""The name of a reference read from a directory, which is also the label of its row."""
+_NAME = re.compile(r"\w[\w .+-]{0,79}(?<![ .])")  # names of folders that every file system allows
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Comparison:
 
     Attributes:
         problem: data, network, likelihood and prior.
-        methods: name -> settings of the method, in the order of the table; those that are usual for the data if empty.
+        methods: name -> settings of the method, in the order of the table; the usual ones for the data if empty.
         corruptions: names of the image corruptions, each at severities 1 to 5; all by default where there are images.
         rows: test images that are corrupted, and images of each foreign set.
-        draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members; samplers give all they kept.
+        draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members; samplers use all their draws.
         reference: directory of a fit, such as a long HMC run, or name of a method, that all methods are compared with;
             `hmc` by default where it is among the methods.
         seed: seed of fits, draws and corruptions.
-        starts: name -> settings of fits that methods start at, and that are not compared themselves; where none are
-            given, the first member of a compared ensemble, else what is usual for the data.
+        starts: name -> settings of fits that methods start from and that are not compared themselves; by default the
+            first member of a compared ensemble, else the usual settings for the data.
     """
 
     problem: Problem
@@ -50,7 +50,7 @@ class Comparison:
     starts: Mapping[str, Settings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what can be checked before hours of fitting.
+        """Check everything that can be checked before hours of fitting.
 
         Raises:
             ValueError: if a name is unknown or a number does not fit.
@@ -109,10 +109,10 @@ class Comparison:
         return self.reference if self.compared_with == REFERENCE else None
 
     def fit_of(self, name: str) -> tuple[str, Settings]:
-        """Return the fit that serves a method.
+        """Return the fit that a method uses.
 
         Args:
-            name: of the method.
+            name: name of the method.
 
         Returns:
             The method that the fit is named by, and its settings: a single network is the first member of an ensemble
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def _usual(problem: Problem) -> Any:
-    return defaults(problem.data, problem.data_settings).of(problem)
+    return defaults(problem.data, problem.data_settings, problem.target).of(problem)
 
 
 def check_name_of(what: str, name: Any) -> None:
@@ -137,7 +137,7 @@ def check_name_of(what: str, name: Any) -> None:
         name: what was given.
 
     Raises:
-        ValueError: if it cannot be a name: no folder could be called so, or an option is called so already.
+        ValueError: if it cannot be a name, as no folder could have it, or an option has it already.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a name in `{what}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
@@ -150,7 +150,7 @@ def _check_settings(what: str, name: str, settings: Any) -> None:
     """Check the settings of a method.
 
     Raises:
-        TypeError: if they are no settings, or of another class than that of the entry with this name.
+        TypeError: if they are not settings, or of another class than that of the entry with this name.
     """
     check_method(f"`{what}` of {name!r}", settings)
     kind = METHODS[name].load() if name in METHODS else type(settings)
@@ -162,15 +162,15 @@ def _check_settings(what: str, name: str, settings: Any) -> None:
 
 
 def key_of(name: str) -> str:
-    """Return a name as options are called by it: `--wide_swag.rank` for "wide swag"."""
+    """Return a name in the form that options use: `--wide_swag.rank` for "wide swag"."""
     return re.sub(r"\W", "_", name)
 
 
 def _check_apart(names: list[str]) -> None:
-    """Check that names are different folders and options everywhere.
+    """Check that names give different folders and options everywhere.
 
     Raises:
-        ValueError: if two differ by case or signs alone.
+        ValueError: if two differ only by case or punctuation.
     """
     seen_: dict[str, str] = {}
     for name in names:
@@ -180,10 +180,10 @@ def _check_apart(names: list[str]) -> None:
 
 
 def _check_draws(draws: int, name: str, members: int) -> None:
-    """Check that all members are drawn from equally often.
+    """Check that all members have equally many draws.
 
     Raises:
-        ValueError: if `draws` is no multiple of the members.
+        ValueError: if `draws` is not a multiple of the members.
     """
     if draws < 1 or draws % members:
         low, high = draws // members * members, (draws // members + 1) * members

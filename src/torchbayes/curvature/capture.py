@@ -1,8 +1,8 @@
-"""One forward pass that keeps what every layer was given, and gradients at what it gave, one column at a time.
+"""One forward pass that keeps the inputs of every layer, and gradients at its outputs, one column at a time.
 
 No Jacobian of the network is formed: for a column r of the outputs' curvature, one backward pass gives each layer the
 gradient g at its outputs, which with its inputs a is all that the layer's curvature needs. Networks are run here,
-not by a backend of the density: none shows what a layer was given, or keeps the graph behind what it gave.
+not by a backend of the density: none exposes the inputs of a layer, or keeps the graph of its outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Calls = dict[str, list[Call]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class Captured:
     """A forward pass of one member.
 
     Attributes:
@@ -40,7 +40,7 @@ class Seen:
     leaves: dict[str, Tensor]
 
     def is_last(self, module: str) -> bool:
-        """Return whether what the module's only call made is the network's outputs themselves."""
+        """Return whether the outputs of the module's only call are those of the network."""
         edge = get_gradient_edge(self.outputs)
         (call,) = self.calls[module]
         return call.outputs.node is edge.node and call.outputs.output_nr == edge.output_nr
@@ -50,7 +50,7 @@ class Seen:
 
         Args:
             root_RB: columns; Σ_b Σ_k r_bk f_bk is differentiated.
-            keep: keep the graph after the last one, and of the gradients themselves.
+            keep: keep the graph after the last column, and that of the gradients themselves.
 
         Yields:
             The calls.
@@ -74,7 +74,7 @@ def _watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, 
 
             def hook(_: nn.Module, inputs: Any, outputs: Any, name: str = name) -> Any:
                 if isinstance(outputs, Tensor) and outputs._is_view():
-                    outputs = outputs.clone()  # writing into a view would take it out of the graph that the edge is of
+                    outputs = outputs.clone()  # writing into a view would detach it from the edge's graph
                 see(name, inputs, outputs)
                 return outputs
 
@@ -93,8 +93,8 @@ def watch(
     modules: Sequence[str],
     buffers: Buffers | None = None,
     keep_inputs: bool = False,
-) -> Seen:
-    """Run a network forward and keep what the layers were given.
+) -> Captured:
+    """Run a network forward and capture the inputs of the layers.
 
     Args:
         network: the network.
@@ -105,7 +105,7 @@ def watch(
         keep_inputs: keep the graph behind the layers' inputs too, for derivatives in the inputs.
 
     Returns:
-        What was seen.
+        The captured pass.
 
     Raises:
         ValueError: if the network cannot take the inputs.
@@ -114,7 +114,7 @@ def watch(
     rows = batch_size(inputs)
 
     def see(name: str, given: Any, made: Any) -> None:
-        # the edge is taken now: what an in-place operation does to the tensor later is not the layer's
+        # the edge is taken now: later in-place operations on the tensor are not the layer's
         first = given[0] if keep_inputs else given[0].detach()
         if len(first) != rows:
             raise ValueError(
@@ -126,18 +126,18 @@ def watch(
         held = {n: t.detach() for n, t in (*part.named_parameters(), *part.named_buffers())}
         calls.setdefault(name, []).append(Call(first, get_gradient_edge(made), held))
 
-    network.ask(views, inputs, buffers)  # before calls are counted
-    # the other kernels of attention have no derivative of their derivative
+    network.ask(views, inputs, buffers)  # before calls are captured
+    # the other attention kernels have no second derivative
     attention = sdpa_kernel(SDPBackend.MATH) if keep_inputs else nullcontext()
     with torch.enable_grad(), attention, _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         with taking(inputs):
             outputs = network(leaves, network.arrange(inputs), buffers)
-    return Seen(outputs, calls, leaves)
+    return Captured(outputs, calls, leaves)
 
 
 def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules: Sequence[str]) -> dict[str, str]:
-    """Say of which modules a call cannot be used, and why: (not one tensor in and out, or rows are not apart).
+    """Return which modules' calls cannot be used, and why: not one tensor in and out, or rows that are not separate.
 
     Args:
         network: the network.
@@ -167,7 +167,7 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
     edges = [edge for _, edge in seen]
     numbers = torch.arange(rows, device=outputs.device)
     for bit in range((rows - 1).bit_length() if edges else 0):
-        # any two rows differ in a bit of their numbers, so a row at another's place is seen by one of these columns
+        # any two rows differ in a bit of their indices, so one of these columns reveals a row in another's place
         apart = (numbers >> bit) % 2 == 1
         part = column * apart.view(-1, *[1] * (column.ndim - 1))
         found = torch.autograd.grad(outputs, edges, part, allow_unused=True, retain_graph=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.discovery import NetworkLayers
-from torchbayes.curvature.exact import exact_beside
+from torchbayes.curvature.exact import exact_curvature
 from torchbayes.curvature.roots import parameter_information
 from torchbayes.curvature.sums import Piece, Sum, Sums
 from torchbayes.density.ranks import Ranks
@@ -43,7 +43,7 @@ class Units(NamedTuple):
 
     @property
     def scale_MD(self) -> Tensor:
-        """r^−½, what a Jacobian is multiplied by."""
+        """r^−½, the factor on a Jacobian."""
         return self.reference_MD.rsqrt()
 
 
@@ -69,8 +69,8 @@ def units(model: Model, weights_MD: Tensor) -> Units:
     return Units(torch.where(flat_D, 1.0, precision_MD), strength_D)
 
 
-class Where(NamedTuple):
-    """Members at their weights.
+class Members(NamedTuple):
+    """Members and their weights.
 
     Attributes:
         weights_MD: the weights.
@@ -89,8 +89,8 @@ class Collector:
 
     Attributes:
         network: the layers of the network.
-        sums: how one structure adds up.
-        kind: of curvature: "ggn", "fisher", "empirical" or "hessian".
+        sums: the sums of one structure.
+        kind: kind of curvature: "ggn", "fisher", "empirical" or "hessian".
         samples: targets drawn for each row by "fisher".
         rows: rows in a piece of a batch.
     """
@@ -106,22 +106,23 @@ class Collector:
         """The model."""
         return self.network.model
 
-    def empty(self, where: Where) -> Sum:
+    def empty(self, members: Members) -> Sum:
         """Return the sums over no data, each (M, ...)."""
         size = self.model.network.layout.size
         each = [
-            self.sums.empty(self.network, w[:size], seed) for w, seed in zip(where.weights_MD, where.seeds, strict=True)
+            self.sums.empty(self.network, w[:size], seed)
+            for w, seed in zip(members.weights_MD, members.seeds, strict=True)
         ]
         total = {name: torch.stack([own[name] for own in each]) for name in each[0]}
-        total[ROWS] = torch.zeros(len(each), 1, dtype=torch.float64, device=where.weights_MD.device)
-        if size < where.weights_MD.shape[1]:
-            total[NOISE] = torch.zeros_like(where.weights_MD[:, size:])
+        total[ROWS] = torch.zeros(len(each), 1, dtype=torch.float64, device=members.weights_MD.device)
+        if size < members.weights_MD.shape[1]:
+            total[NOISE] = torch.zeros_like(members.weights_MD[:, size:])
         return total
 
     def add_(
         self,
         totals_M: Sum,
-        where: Where,
+        members: Members,
         batch: Batch,
         *,
         gradient_MD: Tensor | None,
@@ -132,7 +133,7 @@ class Collector:
 
         Args:
             totals_M: the sums.
-            where: the members.
+            members: the members.
             batch: one batch per member, (M, B, ...).
             gradient_MD: receives the gradient of Σ log p(y|f) in the weights; None if it is not wanted.
             ranks: processes that split the rows.
@@ -142,19 +143,19 @@ class Collector:
             Σ log p(y|f) of the batch, float64 (M,).
         """
         own, found = ranks.rows(batch_size(batch.inputs, 1)), []
-        scale_MD = units(self.model, where.weights_MD).scale_MD
-        for m in range(len(where.weights_MD)):
+        scale_MD = units(self.model, members.weights_MD).scale_MD
+        for m in range(len(members.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]
             rows = batch.map(lambda t, m=m: t[m, own])
             if ranks.data == 1:
                 found.append(
-                    self._add(total, where, rows, member=m, scale_D=scale_MD[m], gradient_D=into_D, place=place)
+                    self._add(total, members, rows, member=m, scale_D=scale_MD[m], gradient_D=into_D, place=place)
                 )
                 continue
-            # what is kept between passes must be added to once
+            # what is kept between passes must be added only once
             share = {n: t.clone() for n, t in total.items()}
             part_D = None if into_D is None else torch.zeros_like(into_D)
-            found.append(self._add(share, where, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place))
+            found.append(self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place))
             change = [share[n] - total[n] for n in total]
             ranks.sum_(found[-1], *change, *([] if part_D is None else [part_D]))
             for name, delta in zip(total, change, strict=True):
@@ -166,7 +167,7 @@ class Collector:
     def _add(
         self,
         total: Sum,
-        where: Where,
+        members: Members,
         rows: Batch,
         *,
         member: int,
@@ -179,7 +180,7 @@ class Collector:
         Returns:
             Their log likelihood.
         """
-        weights_D = where.weights_MD[member]
+        weights_D = members.weights_MD[member]
         views, parameters = self.model.split(weights_D)
         log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
         for number, part in enumerate(_pieces(rows, self.rows)):
@@ -188,11 +189,11 @@ class Collector:
                 views,
                 parameters,
                 part,
-                buffers={n: b[member] for n, b in where.buffers.items()} or None,
+                buffers={n: b[member] for n, b in members.buffers.items()} or None,
                 scale_D=scale_D[: self.model.network.layout.size],
                 kind=self.kind,
                 samples=self.samples,
-                seed=mix(Purpose.PIECE, where.seeds[member], place[1], number),
+                seed=mix(Purpose.PIECE, members.seeds[member], place[1], number),
             )
             first = place[0] == 0
             log_likelihood += piece.log_likelihood(gradient_D if first else None)
@@ -206,11 +207,11 @@ class Collector:
             self.sums.add_(total, piece, place[0])
         return log_likelihood
 
-    def turn_(self, totals_M: Sum, where: Where, number: int) -> None:
-        """Do in place what follows pass number `number`."""
-        scale_MD = units(self.model, where.weights_MD).scale_MD
+    def turn_(self, totals_M: Sum, members: Members, number: int) -> None:
+        """Finish pass number `number`, in place."""
+        scale_MD = units(self.model, members.weights_MD).scale_MD
         size = self.model.network.layout.size
-        for m in range(len(where.weights_MD)):
+        for m in range(len(members.weights_MD)):
             own = {n: t[m] for n, t in totals_M.items()}
             self.sums.turn_(own, self.network, scale_MD[m, :size], number=number)
 
@@ -232,8 +233,8 @@ class Collector:
         return with_independent(found, totals_M[NOISE] * scale_MD[:, size:] ** 2)
 
     def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
-        """Return the exact H that was added up beside a structured one, or None."""
-        return exact_beside(self.network, dict(totals_M), reference_MD.rsqrt())
+        """Return the exact H that was added up alongside a structured one, or None."""
+        return exact_curvature(self.network, dict(totals_M), reference_MD.rsqrt())
 
 
 def _pieces(rows: Batch, size: int) -> Iterator[Batch]:

@@ -1,9 +1,9 @@
-"""Which layers a model's random weights make, and how the curvature of each is taken: found by looking, once.
+"""Which layers hold a model's random weights, and how the curvature of each is computed: found by probing, once.
 
-A layer's own form is used only where it is right: its module must turn one tensor into one tensor whose first axis is
-that of the rows, and the gradient that follows from it must be the one that autograd gives. Weights for which it is not
-(tied ones, those of `nn.MultiheadAttention` and of recurrent layers) fall back to vector-Jacobian products of the whole
-network, one per row: exact, and slow.
+A layer's own form is used only where it is valid: its module must turn one tensor into one tensor whose first axis is
+the rows, and the resulting gradient must equal that of autograd. Weights for which this fails (tied ones, those of
+`nn.MultiheadAttention` and of recurrent layers) fall back to vector-Jacobian products of the whole network, one per
+row: exact, and slow.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from torchbayes.curvature.capture import Seen, probe, requires_grad, watch
+from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, layers_of
-from torchbayes.curvature.parts import TOGETHER
+from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.density.precision import check_precision
 from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
@@ -31,23 +31,23 @@ from torchbayes.model.network import Buffers, Network, refuse_by_batch, taking
 from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.native.seeds import Purpose, generator
 
-Held = Literal["everywhere", "in turn", "few"]
-"""What layers see at every place is there for all of them, layer by layer, or for a few rows of a layer at a time."""
+CaptureScope = Literal["everywhere", "in turn", "few"]
+"""Inputs of layers at every place are held for all layers, for one layer at a time, or for a few of its rows."""
 
 _PROBE_ROWS = 4
 SPREAD_ROWS = 16
-_WIDTHS = 10  # tensors as large as the largest output of a module that a forward pass may hold
+_WIDTHS = 10  # a forward pass may hold so many tensors as large as the largest output of a module
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Weights whose layer cannot be told apart: vector-Jacobian products of the whole network, one per row.
+    """Weights without a layer form of their own: vector-Jacobian products of the whole network, one per row.
 
     Attributes:
-        index: places of the weights in the flat vector, int64 (n,).
+        index: positions of the weights in the flat vector, int64 (n,).
         network: the network.
         layout: the weights by name.
-        reason: why.
+        reason: why no layer holds them.
         stacked: whether rows go together, by `vmap`, or one after the other.
     """
 
@@ -58,7 +58,7 @@ class Whole:
     stacked: bool = True
 
     module = ""
-    way = "rows of the whole network"
+    description = "rows of the whole network"
 
     def jacobian(self, views: Mapping[str, Tensor], inputs: Any, column: Tensor, *, buffers: Buffers | None) -> Tensor:
         """Return the Jacobian of one column (B, ...) for each row, (B, n)."""
@@ -79,9 +79,9 @@ class Whole:
                 found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
             return self.layout.join(dict(zip(leaves, found, strict=True)))
 
-        # derivatives of stacked derivatives are wrong for some of torch's layers, such as layer norm
+        # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
         keep = column.requires_grad or requires_grad(inputs)
-        with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no rule for stacks
+        with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no batching rule
             if self.stacked and not keep:
                 return vmap(one, in_dims=(row_axes(inputs, 0), 0))(inputs, column)
             return torch.stack([plain(rows_of(inputs, b), column[b]) for b in range(len(column))])
@@ -105,7 +105,7 @@ class NetworkLayers:
 
     @property
     def single(self) -> Affine | None:
-        """The only layer, if there is but one, affine and used at one place."""
+        """The only layer, if there is just one, affine and used at one place."""
         only = self.layers[0] if len(self.parts) == 1 and self.layers else None
         one = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
         return only if one else None  # type: ignore[return-value]
@@ -117,68 +117,70 @@ class NetworkLayers:
 
     @property
     def size(self) -> int:
-        """Random weights of the network."""
+        """Number of random weights of the network."""
         return self.model.network.layout.size
 
     @property
     def order(self) -> Tensor:
-        """Places of the weights in the flat vector, part by part, int64 (D,)."""
+        """Positions of the weights in the flat vector, part by part, int64 (D,)."""
         return torch.cat([part.index.flatten() for part in self.parts])
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules whose calls are watched."""
+        """Modules whose calls are captured."""
         return tuple(dict.fromkeys(layer.module for layer in self.layers))
 
-    def watch(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False) -> Seen:
-        """Return a forward pass that keeps what the layers were given."""
+    def watch(
+        self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None, *, keep: bool = False
+    ) -> Captured:
+        """Return a forward pass with the captured inputs of the layers."""
         network = self.model.network
         return watch(network, views, inputs, modules=self.modules, buffers=buffers, keep_inputs=keep)
 
     def describe(self) -> str:
-        """Return a few lines that say how the curvature of each layer is taken."""
-        lines = [f"{layer.module or 'the network itself'}: {layer.way}" for layer in self.layers]
+        """Return a few lines that say how the curvature of each layer is computed."""
+        lines = [f"{layer.module or 'the network itself'}: {layer.description}" for layer in self.layers]
         if self.whole:
-            lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.way} ({self.whole.reason})")
+            lines.append(f"{', '.join(self.whole.layout.names)}: {self.whole.description} ({self.whole.reason})")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What a look at a network has found, in words that a file can hold.
+class LayerSupport:
+    """Which layers of a network can be treated by their own forms, in a form that files can hold.
 
     Attributes:
         lost: parameter -> why no layer holds it.
         shared: modules that use their weights at several places for one row.
         stacked: whether rows of the whole network go together under `vmap`.
-        numbers: numbers that a row takes while the curvature is summed, roughly, by what of it is `Held`.
-        widest: numbers that a row takes in the forward pass, which may be mostly in modules without random weights.
+        numbers: numbers that a row takes while the curvature is summed, roughly, by `CaptureScope`.
+        widest: numbers that a row takes in the forward pass, perhaps mostly in modules without random weights.
     """
 
     lost: Mapping[str, str]
     shared: tuple[str, ...]
     stacked: bool
-    numbers: Mapping[Held, int]
+    numbers: Mapping[CaptureScope, int]
     widest: int = 1
 
     def text(self) -> str:
-        """Return the findings as JSON."""
+        """Return the support as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> Findings:
-        """Return the findings that `text` gave."""
+    def parse(cls, text: str) -> LayerSupport:
+        """Return the support from its `text`."""
         found = json.loads(text)
         return cls(**{**found, "shared": tuple(found["shared"])})
 
 
-def network_layers(model: Model, findings: Findings, *, joint_bias: bool = True) -> NetworkLayers:
+def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = True) -> NetworkLayers:
     """Return the layers of a model's random weights.
 
     Args:
         model: the model.
-        findings: of `look` at its network.
-        joint_bias: whether biases stand as a column beside their weights, or as layers of their own.
+        support: as `layer_support` found it.
+        joint_bias: whether biases are an extra column of their weights, or layers of their own.
 
     Returns:
         The layers.
@@ -186,27 +188,27 @@ def network_layers(model: Model, findings: Findings, *, joint_bias: bool = True)
     network, places = model.network, _places(model.network)
     layers: list[Layer] = []
     for module, own in _owners(network)[0].items():
-        kept = {key: places[name] for key, name in own.items() if name not in findings.lost}
+        kept = {key: places[name] for key, name in own.items() if name not in support.lost}
         if kept:
             layers += layers_of(module, network.module.get_submodule(module), kept, joint=joint_bias)
     whole = None
-    if findings.lost:
-        layout = Layout({n: s for n, s in network.layout.shapes.items() if n in findings.lost})
+    if support.lost:
+        layout = Layout({n: s for n, s in network.layout.shapes.items() if n in support.lost})
         index = torch.cat([places[name].flatten() for name in layout.names])
-        whole = Whole(index, network, layout, "; ".join(dict.fromkeys(findings.lost.values())), findings.stacked)
-    return NetworkLayers(model, tuple(layers), whole, frozenset(findings.shared))
+        whole = Whole(index, network, layout, "; ".join(dict.fromkeys(support.lost.values())), support.stacked)
+    return NetworkLayers(model, tuple(layers), whole, frozenset(support.shared))
 
 
-def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
-    """Look at a model's network and find which layers can be taken by their own forms.
+def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
+    """Return which layers of a model's network can be treated by their own forms.
 
     Args:
         model: the model.
-        weights_D: any weights; the answer does not depend on them but by accident.
+        weights_D: any weights; the answer does not depend on them, except by coincidence.
         inputs: some rows of data.
 
     Returns:
-        The findings.
+        The support.
 
     Raises:
         TypeError: if weights are of lower precision than float32.
@@ -217,15 +219,15 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
     refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
-    with torch.no_grad(), taking(inputs):  # what is said then is of the rows that were given, not of these few
+    with torch.no_grad(), taking(inputs):  # so that an error speaks of all rows, not of these few
         network(views, rows)
     owners, lost = _owners(network)
     said: dict[str, str] = {}
     for order in _spread(inputs):
         said |= probe(network, views, network.arrange(order), modules=list(owners))
-    while True:  # until every layer's gradient is autograd's
+    while True:  # until every layer's gradient equals autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
-        found = network_layers(model, Findings(lost, (), True, {}))
+        found = network_layers(model, LayerSupport(lost, (), True, {}))
         wrong = _wrong(found, views, rows)
         if not wrong:
             break
@@ -234,11 +236,11 @@ def look(model: Model, weights_D: Tensor, inputs: Any) -> Findings:
         seen = found.watch(views, rows, None)
     shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return Findings(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
+    return LayerSupport(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
 
 
 def _places(network: Network) -> dict[str, Tensor]:
-    """Return where each parameter's elements stand in the flat vector, in its shape."""
+    """Return the positions of each parameter's elements in the flat vector, in its shape."""
     slices, shapes = network.layout.slices, network.layout.shapes
     return {n: torch.arange(s.start, s.stop, device=network.device).view(shapes[n]) for n, s in slices.items()}
 
@@ -252,8 +254,7 @@ def _few(inputs: Any) -> Any:
 def _spread(inputs: Any) -> list[Any]:
     """Return rows spread over a batch, at least two, and the same ones in reverse.
 
-    A network may see its rows in an order of their own, such as that of their lengths. Rows that differ in it cannot be
-    in that order both ways.
+    A network may reorder its rows, for example by length. Rows of different length cannot be in that order both ways.
     """
     rows = batch_size(inputs)
     places = torch.arange(0, rows, -(-rows // SPREAD_ROWS)) if rows > 1 else torch.zeros(2, dtype=torch.int64)
@@ -274,7 +275,7 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
     for name in network.layout.names:
         if len(held[name]) > 1:
             lost[name] = "several layers share the weights"
-        elif name in network.picked.places:
+        elif name in network.mask.indices:
             lost[name] = "only some of the weights are random"
         else:
             module, key = held[name][0]
@@ -299,7 +300,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
         tolerance = 1e3 * torch.finfo(expected.dtype).eps * float(exact_D.abs().max())
         try:
             own = layer.rows(calls[layer.module]).sum(0).flatten()
-        except RuntimeError:  # it cannot be stacked
+        except RuntimeError:  # it cannot be vectorised
             own = torch.full_like(expected, torch.nan)
         if not torch.allclose(own, expected, rtol=1e-2 if own.dtype == torch.float32 else 1e-6, atol=tolerance):
             wrong.append(layer.module)
@@ -308,7 +309,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
 
 @contextmanager
 def _outputs(module: nn.Module) -> Iterator[list[int]]:
-    """Yield a list that takes up how many numbers a row has in each output of the innermost modules."""
+    """Yield a list that collects the numbers per row of each output of the innermost modules."""
     sizes = [1]
 
     def seen(_: nn.Module, __: Any, output: Any) -> None:
@@ -330,13 +331,13 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: NetworkLayers, seen: Seen, shared: Sequence[str]) -> dict[Held, int]:
-    """Return how many numbers one row takes, by what is held of it."""
+def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
+    """Return how many numbers one row takes, by scope."""
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
-    columns = min(TOGETHER, seen.outputs[0].numel())
+    columns = min(COLUMNS_AT_ONCE, seen.outputs[0].numel())
     given, places, jacobian, few = 0, [0], 1, 0
     for layer in found.layers:
-        factors = isinstance(layer, Affine) and layer.module in shared  # taken for a few rows at a time
+        factors = isinstance(layer, Affine) and layer.module in shared  # computed for a few rows at a time
         for call in calls[layer.module]:
             own, made = call.inputs[0].numel(), call.outputs[0].numel()
             places.append((layer.inputs(call.inputs)[0] if isinstance(layer, Affine) else call.inputs[0]).numel())

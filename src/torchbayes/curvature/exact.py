@@ -1,12 +1,12 @@
-"""The exact curvature beside a structured one: its eigenvalues tell how many directions the data determine.
+"""The exact curvature alongside a structured one: its eigenvalues tell how many directions the data determine.
 
-A structure that leaves correlations out has the diagonal of H in some basis for eigenvalues, and so as many of them as
-there are weights. Those of H are at most as many as there are values of the targets, and more uneven: by Schur and Horn
-Σ log(1 + λ) and γ = Σ λ/(1 + λ) are never less for the structure. Where γ comes near the number of targets n the noise
-n/(n − γ) that the evidence would choose has no bound, so it is chosen by the eigenvalues of H itself. With D weights
-γ ≤ D whatever the structure, so that for D ≤ n/3 the scale of the noise is too large by 22 % at most, in fact by 2 %
-for Kronecker factors and 4 to 9 % for a diagonal (tables of 600 to 3,000 rows, n/D from 4 to 9). There the matrix is
-not added up: it took ten times as long as the diagonal, and 4 MB.
+The eigenvalues of a structure that leaves correlations out are the diagonal of H in some basis, as many as there are
+weights. H itself has at most as many nonzero ones as there are target values, and they are more uneven: by Schur and
+Horn, Σ log(1 + λ) and γ = Σ λ/(1 + λ) are never smaller for the structure. As γ approaches the number of targets n, the
+factor n/(n − γ) on the noise that the evidence would choose diverges, so it is chosen by the eigenvalues of H itself.
+With D weights γ ≤ D whatever the structure, so that for D ≤ n/3 the scale of the noise is too large by 22 % at most, in
+fact by 2 % for Kronecker factors and 4 to 9 % for a diagonal (tables of 600 to 3,000 rows, n/D from 4 to 9). There the
+matrix is not computed: it took ten times as long as the diagonal, and 4 MB.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
 from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.curvature import Correlations
 
 _MARK = "beside."
-_FEW = 1024  # weights of which a dense matrix costs little; for more there is none
-SHARE = 1 / 3  # parameters per target above which too large a count of them moves the noise by more than 22 %
+_FEW = 1024  # weights up to which a dense matrix is cheap; for more there is none
+PARAMETERS_PER_TARGET = 1 / 3  # where there are more, counting too many moves the noise by more than 22 %
 
 
 def is_needed(weights: int, targets: float) -> bool:
@@ -34,32 +34,32 @@ def is_needed(weights: int, targets: float) -> bool:
         weights: D.
         targets: n.
     """
-    return SHARE * targets < weights <= _FEW
+    return PARAMETERS_PER_TARGET * targets < weights <= _FEW
 
 
 @dataclass(frozen=True)
-class Beside:
+class WithExact:
     """Sums of a structure, and of the dense matrix in the first pass.
 
     Attributes:
-        sums: of the structure.
-        dense: of the matrix.
+        sums: sums of the structure.
+        dense: sums of the matrix.
     """
 
     sums: Sums
     dense: DenseSums
 
-    held: ClassVar[tuple[Held, ...]] = ("everywhere", "in turn", "few")
+    held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere", "in turn", "few")
     correlations: ClassVar[Correlations] = "some"
 
     @staticmethod
-    def made(total: Mapping[str, Tensor]) -> bool:
-        """Return whether the matrix is in a sum."""
+    def has_exact(total: Mapping[str, Tensor]) -> bool:
+        """Return whether a sum includes the matrix."""
         return any(name.startswith(_MARK) for name in total)
 
     @property
     def passes(self) -> int:
-        """Those of the structure."""
+        """Passes of the structure."""
         return self.sums.passes
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
@@ -71,20 +71,20 @@ class Beside:
         """Add rows in place."""
         self.sums.add_(_own(total), piece, number)
         if number == 0:
-            self.dense.add_(_matrix(total), replace(piece))  # of its own forward pass: the columns of one go once
+            self.dense.add_(_matrix(total), replace(piece))  # with its own forward pass: columns can be read only once
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Do what the structure does."""
+        """Finish a pass of the structure."""
         self.sums.turn_(_own(total), network, scale_D, number=number)
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> Curvature:
-        """Return the structure's."""
+        """Return the curvature of the structure."""
         return self.sums.curvature(network, _own(totals_M), scale_MD)
 
 
-def exact_beside(network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature | None:
-    """Return the exact diag(s) H diag(s) that `Beside` has added up, or None where sums are of a structure alone."""
-    return DenseSums().curvature(network, _matrix(totals_M), scale_MD) if Beside.made(totals_M) else None
+def exact_curvature(network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature | None:
+    """Return the exact diag(s) H diag(s) that `WithExact` has added up, or None if it was not needed."""
+    return DenseSums().curvature(network, _matrix(totals_M), scale_MD) if WithExact.has_exact(totals_M) else None
 
 
 def _own(total: Sum) -> Sum:

@@ -1,9 +1,9 @@
-r"""J Σ Jᵀ for the Jacobian J of a network's outputs and any covariance structure Σ, from what its layers were given.
+r"""J Σ Jᵀ for the Jacobian J of a network's outputs and any covariance structure Σ, from the inputs of its layers.
 
 For an affine layer without weight sharing J is g aᵀ for each row and output. A diagonal Σ then gives
-Σ_o g_ko (Σ_i v_oi a_i²) g_lo, a Kronecker-factored one the same in its eigenbases: two products of matrices for all
-rows, and nothing of the size of J. Layers with shared weights need J itself, for a few rows at a time; other layers,
-and a Σ over several, for as many rows as the chunk allows.
+Σ_o g_ko (Σ_i v_oi a_i²) g_lo, a Kronecker-factored one the same in its eigenbases: two matrix products for all rows,
+and nothing of the size of J. Layers with shared weights need J itself, for a few rows at a time; other layers, and a Σ
+over several, for as many rows as the chunk allows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torchbayes.linalg import Form
 from torchbayes.linalg.structure import PlacedForm
 
 
-class Share(NamedTuple):
-    """Weights of one part that a structure is over.
+class Coverage(NamedTuple):
+    """The weights of one part that a structure covers.
 
     Attributes:
-        part: its number.
-        where: their places in the structure, shape of the layer's index; flat where the structure cuts the layer.
-        mask: which weights of a layer that is cut; None for all.
+        part: index of the part.
+        where: their positions in the structure, shape of the layer's index; flat where the structure covers only some.
+        mask: which weights of the layer are covered; None for all.
     """
 
     part: int
@@ -45,21 +45,21 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A covariance of independent weights that is not composed of others.
+    """An elementary covariance, not composed of others, of weights that are independent of the rest.
 
     Attributes:
         form: Σ of one member, as a sum of products.
-        shares: the weights it is over.
+        coverage: the weights it covers.
     """
 
     form: Form
-    shares: list[Share]
+    coverage: list[Coverage]
 
     def block(self, unit: int, other: int) -> Tensor:
-        """Return a Σ known by its root, between the weights of two output units of its layer, multiplied out once."""
+        """Return the block of a Σ given by its root, between the weights of two output units of its layer; cached."""
         assert self.form.root_MDZ is not None
         if (unit, other) not in self._blocks:
-            (where,), root = self.shares[0].where, self.form.root_MDZ[0]
+            (where,), root = self.coverage[0].where, self.form.root_MDZ[0]
             self._blocks[unit, other] = root[where[unit]] @ root[where[other]].T
         return self._blocks[unit, other]
 
@@ -74,25 +74,25 @@ class Leaf:
 
 
 def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[Leaf]:
-    """Return the independent groups of Σ of one member, with the weights of the parts that they are over.
+    """Return the independent groups of Σ of one member, with the weights of the parts that they cover.
 
     Args:
         covariance: Σ, as `linalg.structure.forms` gives it.
-        places: where the weights of every part stand in Σ, shape of the layer's index.
+        places: positions of the weights of every part in Σ, shape of the layer's index.
     """
     found, size = [], sum(len(where) for where, _ in covariance)
     for where, form in covariance:
         local = where.new_full((size,), -1)
         local[where] = torch.arange(len(where), device=where.device)
-        shares = []
+        coverage = []
         for number, place in enumerate(local[each] for each in places):
             mask = place >= 0
             if mask.all():
-                shares.append(Share(number, place, None))
+                coverage.append(Coverage(number, place, None))
             elif mask.any():
-                shares.append(Share(number, place[mask], mask))
-        if shares:
-            found.append(Leaf(form, shares))
+                coverage.append(Coverage(number, place[mask], mask))
+        if coverage:
+            found.append(Leaf(form, coverage))
     return found
 
 
@@ -102,7 +102,7 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
     Args:
         over: Σ.
         parts: J.
-        diagonal: return the diagonal alone.
+        diagonal: return only the diagonal.
 
     Returns:
         Tensor (B, K, K), or (B, K).
@@ -111,7 +111,7 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
 
 
 def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    own, form = [share.of(parts) for share in leaf.shares], leaf.form
+    own, form = [cover.of(parts) for cover in leaf.coverage], leaf.form
     if leaf.is_root and len(own) == 1 and own[0].is_plain and own[0].columns is None:
         return _of_last(leaf, own[0], diagonal)
     found = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
@@ -130,7 +130,7 @@ def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[
     """
     found = []
     for leaf in over:
-        mine = tuple([share.of(parts) for share in leaf.shares] for parts in both)
+        mine = tuple([cover.of(parts) for cover in leaf.coverage] for parts in both)
         found.append(_between(leaf.form, mine, limit))  # type: ignore[arg-type]
     return sum_of(found)
 
@@ -168,7 +168,7 @@ def _squares(form: Form, part: Part) -> Tensor:
     """Return the diagonal of J Σ Jᵀ, (B, K)."""
     variance, rows, columns = _taken(form, part)
     jacobian = part.jacobian(rows, columns).flatten(2)
-    mine = part.rows is None and not jacobian.requires_grad  # and so may be written to: fresh memory costs more
+    mine = part.rows is None and not jacobian.requires_grad  # so it may be overwritten: fresh memory costs more
     return (jacobian.square_() if mine else jacobian.square()) @ variance.flatten()
 
 
@@ -211,7 +211,7 @@ def features(form: Form, parts: Sequence[Part], *, units: int) -> Iterator[tuple
     Args:
         form: Σ, of one member.
         parts: J.
-        units: output units of a plain part that go into a piece.
+        units: output units of a plain part per piece.
 
     Yields:
         Sign and piece.
@@ -236,7 +236,7 @@ def products(form: Form, parts: Sequence[Part]) -> Iterator[tuple[int, Tensor]]:
 
 
 def _whitened(form: Form, part: Part, units: int | None) -> Iterator[Tensor]:
-    """Yield J Σ^½ of one part, some output units after the other where it is plain.
+    """Yield J Σ^½ of one part, a few output units at a time where it is plain.
 
     Yields:
         Pieces (B, K, n).

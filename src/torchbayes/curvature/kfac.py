@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.layers import Affine, Call, Lookup
 from torchbayes.curvature.sums import OnePass, Piece, Sum
 from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
 from torchbayes.linalg.matrices import add_gram_, eigh
 
-_WAITING = 2**13  # rows and places that wait for a product of matrices, at most
+_WAITING = 2**13  # rows and places collected for one matrix product, at most
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class KroneckerSums(OnePass):
 
     and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
     it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
-    diagonal. T and the means are over the places that are used (`Used`): padding whose targets are ignored changes
-    nothing. A row counts as often as the place of it that counts most, so that in A weights of classes at places are
-    those of rows, and where some places count more than others G and A weigh them differently.
+    diagonal. T and the means are over the places that are used (`UsedPlaces`): padding with ignored targets changes
+    nothing. A row counts as often as its most heavily weighted place, so that in A the class weights of places are
+    those of rows, and where some places count more than others G and A weight them differently.
 
     Attributes:
         sharing: "expand" or "reduce".
@@ -41,7 +41,7 @@ class KroneckerSums(OnePass):
     sharing: str = "expand"
     largest: int = 1024
 
-    held: ClassVar[tuple[Held, ...]] = ("in turn",)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("in turn",)
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return zeros."""
@@ -66,8 +66,8 @@ class KroneckerSums(OnePass):
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place."""
         affine = {part.module: part for part in piece.network.layers if isinstance(part, Affine)}
-        moments = {module: Moment() for module in affine}  # weights and biases of a layer have the same
-        used = Used(piece.place_weights)
+        moments = {module: Moment() for module in affine}  # weights and biases of a layer share them
+        used = UsedPlaces(piece.place_weights)
         for column, calls in piece.columns():
             used.add(calls, affine)
             for module, part in affine.items():
@@ -92,8 +92,8 @@ class KroneckerSums(OnePass):
                 total[f"{place}.outputs"] += moments[part.module].total()
         self._add_inputs(total, piece, used)
 
-    def _add_inputs(self, total: Sum, piece: Piece, used: Used) -> None:
-        """Add what enters A, each row as often as it counts, and of its places those that are used."""
+    def _add_inputs(self, total: Sum, piece: Piece, used: UsedPlaces) -> None:
+        """Add the inputs to A, each row weighted, and only at the places that are used."""
         weights_B, rows = piece.row_weights, len(piece.seen.outputs)
         for place, part in enumerate(piece.network.parts):
             if isinstance(part, Affine):
@@ -128,7 +128,7 @@ class KroneckerSums(OnePass):
                     total[f"{place}.count"] += entries.sum(dtype=torch.float64)
 
     def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
-        """Return what enters G, (B, G, T, O)."""
+        """Return the gradients that enter G, (B, G, T, O)."""
         together = _joined([layer.gradients(call.outputs) for call in calls], dim=2)
         return together if self.sharing == "expand" else together.sum(2, keepdim=True)
 
@@ -160,24 +160,24 @@ class KroneckerSums(OnePass):
 
 
 @dataclass
-class Used:
-    """Which places of a row a layer is used at: those that the row's counted targets depend on.
+class UsedPlaces:
+    """The places of a row at which a layer is used: those on which the row's counted targets depend.
 
-    A place whose own target does not count, and at which no column has a gradient, adds nothing to G, and so must not
-    be among those that A and the count are means over. Where a layer has other places than the targets it cannot be
-    told which is whose: there any place without a gradient is left out, in rows in which a target does not count. So is
-    a place that counted targets could depend on, such as that of a prompt, where the units that see it are off.
+    A place whose own target does not count, and at which no column has a gradient, adds nothing to G, and so must be
+    left out of the means in A and of the count. Where a layer has other places than the targets, they cannot be
+    matched: there any place without a gradient is left out, in rows in which a target does not count. That may include
+    a place on which counted targets could depend, such as one of a prompt, if the units that see it are off.
 
     Attributes:
         weights: how often each place counts, (B, ...); None where targets have no places.
-        found: for each call of a layer, which of its places have a gradient so far, bool (B, T).
+        found: for each call of a layer, which places have had a gradient so far, bool (B, T).
     """
 
     weights: Tensor | None
     found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def add(self, calls: Mapping[str, Sequence[Call]], affine: Mapping[str, Affine]) -> None:
-        """Look at the gradients of a column."""
+        """Note where the gradients of a column are not zero."""
         if self.weights is None:
             return
         for module, own in calls.items():
@@ -190,8 +190,8 @@ class Used:
                 self.found[module, number] = now if before is None else before | now
 
     def times(self, weights_B: Tensor, module: str, number: int, *, places: int) -> Tensor:
-        """Return how often each place of a call counts, (B, T), or (B, 1) where all do as often as their row."""
-        if self.weights is None or self.found[module, number].shape[1] != places:  # a bias alone sees one place
+        """Return how often each place of a call counts, (B, T), or (B, 1) where all count as their row."""
+        if self.weights is None or self.found[module, number].shape[1] != places:  # a bias alone has one place
             return weights_B.unsqueeze(1)
         ignored = self.weights.flatten(1) == 0
         idle = ignored if ignored.shape[1] == places else ignored.any(1, keepdim=True)
@@ -204,18 +204,18 @@ def _joined(tensors: Sequence[Tensor], *, dim: int) -> Tensor:
 
 @dataclass
 class Moment:
-    """Second moment of what comes bit by bit: bits wait for one another, as one large product is faster than many.
+    """A second moment, accumulated in blocks: one large product is faster than many small ones.
 
     Attributes:
         waiting: tensors (B, G, T, O) that are not in the sum yet.
-        summed: of the others, (G, O, O); 0 if there were none.
+        summed: sum over the other tensors, (G, O, O); 0 if there are none.
     """
 
     waiting: list[Tensor] = field(default_factory=list)
     summed: Tensor | float = 0.0
 
     def add(self, tensor: Tensor) -> None:
-        """Add a bit."""
+        """Add a tensor."""
         self.waiting.append(tensor)
         if sum(len(each) * each.shape[2] for each in self.waiting) > _WAITING:
             self.total()

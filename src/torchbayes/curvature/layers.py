@@ -1,4 +1,4 @@
-"""Layers as their curvature sees them: what each does with a row's inputs and with the gradient at its outputs.
+"""Layers for their curvature: the Jacobian of each from a row's inputs and the gradient at its outputs.
 
 For an affine layer the Jacobian of one output of the network, for one row of data, is Σ_t g_t a_tᵀ: the gradient g at
 the layer's outputs times its inputs a, summed over the places t (pixels, tokens) where the weights are used. Axes:
@@ -24,9 +24,9 @@ class Call(NamedTuple):
     """One use of a layer in a forward pass.
 
     Attributes:
-        inputs: what the layer was given.
-        outputs: where gradients at what it gave are found: a graph edge, or later the gradient itself.
-        held: parameters and buffers that the module held, by their names in it.
+        inputs: inputs of the layer.
+        outputs: the graph edge of its outputs, or later the gradient there.
+        held: parameters and buffers of the module at the call, by their names in it.
     """
 
     inputs: Tensor
@@ -39,17 +39,17 @@ class Layer(Protocol):
 
     @property
     def module(self) -> str:
-        """Name of the module whose calls are seen."""
+        """Name of the module whose calls are captured."""
         ...
 
     @property
     def index(self) -> Tensor:
-        """Places of the weights in the flat vector, int64; (G, O, I) for affine layers."""
+        """Positions of the weights in the flat vector, int64; (G, O, I) for affine layers."""
         ...
 
     @property
-    def way(self) -> str:
-        """How their curvature is taken, in words."""
+    def description(self) -> str:
+        """How their curvature is computed, in words."""
         ...
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
@@ -63,10 +63,10 @@ class Affine:
 
     Attributes:
         module: its name.
-        index: places of the weights, (G, O, I).
+        index: positions of the weights, (G, O, I).
         part: the module itself, for its sizes.
-        weight: whether its weights are in.
-        bias: whether its biases are in.
+        weight: whether its weights are included.
+        bias: whether its biases are included.
     """
 
     module: str
@@ -75,15 +75,15 @@ class Affine:
     weight: bool
     bias: bool
 
-    way = "affine"
+    description = "affine"
 
     @property
     def joint(self) -> bool:
-        """Whether biases are a column beside the weights."""
+        """Whether biases are an extra column of the weights."""
         return self.weight and self.bias
 
     def inputs(self, inputs: Tensor, *, ones: bool = True) -> Tensor:
-        """Return what each unit sees at each place, (B, G, T, I), with or without the 1 that a bias beside sees."""
+        """Return the inputs of each unit at each place, (B, G, T, I), with or without the 1 of a joint bias."""
         if not self.weight:
             return inputs.new_ones(1, 1, 1, 1)
         seen = _unfolded(self.part, inputs) if isinstance(self.part, nn.Conv1d | nn.Conv2d) else _places(inputs)
@@ -96,7 +96,7 @@ class Affine:
         return gradient.flatten(2).unflatten(1, (self.part.groups, -1)).transpose(2, 3)
 
     def stacked(self, columns: Sequence[Tensor]) -> Tensor:
-        """Return gradients at the outputs for K columns, (B, G, T, K, O), in the order in memory that they come in."""
+        """Return gradients at the outputs for K columns, (B, G, T, K, O), in their order in memory."""
         if isinstance(self.part, nn.Conv1d | nn.Conv2d):
             units = torch.stack(list(columns), dim=1).flatten(3).unflatten(2, (self.part.groups, -1))
             return units.permute(0, 2, 4, 1, 3)
@@ -114,15 +114,15 @@ class Lookup:
 
     Attributes:
         module: its name.
-        index: places of the weights, (1, V, O): V entries.
-        padding: entry that gets no gradient, or -1.
+        index: positions of the weights, (1, V, O): V entries.
+        padding: entry without gradient, or -1.
     """
 
     module: str
     index: Tensor
     padding: int
 
-    way = "embedding"
+    description = "embedding"
 
     def weighted(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return entries (B, T) and gradients (B, T, O), zero where the entry is padding."""
@@ -155,7 +155,7 @@ class Other:
 
     Attributes:
         module: its name.
-        index: places of its weights, (n,).
+        index: positions of its weights, (n,).
         part: the module itself.
         layout: its own random parameters.
     """
@@ -165,7 +165,7 @@ class Other:
     part: nn.Module
     layout: Layout
 
-    way = "rows of the layer"
+    description = "rows of the layer"
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
         """Return the Jacobian of each row, (B, n)."""
@@ -182,7 +182,7 @@ class Other:
             return self.layout.join(pull(cotangent.unsqueeze(0))[0])
 
         if call.inputs.requires_grad or call.outputs.requires_grad:
-            # derivatives of stacked derivatives are wrong for some of torch's layers, such as layer norm
+            # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
             return torch.stack([one(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
         with quiet():
             return vmap(one)(call.inputs, call.outputs)
@@ -195,26 +195,26 @@ def _places(tensor: Tensor) -> Tensor:
 
 def outer(gradient: Tensor, inputs: Tensor) -> Tensor:
     """Return Σ_t g aᵀ, (..., G, O, I), of gradients (..., G, T, O) and inputs (..., G, T, I)."""
-    if inputs.shape[-2] != gradient.shape[-2]:  # a bias alone, which sees 1
+    if inputs.shape[-2] != gradient.shape[-2]:  # a bias alone, whose input is 1
         gradient = gradient.sum(-2, keepdim=True)
     return gradient.mT @ inputs
 
 
 def turn(tensor: Tensor, basis_GII: Tensor) -> Tensor:
-    """Return X V, (..., G, T, I), with all other axes as rows of one product of matrices for each group."""
+    """Return X V, (..., G, T, I), with all other axes as rows of one matrix product per group."""
     return torch.einsum("...gti,gij->...gtj", tensor, basis_GII)
 
 
 def _unfolded(part: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
-    """Return the patch that each output pixel of a convolution sees, (B, G, T, I).
+    """Return the input patch of each output pixel of a convolution, (B, G, T, I).
 
-    Windows are copied with pixels as the innermost axis, then rows, so that for matrix products over rows and pixels
-    the result is a matrix as it lies; `F.unfold` is several times slower and needs another copy.
+    Windows are copied with pixels as the innermost axis, then rows, so that the result is a matrix in place for
+    products over rows and pixels; `F.unfold` is several times slower and needs another copy.
     """
     flat = isinstance(part, nn.Conv1d)
     sizes = [part.kernel_size, part.stride, part.dilation]
     kernel, stride, dilation = [(1, *s) if flat else s for s in sizes]
-    pads = part._reversed_padding_repeated_twice  # what the layer itself pads with, for every mode of padding
+    pads = part._reversed_padding_repeated_twice  # the layer's own padding, in every mode
     mode = "constant" if part.padding_mode == "zeros" else part.padding_mode
     inputs = F.pad(inputs, pads, mode=mode) if any(pads) else inputs
     inputs = inputs.unsqueeze(2) if flat else inputs
@@ -237,10 +237,10 @@ def layers_of(name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: b
     """Return the layers that the random parameters of one module make.
 
     Args:
-        name: of the module.
+        name: name of the module.
         part: the module.
-        own: its random parameters, by their name in it -> their places in the flat vector, in their shape.
-        joint: whether biases are a column beside the weights, or a layer of their own.
+        own: name of each random parameter in it -> positions in the flat vector, in its shape.
+        joint: whether biases are an extra column of the weights, or a layer of their own.
 
     Returns:
         One layer, or two.

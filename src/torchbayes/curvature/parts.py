@@ -1,4 +1,4 @@
-"""The Jacobian of the outputs, layer by layer, in factors: gradients at what a layer gave, and what it was given."""
+"""The Jacobian of the outputs, layer by layer, in factors: gradients at a layer's outputs, and its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchbayes.curvature.layers import Affine, Call, outer, sum_of, turn
 
 _CACHED = 2**20  # numbers that a processor's cache holds
-TOGETHER = 16  # columns whose gradients are there at a time, at most
+COLUMNS_AT_ONCE = 16  # columns whose gradients are held at a time, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +22,10 @@ class Part:
 
     Attributes:
         layer: the layer.
-        where: place of each of its weights in the structure at hand, shape of its index.
-        inputs: what the layer was given at every call, (B, ...); empty where it is not affine.
-        columns: gradients at what it gave at every call, (B, ...) for each of the K outputs; None where the layer gives
-            the outputs themselves.
+        where: position of each of its weights in the structure, shape of its index.
+        inputs: inputs of the layer at every call, (B, ...); empty where it is not affine.
+        columns: gradients at its outputs at every call, (B, ...) for each of the K outputs; None where the layer's
+            outputs are those of the network.
         rows: J itself, (B, K, *index.shape), where there are no factors.
     """
 
@@ -61,7 +61,7 @@ class Part:
 
     @cached_property
     def given(self) -> list[Tensor]:
-        """What the units see at every call, a: (B, G, T, I), or T of 1 for a bias alone."""
+        """Inputs a of the units at every call, (B, G, T, I); T is 1 for a bias alone."""
         return [self.layer.inputs(each).expand(len(each), -1, -1, -1) for each in self.inputs]
 
     @cached_property
@@ -70,18 +70,18 @@ class Part:
         return [self.layer.stacked(each) for each in self.columns or ()]
 
     def plain_given(self, basis_GII: Tensor | None = None) -> Tensor:
-        """Return what the units of a plain part see, (B, G, I), in a basis."""
+        """Return the inputs of the units of a plain part, (B, G, I), in a basis."""
         return (self.given[0] if basis_GII is None else turn(self.given[0], basis_GII)).squeeze(2)
 
     def plain_gradients(self, basis_GOO: Tensor | None = None) -> Tensor | None:
-        """Return gradients g of a plain part, (B, K, G, O), in a basis; None for one."""
+        """Return gradients g of a plain part, (B, K, G, O), in a basis; None for the identity."""
         if self.columns is None:
             return None
         gradients = self.gradients[0] if basis_GOO is None else _turned(self.gradients[0], basis_GOO)
         return gradients.squeeze(2).transpose(1, 2)
 
     def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
-        """Return Uᵀ J V, (B, K, *index.shape), turning g and a in the place of J where they have fewer numbers.
+        """Return Uᵀ J V, (B, K, *index.shape), rotating g and a instead of J where they have fewer numbers.
 
         Args:
             rows_GOO: U, for an affine layer; None for the identity.
@@ -106,7 +106,7 @@ class Part:
         return jacobian if columns is None else turn(jacobian, columns)
 
     def pieces(self) -> Iterator[Part]:
-        """Yield the part for some rows after the other: so few that the processor's cache holds all of them.
+        """Yield the part for a few rows at a time: so few that they fit in the processor's cache.
 
         Yields:
             Parts.
@@ -131,19 +131,19 @@ def _turned(gradients: Tensor, basis_GOO: Tensor) -> Tensor:
 
 @dataclass
 class Squares:
-    """Adds up the squares of Uᵀ J V over rows and columns, a column at a time, for one affine layer.
+    """Adds up the squares of Uᵀ J V over rows and columns, one column at a time, for one affine layer.
 
     Without weight sharing Σ_r (Uᵀ g_r (Vᵀ a)ᵀ)² = (Σ_r (Uᵀ g_r)²) ((Vᵀ a)²)ᵀ, one product for all rows; else columns
-    wait for one another, for the sake of large products.
+    are collected into larger products.
 
     Attributes:
         layer: the layer.
-        inputs: what it was given at every call.
+        inputs: its inputs at every call.
         shared: whether it uses its weights at several places.
         rows_GOO: U; None for the identity.
         columns_GII: V likewise.
-        waiting: gradients at what it gave at every call, of columns that are not in the sum yet.
-        summed: of the others: without sharing of gradients alone, (B, G, O), else (G, O, I).
+        waiting: gradients at its outputs at every call, of columns that are not in the sum yet.
+        summed: sum over the other columns: without sharing of gradients alone, (B, G, O), else (G, O, I).
     """
 
     layer: Affine
@@ -158,7 +158,7 @@ class Squares:
         """Add a column."""
         if self.shared:
             self.waiting.append([call.outputs for call in calls])
-            if len(self.waiting) == TOGETHER:
+            if len(self.waiting) == COLUMNS_AT_ONCE:
                 self._take()
             return
         gradient = self.layer.gradients(calls[0].outputs).squeeze(2)

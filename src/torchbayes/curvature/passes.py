@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
@@ -28,13 +28,13 @@ class EigenvalueSums:
     Embeddings keep the eigenvalues of KFAC.
 
     Attributes:
-        factors: KFAC, of the first pass.
+        factors: KFAC, in the first pass.
     """
 
     factors: KroneckerSums
 
     passes = 2
-    held: ClassVar[tuple[Held, ...]] = ("in turn", "few")
+    held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", "few")
     correlations: ClassVar[Correlations] = "some"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
@@ -90,20 +90,20 @@ class EigenvalueSums:
 class LowRankSums:
     """The R largest directions of diag(s) H diag(s), by randomised subspace iteration (Halko et al. 2011).
 
-    Each pass multiplies by H and makes the products orthonormal; from those of the last one the Nyström formula
-    Y (Qᵀ Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never more than H (Gittens and Mahoney 2016). What is left out,
-    E, is known by its diagonal, as the first pass adds up that of H, and by an estimate of tr E² = mean |E z|² over
-    random signs z, which the last pass multiplies too (Hutchinson 1990).
+    Each pass multiplies by H and orthonormalises the products; from those of the last pass the Nyström formula Y (Qᵀ
+    Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never larger than H (Gittens and Mahoney 2016). Of the remainder E
+    the diagonal is known, as the first pass adds up that of H, and tr E² is estimated by the mean of |E z|² over random
+    signs z, which the last pass multiplies too (Hutchinson 1990).
 
     Attributes:
         rank: R.
-        passes: over the data.
+        passes: passes over the data.
     """
 
     rank: int
     passes: int
 
-    held: ClassVar[tuple[Held, ...]] = ("in turn", *DiagonalSums.held)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", *DiagonalSums.held)
     correlations: ClassVar[Correlations] = "some"
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class LowRankSums:
             total[name] += part
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Take the products as directions, unless this was the last pass."""
+        """Use the products as the next directions, unless this was the last pass."""
         if number < self.passes - 1:
             total["vectors"].copy_(_orthonormal(total["products"]))
             total["products"].zero_()

@@ -1,4 +1,4 @@
-"""Products of the curvature with vectors, without any matrix: two backward passes through a graph kept for the purpose.
+"""Products of the curvature with vectors, without any matrix: two backward passes through one graph.
 
 With gradients Jᵀu as a function of u, which is linear, one more derivative gives J v; and JᵀΛJ v follows by one plain
 backward pass (Pearlmutter 1994, Schraudolph 2002). Memory is that of one backward pass, whatever the number of outputs.

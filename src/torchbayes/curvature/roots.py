@@ -5,12 +5,12 @@ r"""Curvature of the likelihood in a network's outputs, as columns r with Σ_r r
     fisher     the same by sampling: r_s = ∇_f log p(y_s|f) / √S with y_s ~ p(·|f)
     empirical  r = ∇_f log p(y|f) at the observed y (not an estimate of the Fisher information; Kunstner et al. 2019)
 
-A likelihood that weighs its observations is asked for plain ones and how often they count (`counted`): Λ is c times
-that of the plain one, for every kind, so that a weight of two is a row that is there twice. Likelihoods with closed
-forms are asked for them. Any other goes by autograd: a row's Λ is the Fisher information, as Σ_y p(y|f) s_y s_yᵀ with
-s_y = ∇_f log p(y|f), where its target is one of a few values and `log_prob` is the distribution's log probability of
-them; else the Hessian at the observed y, negative eigenvalues set to zero. Each row decides for itself, so that it is
-the same whatever rows it comes with. Outputs may have any shape (B, ...) behind the batch axis.
+A likelihood with weights is reduced to a plain one and the weights (`counted`): Λ is c times that of the plain one, for
+every kind, so that a weight of two is the same as a repeated row. Closed forms are used where a likelihood has them.
+Any other is differentiated by autograd: a row's Λ is the Fisher information, as Σ_y p(y|f) s_y s_yᵀ with s_y = ∇_f log
+p(y|f), where its target is one of a few values and `log_prob` is the distribution's log probability of them; else the
+Hessian at the observed y, negative eigenvalues set to zero. Each row is decided separately, so that it does not depend
+on the other rows. Outputs may have any shape (B, ...) after the batch axis.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _second(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parame
 
 
 def _derivative(each_B: Tensor, leaf: Tensor) -> Tensor:
-    """Return the gradient of one number a row in the outputs of the row, (B, K)."""
+    """Return the gradient of one number per row in the row's outputs, (B, K)."""
     if not each_B.requires_grad:
         return torch.zeros_like(leaf).flatten(1)
     (found,) = torch.autograd.grad(each_B.sum(), leaf, retain_graph=True, materialize_grads=True)
@@ -118,9 +118,9 @@ def _derivative(each_B: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _expected_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """Return columns √p(y|f) ∇_f log p(y|f) of every value y, (R, B, ...), and for which rows they are right, (B,).
+    """Return columns √p(y|f) ∇_f log p(y|f) of every value y, (R, B, ...), and for which rows they are valid, (B,).
 
-    Those are rows with one target each, a value of the distribution, of which `log_prob` is the log probability.
+    These are rows with a single target, a value of the distribution, whose log probability `log_prob` is.
     """
     distribution: Any = plain.distribution(outputs, parameters)
     right_B = _inside(distribution, outputs, targets)
@@ -143,7 +143,7 @@ def _is_log_prob(plain: Likelihood, outputs: Tensor, targets: Any, parameters: P
     Args:
         plain: the likelihood.
         outputs: (B, ...).
-        targets: (B, ...), which the distribution can draw.
+        targets: (B, ...), values of the distribution.
         parameters: learned likelihood parameters.
     """
     distribution = plain.distribution(outputs, parameters)
@@ -156,7 +156,7 @@ def _is_log_prob(plain: Likelihood, outputs: Tensor, targets: Any, parameters: P
 
 
 def _inside(distribution: Any, outputs: Tensor, targets: Any) -> Tensor:
-    """Return which targets are values that a distribution can draw, (B,)."""
+    """Return which targets are in the support of a distribution, (B,)."""
     none_B = torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
     if not isinstance(targets, Tensor):
         return none_B
@@ -165,13 +165,13 @@ def _inside(distribution: Any, outputs: Tensor, targets: Any) -> Tensor:
         return none_B
     try:
         inside = distribution.support.check(values)
-    except NotImplementedError:  # a distribution need not say what it is over
+    except NotImplementedError:  # a distribution need not declare its support
         return ~none_B
     return inside.reshape(len(outputs), -1).all(1)
 
 
 def _score_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
-    """Return ∇_f log p(y|f) at the targets, (1, B, ...), or the columns that the likelihood has in its place."""
+    """Return ∇_f log p(y|f) at the targets, (1, B, ...), or the columns that the likelihood defines instead."""
     if own(plain, "score_root"):
         return plain.score_root(outputs, targets, parameters)
     with torch.enable_grad():
@@ -187,7 +187,7 @@ def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameter
     """Return ∇_f log p(y_s|f) / √S at S targets drawn from the model, (S, B, ...).
 
     Raises:
-        ValueError: if the model cannot draw what `log_prob` takes.
+        ValueError: if the distribution cannot draw what `log_prob` takes.
     """
     distribution = plain.distribution(outputs, parameters)
     drawn_S = distribution.sample((samples,))
@@ -203,14 +203,14 @@ def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameter
 
 
 def check_curved(likelihood: Likelihood, size: float) -> None:
-    """Check that a likelihood has given all the data together some curvature.
+    """Check that the curvature of the whole data is not zero.
 
     Args:
         likelihood: p(y|f).
-        size: any measure of the whole curvature that is 0 where nothing has any.
+        size: any measure of the curvature of the whole data that is 0 if there is none.
 
     Raises:
-        ValueError: if there is none, and the likelihood is not one that always has some.
+        ValueError: if there is none, and the likelihood is not one that always has curvature.
     """
     if size == 0 and not own(unweighted(likelihood), "curvature_root"):
         raise ValueError(
@@ -222,9 +222,9 @@ def check_curved(likelihood: Likelihood, size: float) -> None:
 def parameter_information(
     likelihood: Likelihood, outputs: Tensor, targets: Any, *, parameters: Parameters
 ) -> dict[str, Tensor]:
-    """Return the diagonal information of learned likelihood parameters, summed over rows; none with the outputs.
+    """Return the diagonal information of learned likelihood parameters, summed over rows, apart from the outputs.
 
-    For the log scale of a normal it is 2 for every value of the targets, the Fisher information; other parameters have
+    For the log scale of a normal it is 2 per target value, the Fisher information; for other parameters it is
     −∂² log p / ∂θ² at the observed targets, and 0 where that is negative.
 
     Args:

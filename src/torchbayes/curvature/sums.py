@@ -1,7 +1,7 @@
-"""Sums over the data from which curvatures are made: what one pass, batch by batch, adds up for one member.
+"""Sums over the data from which curvatures are made: what a pass adds up, batch by batch, for one member.
 
-A sum is a mapping name -> tensor. `empty` makes it, `add_` adds one batch in place, `curvature` makes H of it, in units
-of the prior. H is the sum over all rows, never a mean.
+A sum is a mapping name -> tensor. `empty` creates it, `add_` adds one batch in place, `curvature` turns it into H, in
+units of the prior. H is the sum over all rows, never a mean.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.capture import Seen
-from torchbayes.curvature.discovery import Held, NetworkLayers
+from torchbayes.curvature.capture import Captured
+from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.layers import Affine, Call, Layer, Lookup, outer, sum_of
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.roots import root
@@ -32,7 +32,7 @@ Sum = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a batch, and one member that sees them.
+    """Some rows of a batch, seen by one member.
 
     Attributes:
         network: the layers.
@@ -41,9 +41,9 @@ class Piece:
         rows: the rows.
         buffers: of the network.
         scale_D: s, the units of the member's weights.
-        kind: of curvature: "ggn", "fisher", "empirical" or "hessian".
+        kind: kind of curvature: "ggn", "fisher", "empirical" or "hessian".
         samples: targets drawn for each row by "fisher".
-        seed: of those.
+        seed: seed of those targets.
     """
 
     network: NetworkLayers
@@ -57,7 +57,7 @@ class Piece:
     seed: int = 0
 
     @cached_property
-    def seen(self) -> Seen:
+    def seen(self) -> Captured:
         """The forward pass."""
         return self.network.watch(self.views, self.rows.inputs, self.buffers)
 
@@ -75,7 +75,7 @@ class Piece:
 
     @cached_property
     def counts(self) -> Counted:
-        """The targets as they are fitted, and how often each counts."""
+        """The targets as fits use them, and how often each counts."""
         return counted(self.network.model.likelihood, self.seen.outputs.detach(), self.rows.targets)
 
     @property
@@ -86,7 +86,7 @@ class Piece:
 
     @property
     def place_weights(self) -> Tensor | None:
-        """How often each place of a row counts, (B, ...); None where rows have no places of their own weight."""
+        """How often each place of a row counts, (B, ...); None where places have no weights."""
         found = self.counts.weights
         return None if found is None or found.ndim == 1 else found.to(self.seen.outputs)
 
@@ -102,7 +102,7 @@ class Piece:
         return each.detach().sum(dtype=torch.float64)
 
     def given(self) -> dict[Layer, list[Tensor]]:
-        """Return what the units of every affine layer see, (B, G, T, I), one tensor a call."""
+        """Return the inputs of the units of every affine layer, (B, G, T, I), one tensor per call."""
         return {
             layer: [layer.inputs(call.inputs) for call in self.seen.calls[layer.module]]
             for layer in self.network.layers
@@ -110,7 +110,7 @@ class Piece:
         }
 
     def columns(self) -> Iterator[tuple[Tensor, dict[str, list[Call]]]]:
-        """Yield every column of the outputs' curvature with the calls it gives gradients to."""
+        """Yield every column of the outputs' curvature, with the calls and their gradients."""
         columns = self.root(self.seen.outputs)
         if not self.network.layers:
             yield from ((column, {}) for column in columns)
@@ -118,32 +118,32 @@ class Piece:
         yield from zip(columns, self.seen.columns(columns), strict=True)
 
     def squares(self, layer: Affine, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Squares:
-        """Return the sum over no column of the squares of Uᵀ J V of a layer."""
+        """Return an empty sum of squares of Uᵀ J V of a layer, to which columns are added."""
         inputs = [call.inputs for call in self.seen.calls[layer.module]]
         return Squares(layer, inputs, layer.module in self.network.shared, rows_GOO, columns_GII)
 
     def rest(self, column: Tensor) -> Tensor:
-        """Return the Jacobian of the weights that no layer holds, (B, n)."""
+        """Return the Jacobian in the weights that no layer holds, (B, n)."""
         assert self.network.whole is not None
         return self.network.whole.jacobian(self.views, self.rows.inputs, column, buffers=self.buffers)
 
 
 def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] | None) -> Tensor:
-    """Return a layer's Jacobian of one column for each row, (B, *index.shape)."""
+    """Return the Jacobian of one column in a layer's weights, for each row, (B, *index.shape)."""
     if isinstance(layer, Affine) and given is not None:
         return sum_of([outer(layer.gradients(c.outputs), a) for c, a in zip(calls, given, strict=True)])
     return layer.rows(calls)
 
 
 class Sums(Protocol):
-    """One structure's way of adding up, for one member; the last method takes all members together.
+    """How the sums of one structure are made, for one member; `curvature` takes all members together.
 
     Attributes:
-        held: what is held of a row while it is added, in each pass or in one of them.
+        held: what is held of a row while it is added, in any of the passes.
         correlations: which correlations between weights the curvature keeps.
     """
 
-    held: ClassVar[tuple[Held, ...]]
+    held: ClassVar[tuple[CaptureScope, ...]]
     correlations: ClassVar[Correlations]
 
     @property
@@ -160,7 +160,7 @@ class Sums(Protocol):
         ...
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Do in place what follows pass number `number`."""
+        """Finish pass number `number`, in place."""
         ...
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> Curvature:
@@ -172,7 +172,7 @@ class Sums(Protocol):
 class OnePass:
     """What sums of a single pass share."""
 
-    held: ClassVar[tuple[Held, ...]] = ("everywhere",)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere",)
     correlations: ClassVar[Correlations] = "some"
 
     @property
@@ -188,7 +188,7 @@ class OnePass:
 class DiagonalSums(OnePass):
     """diag H = Σ_n Σ_r J_nr²: the squares of every weight's Jacobian."""
 
-    held: ClassVar[tuple[Held, ...]] = ("few",)
+    held: ClassVar[tuple[CaptureScope, ...]] = ("few",)
     correlations: ClassVar[Correlations] = "none"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
@@ -273,7 +273,7 @@ class DenseSums(OnePass):
 
 
 def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
-    """Add Σ_n M_n ⊗ a_n a_nᵀ with M_n = Σ_r g_r g_rᵀ, for the units from each output unit on: the rest is symmetric."""
+    """Add Σ_n M_n ⊗ a_n a_nᵀ with M_n = Σ_r g_r g_rᵀ, for each output unit and later ones: the rest is symmetric."""
     (layer,) = piece.network.layers
     assert isinstance(layer, Affine)
     (given,) = piece.given()[layer]
@@ -286,7 +286,7 @@ def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
     for weights, seen in zip(weights_BOO.split(rows), given_BI.split(rows), strict=True):
         for unit in range(len(total_OJI)):
             weighted = weights[:, unit, unit:].unsqueeze(-1) * seen.unsqueeze(1)
-            blocks = total_OJI[unit, unit * size :]  # symmetric matrices, one under the other
+            blocks = total_OJI[unit, unit * size :]  # symmetric matrices, stacked
             blocks[:, :half].addmm_(weighted.flatten(1).T, seen[:, :half])
             rest = weighted[..., half:].flatten(1).T @ seen[:, half:]
             each = blocks.view(-1, size, size)
@@ -295,7 +295,7 @@ def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
 
 
 def _assembled(units_MOJI: Tensor, layer: Affine) -> Tensor:
-    """Return the matrices (M, D, D) of which `_add_units` adds up the upper blocks."""
+    """Return the matrices (M, D, D) whose upper blocks `_add_units` adds up."""
     members, _, size, inputs = units_MOJI.shape
     matrix_MDD = units_MOJI.new_empty(members, size, size)
     for m in range(members):

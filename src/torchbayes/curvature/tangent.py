@@ -1,6 +1,6 @@
 """The network linearised at some weights: its Jacobian, layer by layer, and covariances of its outputs.
 
-It is run by `capture.watch` and not by a backend of the density, as the Jacobian is made of what each layer was given.
+It is run by `capture.watch` and not by a backend of the density, since the Jacobian needs the inputs of each layer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.capture import Seen, requires_grad
-from torchbayes.curvature.discovery import Findings, NetworkLayers, look, network_layers
+from torchbayes.curvature.capture import Captured, requires_grad
+from torchbayes.curvature.discovery import LayerSupport, NetworkLayers, layer_support, network_layers
 from torchbayes.curvature.features import Leaf, covariance, cross_covariance, leaves
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
@@ -44,9 +44,9 @@ class Tangent:
         weights_D: w*.
         buffers: of the network; its own if None.
         outputs: K.
-        row_numbers: numbers that a row takes, roughly.
-        chunk: numbers that a piece of the rows may take.
-        over: the covariance that it was made for, as `functions` and `joint` take it.
+        row_numbers: numbers that a row takes, approximately.
+        chunk: numbers that a piece of the rows may hold.
+        over: the covariance that it was built for, as `functions` and `joint` take it.
     """
 
     network: NetworkLayers
@@ -67,27 +67,27 @@ class Tangent:
         buffers: Buffers | None,
         structure: Structure,
         chunk: int,
-        findings: Findings | None = None,
+        support: LayerSupport | None = None,
     ) -> Tangent:
-        """Look at a network and return it linearised.
+        """Return a network linearised at some weights.
 
         Args:
             model: the model.
             weights_D: w*.
             inputs: some rows.
             buffers: of the network.
-            structure: a covariance of the weights that will be asked about.
-            chunk: numbers that a piece of the rows may take.
-            findings: of a look at the network before; it is looked at with these rows if None.
+            structure: the covariance of the weights.
+            chunk: numbers that a piece of the rows may hold.
+            support: of its layers, if it is known; found with these rows if None.
 
         Returns:
             The tangent.
 
         Raises:
-            ValueError: if the covariance is not one of this network's layers, or the outputs have several axes.
+            ValueError: if the covariance does not match this network's layers, or the outputs have several axes.
         """
-        findings = findings or look(model, weights_D, inputs)
-        both = [network_layers(model, findings, joint_bias=joint) for joint in (True, False)]
+        support = support or layer_support(model, weights_D, inputs)
+        both = [network_layers(model, support, joint_bias=joint) for joint in (True, False)]
         placed = list(forms(structure))
         fitting = [network for network in both if _fits(placed, network)]
         if not fitting:
@@ -102,7 +102,7 @@ class Tangent:
                 f"{tuple(seen.outputs.shape[1:])} for a row. Draw functions with `draws`."
             )
         over = leaves(placed, [part.index for part in fitting[0].parts])
-        numbers = max(_numbers(fitting[0], seen, over), findings.widest)
+        numbers = max(_numbers(fitting[0], seen, over), support.widest)
         return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk, over)
 
     def linear(self, inputs: Any) -> Linear:
@@ -125,7 +125,7 @@ class Tangent:
         return Linear(outputs, parts)
 
     def leaves(self, structure: Structure) -> list[Leaf]:
-        """Return another covariance, of one member, as `functions` and `joint` take it."""
+        """Return a covariance, of one member, as `functions` and `joint` take it."""
         return leaves(list(forms(structure)), [part.index for part in self.network.parts])
 
     def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ class Tangent:
         Args:
             inputs: (B, ...), or a tuple or mapping of such.
             over: Σ.
-            diagonal: return the diagonal alone.
+            diagonal: return only the diagonal.
         """
         size, rows = max(1, self.chunk // self.row_numbers), batch_size(inputs)
         found = []
@@ -150,13 +150,13 @@ class Tangent:
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
 
 
-def _parts(network: NetworkLayers, seen: Seen, columns: list[Tensor], *, keep: bool) -> list[Part]:
+def _parts(network: NetworkLayers, seen: Captured, columns: list[Tensor], *, keep: bool) -> list[Part]:
     """Return the Jacobian of the columns, layer by layer."""
     calls = list(seen.columns(columns, keep=keep)) if network.layers else []
     found: list[Part] = []
     for layer in network.layers:
         if not isinstance(layer, Affine):
-            rows = [layer.rows(each.pop(layer.module)) for each in calls]  # taken out, to be let go of
+            rows = [layer.rows(each.pop(layer.module)) for each in calls]  # popped, to free their memory
             found.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
             continue
         inputs = [call.inputs for call in seen.calls[layer.module]]
@@ -165,33 +165,33 @@ def _parts(network: NetworkLayers, seen: Seen, columns: list[Tensor], *, keep: b
     return found
 
 
-def _numbers(network: NetworkLayers, seen: Seen, over: list[Leaf]) -> int:
-    """Return how many numbers a row takes, roughly, from one row.
+def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
+    """Return approximately how many numbers a row takes, from one row.
 
-    What layers are given is there once, and gradients once for each output. What makes a Jacobian of them is there too,
-    and so is the Jacobian where it is not one of factors; but not for layers with shared weights of which the
-    covariance is one of each alone, as these are taken for a few rows at a time.
+    Inputs of layers are held once, gradients once per output. Intermediate results of the Jacobian count too, and the
+    Jacobian itself where it has no factors; but not for layers with shared weights whose covariance is over each layer
+    alone, as these are computed for a few rows at a time.
     """
     whole = network.whole.index.numel() if network.whole else 0
-    own = [share for leaf in over if leaf.form.is_spectral for share in leaf.shares]
-    alone = {share.part for share in own if share.mask is None}
+    own = [cover for leaf in over if leaf.form.is_spectral for cover in leaf.coverage]
+    alone = {cover.part for cover in own if cover.mask is None}
     once, each = seen.outputs.numel(), 2 * whole
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
     for number, layer in enumerate(network.layers):
         factors = isinstance(layer, Affine)
         few = factors and layer.module in network.shared and number in alone
         each += 0 if few or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
-        for call in calls.pop(layer.module, ()):  # weights and biases apart have the same
-            each += call.outputs.numel() * (1 if few else 4)  # as it comes, stacked, turned and squared
+        for call in calls.pop(layer.module, ()):  # weights and biases of one module share it
+            each += call.outputs.numel() * (1 if few else 4)  # as computed, stacked, rotated and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
-    dense = [sum(share.where.numel() for share in leaf.shares) for leaf in over if leaf.is_root]
+    dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]
     each += max(dense, default=0) * (1 if network.single else 2)
     return once + seen.outputs.numel() * each
 
 
 def _fits(covariance: list[PlacedForm], network: NetworkLayers) -> bool:
-    """Return whether every grid of a covariance is the weights of one of the layers."""
+    """Return whether every grid of a covariance covers the weights of one of the layers."""
     for where, form in covariance:
         if form.variance is None or form.variance.ndim == 2:
             continue

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -88,12 +89,15 @@ class Data:
         name: The name it was loaded by.
         task: What the targets are.
         train: Training rows. Images are float32 (N, C, H, W), vectors float32 (N, D), texts int64 (N, length).
-            Targets are int64 (N,) for classification, float32 (N, 1) and standardised for regression.
+            Targets are int64 (N,) for classification, float32 (N, 1) for regression: standardised, or counts.
         test: Test rows, in the same form.
         classes: Class names in the order of the labels; empty for regression.
         standardise: From raw inputs to model inputs; images are raw in [0, 1]. The identity for token ids.
-        target_standardise: From raw targets to model targets; None for classification.
+        target_standardise: From raw targets to model targets; None where they are the same, as labels and counts are.
         source: Where the numbers come from, in one line.
+        notes: Of data of the user: what was made of them, in sentences.
+        reader: Reads new rows from a file as these were read; None for sets without files of their own.
+        checksum: Of the training rows of a user, whose files may change; None for others.
     """
 
     name: str
@@ -104,6 +108,9 @@ class Data:
     standardise: Standardise
     target_standardise: Standardise | None
     source: str
+    notes: tuple[str, ...] = ()
+    reader: Callable[[Path, Data], Any] | None = None
+    checksum: int | None = None
 
     @property
     def num_classes(self) -> int:
@@ -119,6 +126,29 @@ class Data:
     def is_image(self) -> bool:
         """Whether a row is an image (C, H, W)."""
         return len(self.input_shape) == 3
+
+    def counts(self) -> Data:
+        """Return the data with its targets in raw units, where these are counts.
+
+        Returns:
+            The same rows, targets float32 and not standardised.
+
+        Raises:
+            ValueError: A target is not a whole number of at least 0.
+        """
+        raw_units, pairs = (self.target_standardise or Standardise.identity()).to(torch.float64), []
+        for part in (self.train, self.test):
+            values = raw_units.inverse(part.targets.double())
+            counts = values.round()
+            # standardised targets were rounded to float32: beyond 500,000 that hides whether a number is whole
+            rounding = 1e-6 * values.abs().amax().clamp_min(1)
+            wrong = values[((values - counts).abs() > rounding) | (counts < 0)]
+            if len(wrong):
+                raise ValueError(
+                    f"targets of {self.name} must be counts, whole numbers of at least 0; got {float(wrong[0]):g}"
+                )
+            pairs.append(Pair(part.inputs, counts.float()))
+        return replace(self, train=pairs[0], test=pairs[1], target_standardise=None)
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.input_shape))
@@ -244,8 +274,26 @@ def drawn(name: str, raw: Raw, train_size: int, *, seed: int = 0) -> Raw:
     Raises:
         ValueError: if there are not so many.
     """
-    rows = len(raw.train[1])
+    return raw.subset(np.flatnonzero(subset_of(name, len(raw.train[1]), train_size, seed=seed)))
+
+
+def subset_of(name: str, rows: int, train_size: int, *, seed: int = 0) -> np.ndarray:
+    """Return which training rows are kept, drawn without replacement, as a mask.
+
+    Args:
+        name: of the data set.
+        rows: how many there are.
+        train_size: how many are kept.
+        seed: of the choice.
+
+    Returns:
+        The mask, (rows,).
+
+    Raises:
+        ValueError: if there are not so many.
+    """
     if whole("train_size", train_size) > rows:
         raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-    chosen = torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size]
-    return raw.subset(chosen.sort().values.numpy())
+    kept = np.zeros(rows, dtype=bool)
+    kept[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
+    return kept

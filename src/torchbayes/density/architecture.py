@@ -1,6 +1,6 @@
-"""Networks that the library's own kernel can run, read off a module.
+"""Networks that the library's own kernel can run, extracted from a module.
 
-An nn.Sequential of Linear layers and activations, with Flatten in front or not; or of Conv2d layers, pools and
+An nn.Sequential of Linear layers and activations, with or without a leading Flatten; or of Conv2d layers, pools and
 activations, then Flatten and such layers.
 """
 
@@ -32,11 +32,11 @@ _LARGEST = 1 << 22
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network in the kernel's terms.
+    """The kernel's description of a network.
 
     Attributes:
         stages: convolutions and pools, in order; none where rows are vectors.
-        layers: the linear layers behind them.
+        layers: the linear layers after them.
         flatten: whether the network flattens its inputs itself.
     """
 
@@ -72,7 +72,7 @@ class Architecture:
 
 
 def architecture(module: nn.Module, layout: Layout) -> Architecture:
-    """Return a module in the kernel's terms.
+    """Return the kernel's description of a module.
 
     Args:
         module: the network.
@@ -109,7 +109,7 @@ def architecture(module: nn.Module, layout: Layout) -> Architecture:
 
 
 def _check(module: nn.Module, stages: list[Stage], layers: list[Layer]) -> None:
-    """Check what the parts come to.
+    """Check the network that the parts make up.
 
     Raises:
         UnavailableError: if the kernel cannot run it.
@@ -126,7 +126,7 @@ def _check(module: nn.Module, stages: list[Stage], layers: list[Layer]) -> None:
 
 
 def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[Stage]) -> list[Stage]:
-    """Return a convolution or a pool; nothing where it does nothing.
+    """Return a convolution or a pool; an empty list where it is the identity.
 
     Raises:
         UnavailableError: if it has settings that the kernel does not know.

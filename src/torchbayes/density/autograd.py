@@ -16,17 +16,17 @@ from torchbayes.model.model import Batch
 
 
 class Into(NamedTuple):
-    """Where a gradient goes: written over what is there, or added to it; nowhere if there is no tensor.
+    """Where a gradient goes: it overwrites the tensor or is added to it; nowhere if there is no tensor.
 
-    A value without its gradient comes from the same forward pass as one with it, graph and all: PyTorch has other
-    kernels for networks that are not differentiated, and differences of values must not see their rounding.
+    A value without its gradient comes from the same forward pass as one with it, graph included: PyTorch uses other
+    kernels where nothing is differentiated, and their rounding must not enter differences of values.
     """
 
     gradient_MD: Tensor | None
     add: bool
 
     def write(self, layout: Layout, members: int | slice, *, total: Tensor, leaves: dict[str, Tensor]) -> None:
-        """Differentiate `total` into the rows of `members`: each part goes to its place, without a joined copy."""
+        """Differentiate `total` into the rows of `members`, part by part, without a concatenated copy."""
         if self.gradient_MD is None:
             return
         parts = torch.autograd.grad(total, tuple(leaves.values()), materialize_grads=True)
@@ -56,7 +56,7 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
     """Return the log likelihood of each member, float64 (M,), over all chunks, and write the gradient.
 
     Args:
-        backend: whose evaluation it is.
+        backend: the backend that evaluates.
         evaluation: what is asked for.
         run: rows, and where the gradient goes -> their log likelihood (M,).
     """

@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """Leapfrog steps on all the data, that a backend may take as one call.
+    """Leapfrog steps on all the data, which a backend may take in one call.
 
     Attributes:
         weights_MD: where to start; not changed.
@@ -63,13 +63,13 @@ class Trajectory(NamedTuple):
 
 
 class Backend(ABC):
-    """One way to run the networks of a model. What it does not offer, it answers with None.
+    """One way to run the networks of a model. Methods that it does not offer return None.
 
     Attributes:
         name: what the setting `plan` calls it.
-        words: what the reason of a plan calls it.
-        automatic: when `plan="auto"` takes it: wherever it runs; if it is measured to be faster than the others; or
-            never. The first of those that are measured must run every model.
+        words: what the reason of a plan calls the backend.
+        automatic: when `plan="auto"` chooses it: wherever it runs; if it is measured to be faster than the others; or
+            never. The first backend that is measured must run every model.
         model: the model.
         training: whether the network runs in training mode.
         chunk_size: rows of all the data that go through a network at once: the bound on memory.
@@ -83,7 +83,7 @@ class Backend(ABC):
         """Bind a model; nothing is compiled before it is needed."""
         self.model, self.training, self.chunk_size = model, training, chunk_size
 
-    # these are empty and not abstract: None is what a backend answers that has nothing to say or to offer
+    # empty rather than abstract: a backend without this operation, or without an objection, returns None
     def refuses(self, evaluation: Evaluation) -> str | None:  # noqa: B027
         """Return why it cannot run this model on these rows; None if it can."""
 
@@ -91,7 +91,7 @@ class Backend(ABC):
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor | None]:
         """Return Σ_b log p(y_b|f_b) and log p(w) of each member, float64 (M,), and write the gradient.
 
-        The gradient is `scales.likelihood` times that of the first. A backend that computes the prior in the same pass
+        The gradient is `scales.likelihood` times that of the former. A backend that computes the prior in the same pass
         adds `scales.prior` times its gradient; the others return None for the log prior, and leave both to the caller.
 
         Raises:
@@ -102,7 +102,7 @@ class Backend(ABC):
         """Return where leapfrog steps lead, in one call; None if they must be taken one by one."""
 
     def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor | None:  # noqa: B027
-        """Return the outputs of S networks on the same rows, without gradients; None if others do it better.
+        """Return the outputs of S networks on the same rows, without gradients; None if it does not offer this.
 
         Args:
             weights_SD: weights.

@@ -1,8 +1,8 @@
 """All members together under `vmap`, compiled; and leapfrog steps compiled together.
 
-For small networks, whose steps are mostly calls of Python and of small kernels: several steps of all chains, gradients
-included, become one compiled function. Chains whose steps are not a multiple of its length, or fewer than another's,
-take steps of size zero at the end, which leave them where they are.
+For small networks, whose steps cost mostly Python calls and kernel launches: several steps of all chains, gradients
+included, become one compiled function. Chains whose number of steps is not a multiple of its length, or smaller than
+that of others, take steps of size zero at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchbayes.density.precision import full_precision
 from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
 from torchbayes.model.model import Batch, Model, Scales
 
-LENGTH = 4  # a longer function compiles longer and gains nothing that was measured
+LENGTH = 4  # a longer function takes longer to compile, and no gain was measured
 
 
 class Compiled(Backend):
@@ -35,7 +35,7 @@ class Compiled(Backend):
         self._unrolled: Unrolled | None = None
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        """Return that members need random numbers of their own, which `vmap` does not give them; else None."""
+        """Return a refusal if members need random numbers of their own, which `vmap` does not provide; else None."""
         return refuses_random(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
@@ -47,7 +47,7 @@ class Compiled(Backend):
         return evaluate_stack(self, evaluation, self._stacks[shared], under=nullcontext), None
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
-        """Return where leapfrog steps lead; None where the data are too many to go through the network at once."""
+        """Return where leapfrog steps lead; None where there are too many data to go through the network at once."""
         if trajectory.data.size > self.chunk_size:
             return None
         self._unrolled = self._unrolled or Unrolled(self.model, trajectory.data, trajectory.scales)

@@ -1,10 +1,10 @@
 """LogDensity: the hot function `weights_MD -> (log_density_M, gradient_MD)`.
 
 Everything that moves weights calls it and does vector algebra around it. How a stack of M members is run is a `Plan`:
-by the library's own kernel ("native": stacks of linear layers, with convolutions in front or not, on a CPU), one after
-the other ("loop"), together ("vmap"), or together and compiled ("compiled"). Each is a `Backend`; here none is asked
-which it is. The plan is made on the first batch unless it is set: the kernel where it can run, which is the fastest
-there, else loop or vmap by measuring. `density.plan` says which.
+by the library's own kernel ("native": stacks of linear layers, with or without convolutions before them, on a CPU), one
+after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). Each is a `Backend`; no code here
+depends on which one it is. The plan is made on the first batch unless it is set: the kernel where it can run, as it is
+the fastest there, else loop or vmap, whichever is measured to be faster. `density.plan` says which.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchbayes.checks import SettingError, check_counts, check_flags, check_kin
 from torchbayes.density.autograd import chunks
 from torchbayes.density.backend import Backend, Evaluation, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
-from torchbayes.density.plans import Plan, Way, as_plan, bound, choose
+from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
@@ -46,7 +46,7 @@ class LogDensity:
         num_data: int,
         data: Batch | None = None,
         *,
-        plan: Way | Plan | Literal["auto"] = "auto",
+        plan: BackendName | Plan | Literal["auto"] = "auto",
         chunk_size: int = 1024,
         training: bool = False,
         ranks: Ranks | None = None,
@@ -94,8 +94,8 @@ class LogDensity:
         Args:
             weights_MD: tensor (M, D).
             batch: one minibatch per member, every tensor (M, B, ...); None means all of `data`, shared by the members.
-            buffers: the network's buffers, each (M, ...), changed in place in training mode; if None its own,
-                of which copies take the change.
+            buffers: the network's buffers, each (M, ...), changed in place in training mode; if None, copies of its
+                own.
             seeds: M seeds for a network that draws random numbers in training mode (dropout).
 
         Returns:
@@ -170,7 +170,7 @@ class LogDensity:
             raise SettingError("a batch is needed: this density was made without `data`.")
         weights_MD = weights_MD.detach()
         batch = batch and _taken(self, batch)
-        if buffers is None and self.training:  # else the network's own would move
+        if buffers is None and self.training:  # else the network's own would change
             buffers = self.model.network.stacked_buffers(len(weights_MD))
         rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
         if rows == 0:
@@ -204,7 +204,7 @@ class LogDensity:
         steps_M: Tensor,
         inverse_mass_MD: Tensor | None = None,
     ) -> Phase:
-        """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, as one call where there is a way."""
+        """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, in one call where the backend can."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
         phase = None
         # where ranks share the data, every step needs the others
@@ -228,7 +228,7 @@ class LogDensity:
 
 
 def _taken(density: LogDensity, batch: Batch) -> Batch:
-    """Return a minibatch with what all rows share wrapped; the first one is checked."""
+    """Return a minibatch with its shared inputs wrapped; the first minibatch is checked."""
     if density.model.shared or not density._checked:
         batch, density._checked = ready(density.model, batch, members=True), True
     return batch
@@ -237,7 +237,7 @@ def _taken(density: LogDensity, batch: Batch) -> Batch:
 def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
     """Return log likelihood and log prior of each member over the rows of all ranks; write the gradient of both.
 
-    The ranks' gradients are summed, and the sum shall have the prior once: from the first rank where the backend
+    The ranks' gradients are summed, and the sum must contain the prior once: the first rank adds it where the backend
     computes it in its own pass, else it is added to the sum.
     """
     ranks, model, scales = density.ranks, density.model, evaluation.scales
@@ -255,7 +255,7 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
 
 
 def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
-    """Return what runs the members; unless it is set, the first rows choose it."""
+    """Return the backend that runs the members; unless it is set, it is chosen on the first rows."""
     if density.plan is None:
         gradient_MD = torch.empty_like(evaluation.weights_MD)
         first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)

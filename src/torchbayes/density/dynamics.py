@@ -26,7 +26,7 @@ class Value(NamedTuple):
 
 
 class ValueOnly(NamedTuple):
-    """What a density returns where no gradient is asked for: the same numbers.
+    """What a density returns where no gradient is wanted: the same numbers as `Value`.
 
     Attributes:
         log_density: float64 tensor (M,), as of `Value`.
@@ -99,7 +99,7 @@ def leapfrog(
         momentum_MD: momenta; not changed.
         gradient_MD: gradient of the log density at the start.
         step_size_M: ε of each member, float64.
-        steps_M: steps of each member, int64, at least 1; who has fewer than another waits for it.
+        steps_M: steps of each member, int64, at least 1; members with fewer steps wait for the others.
         inverse_mass_MD: the diagonal of M⁻¹; ones if None.
 
     Returns:
@@ -122,7 +122,8 @@ def leapfrog(
 class FunctionDensity:
     """Any differentiable log density, weights (M, D) -> (M,), in the place of a `LogDensity`.
 
-    Return float64 where its values are large: float32 holds seven digits, and what a sampler sees are differences.
+    The function should return float64 where its values are large: float32 holds seven digits, and samplers use
+    differences.
     """
 
     def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
@@ -138,7 +139,7 @@ class FunctionDensity:
         """Return value and gradient at each row; a batch is ignored.
 
         Raises:
-            SettingError: if PyTorch does not see how the density depends on the weights.
+            SettingError: if autograd cannot trace the density back to the weights.
         """
         del batch
         with torch.enable_grad():
@@ -156,7 +157,7 @@ class FunctionDensity:
     def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
         """Return the value at each row; a batch is ignored."""
         del batch
-        with torch.enable_grad():  # as in a call: the function may differentiate within
+        with torch.enable_grad():  # as in a call: the function may use autograd itself
             value_M = self._function(weights_MD.detach().requires_grad_()).detach().double()
         return ValueOnly(value_M, value_M)
 

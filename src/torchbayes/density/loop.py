@@ -45,7 +45,7 @@ class Loop(Backend):
     def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor:
         """Return the outputs of S networks, one after the other.
 
-        On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose stacked products
+        On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose batched products
         are slower than S plain ones, and it needs S times less memory.
 
         Args:

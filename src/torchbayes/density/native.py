@@ -1,8 +1,8 @@
 """The library's own kernel, and which models it can run.
 
-A model qualifies when its network is one that architecture.py can read off, all of whose parameters are random and
-untied, on a CPU, under a categorical, Gaussian or heteroscedastic likelihood. Any prior will do: the normal part of it
-is the kernel's, the rest is added here.
+A model qualifies when its network is one that architecture.py recognises, all of its parameters are random and untied,
+it is on a CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes
+its normal part, the rest is added here.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class DenseModel:
             chunk_size: rows that go through a network at once.
 
         Raises:
-            ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
+            ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
         """
         self._check(weights_MD, inputs, targets, shared=shared)
         into = gradient_MD
@@ -135,10 +135,10 @@ class DenseModel:
             momentum_MD: momenta.
             gradient_MD: gradient of the density there.
             rows: inputs (B, ...) and targets of all the data.
-            options: as of `DenseKernel.leapfrog`.
+            options: as for `DenseKernel.leapfrog`.
 
         Raises:
-            ValueError: if the rows do not fit the network or the weights, or a class label is none of its outputs.
+            ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
         """
         self._check(weights_MD, *rows, shared=True)
         moved = [
@@ -233,7 +233,7 @@ _KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDicti
 
 
 def kernel_of(model: Model) -> DenseModel | UnavailableError:
-    """Return the kernel that runs a model, or why there is none: many a stack of layers on a CPU has one."""
+    """Return the kernel that runs a model, or why there is none; most plain stacks of layers on a CPU have one."""
     if model not in _KERNELS:
         try:
             _KERNELS[model] = dense_model(
@@ -272,8 +272,13 @@ def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, pr
     return DenseModel(kernel, prior, normal, network, targets, dtype, noise.family == Family.CATEGORICAL)
 
 
+def knows(likelihood: Likelihood) -> bool:
+    """Return whether the kernel has a likelihood, for the numbers of outputs and scales that it goes with."""
+    return type(likelihood) in {Gaussian, HeteroscedasticGaussian} or likelihood == Categorical()
+
+
 def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:
-    """Return the likelihood in the kernel's terms, and the number of target values per row.
+    """Return the kernel's description of the likelihood, and the number of target values per row.
 
     Raises:
         UnavailableError: if the kernel does not know it.

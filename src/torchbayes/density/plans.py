@@ -20,11 +20,11 @@ from torchbayes.density.vmap import Vmap
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 
-# every backend, in the order in which "auto" asks them, and what the setting `plan` calls them
+# every backend, in the order in which "auto" tries them, and the names that the setting `plan` gives them
 BACKENDS: tuple[type[Backend], ...] = (Native, Loop, Vmap, Compiled)
-Way = Literal["native", "loop", "vmap", "compiled"]
-WAYS: tuple[str, ...] = tuple(backend.name for backend in BACKENDS)
-# stacked members must beat the loop by this much to replace it, so that noise in the timing seldom changes the choice
+BackendName = Literal["native", "loop", "vmap", "compiled"]
+BACKEND_NAMES: tuple[str, ...] = tuple(backend.name for backend in BACKENDS)
+# stacked members must beat the loop by this much to replace it, so that timing noise rarely changes the choice
 _MARGIN = 1.15
 
 
@@ -35,7 +35,7 @@ class Plan:
     Attributes:
         way: name of the backend: "native", "loop", "vmap" or "compiled".
         reason: one sentence.
-        seconds: way -> measured seconds of one evaluation, for the ways that were tried.
+        seconds: backend -> measured seconds of one evaluation, for the backends that were tried.
     """
 
     way: str
@@ -43,7 +43,7 @@ class Plan:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice(WAYS, way=self.way)
+        check_choice(BACKEND_NAMES, way=self.way)
 
 
 def as_plan(plan: Plan | str) -> Plan | None:
@@ -54,7 +54,7 @@ def as_plan(plan: Plan | str) -> Plan | None:
     """
     if isinstance(plan, Plan):
         return plan
-    check_choice(("auto", *WAYS), plan=plan)
+    check_choice(("auto", *BACKEND_NAMES), plan=plan)
     return None if plan == "auto" else Plan(plan, "set by the caller")
 
 
@@ -70,13 +70,13 @@ def bound(model: Model, *, training: bool, chunk_size: int) -> dict[str, Backend
 
 
 def choose(backends: Mapping[str, Backend], evaluation: Evaluation) -> Plan:
-    """Return the plan of "auto": a backend that is taken wherever it runs, else the fastest on these rows.
+    """Return the plan of "auto": a backend that is preferred wherever it runs, else the fastest on these rows.
 
     The first of those that are measured is kept unless another is clearly faster.
 
     Args:
-        backends: by name, in the order in which they are asked.
-        evaluation: on the rows to measure with; its buffers stay as they are.
+        backends: by name, in the order in which they are tried.
+        evaluation: the evaluation to time; its buffers are not changed.
 
     Returns:
         The plan.
@@ -123,7 +123,7 @@ def outputs(
         Tensor (S, B, K), in float32 where the weights have lower precision.
 
     Raises:
-        LookupError: if none offers them; the loop does for every network.
+        LookupError: if none offers them, which the loop does for every network.
     """
     for backend in BACKENDS:
         found = backend(model).outputs(weights_SD, inputs, buffers_S=buffers_S, chunk_size=chunk_size)
@@ -133,7 +133,7 @@ def outputs(
 
 
 def _seconds(backend: Backend, evaluation: Evaluation) -> float:
-    """Return the seconds that an evaluation takes, the least of three after one to warm up."""
+    """Return the seconds that an evaluation takes: the minimum of three runs after a warm-up."""
     times = []
     for _ in range(4):
         own = {n: b.clone() for n, b in evaluation.buffers.items()} if evaluation.buffers else None

@@ -1,8 +1,8 @@
-"""Full float32 precision, whatever PyTorch is set to, and no less where weights are inferred.
+"""Full float32 precision whatever PyTorch's settings, and no lower precision where weights are inferred.
 
-A Metropolis test decides on differences of energies, a few nats of sums of thousands. TF32 keeps 10 bits of a factor
-and bfloat16 7: either puts an error of many nats into the sum, so that good proposals are rejected. Izmailov et al.
-(2021) turn both off for the same reason. PyTorch lets convolutions on a GPU use TF32 unless told otherwise.
+A Metropolis test decides by differences of energies: a few nats between sums of thousands. TF32 keeps 10 bits of a
+factor and bfloat16 7: either puts an error of many nats into the sum, so that good proposals are rejected. Izmailov et
+al. (2021) turn both off for the same reason. PyTorch lets convolutions on a GPU use TF32 unless told otherwise.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 
 def check_precision(dtype: torch.dtype) -> None:
-    """Check that weights have digits enough to infer them.
+    """Check that the dtype of the weights is precise enough for inference.
 
     Args:
-        dtype: theirs.
+        dtype: dtype of the weights.
 
     Raises:
         TypeError: if it is neither float32 nor float64.
@@ -35,7 +35,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     """Compute products of float32 numbers in float32, and without autocast, while the `with` lasts.
 
     Args:
-        device: where.
+        device: device of the computation.
 
     Yields:
         Nothing; settings are put back afterwards.

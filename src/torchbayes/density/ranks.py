@@ -1,6 +1,6 @@
 """Ranks: the processes of one fit, a grid that splits the data along one side and the members along the other.
 
-Every process runs the same program, as torchrun starts it. With P data ranks, each sees its share of the rows and
+Every process runs the same program, as torchrun starts it. With P data ranks, each holds its share of the rows, and
 
     log p(w, D) = Σ_p log p(D_p | w) + log p(w)
 
@@ -26,7 +26,7 @@ from torchbayes.checks import check_counts, check_flags, check_positive, given
 
 
 class LostRankError(RuntimeError):
-    """A process of the fit has died or stopped with an error of its own."""
+    """Another process of the fit has died or stopped with an error."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,12 @@ class Ranks:
         Communicates by gloo on CPUs and by NCCL on GPUs, where process number LOCAL_RANK takes GPU LOCAL_RANK.
 
         Args:
-            data: shares of the data; what is left of the processes if None.
-            chains: shares of the members; if both are None as many as divide `members`, since they need not talk.
+            data: shares of the data; the remaining factor of the number of processes if None.
+            chains: shares of the members; if both are None, as many as divide `members`, since members need no
+                communication.
             members: M, for that choice.
             device: "cpu" or "cuda"; a GPU if there is one when None.
-            timeout: seconds to wait for a rank that does not answer; one that died is noticed at once.
+            timeout: seconds to wait for a rank that does not respond; one that died is noticed at once.
 
         Returns:
             The grid. Use it in a `with`, which ends the process group.
@@ -181,7 +182,7 @@ class Ranks:
         return torch.cat([part[: b.stop - b.start] for part, b in zip(parts, bounds, strict=True)])
 
     def agree(self, choice: bool) -> bool:
-        """Return the choice of the first process; the others' does not count. All wait for it."""
+        """Return the choice of the first process, whatever the others chose. All wait for it."""
         if self.size == 1:
             return choice
         said = torch.tensor(int(choice))
@@ -200,7 +201,7 @@ class Ranks:
 def check_equal(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
     """Check that the ranks that share data still hold the same numbers.
 
-    They decide by the same values, and so stay together, as long as their arithmetic is the same.
+    They take the same decisions only as long as their arithmetic gives the same values.
 
     Args:
         ranks: the ranks.
@@ -223,7 +224,7 @@ def check_equal(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
 
 
 def _share(count: int, shares: int, rank: int) -> slice:
-    """Return one of `shares` slices of `count` things, whose lengths differ by at most one."""
+    """Return one of `shares` slices of `count` items, whose lengths differ by at most one."""
     return slice(count * rank // shares, count * (rank + 1) // shares)
 
 
@@ -235,7 +236,7 @@ def _shares(world: int, data: int | None, chains: int | None, *, members: int) -
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Say in one voice that another process is gone.
+    """Turn any failure to communicate into one error: another process is gone.
 
     Yields:
         Nothing.

@@ -1,8 +1,8 @@
-"""Layers of a stack of members under `vmap`: dense ones whose gradients are laid out as the weights are, and attention.
+"""Layers of a stack of members under `vmap`: dense ones with gradients in the weights' memory layout, and attention.
 
 Under `vmap` a linear layer x Wᵀ with a weight per member becomes a batched product whose weight gradient is transposed,
 and copying it back costs a tenth of a training step. (W xᵀ)ᵀ is the same number, and its gradient with respect to W is
-contiguous. Attention goes member by member there, without torch's request to be told so.
+contiguous. Attention runs member by member there, with torch's warning about it silenced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StackedLayers(TorchFunctionMode):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let torch not warn of operations that it stacks slowly.
+    """Silence torch's warnings of operations that it vectorises slowly.
 
     Yields:
         Nothing.

@@ -28,7 +28,7 @@ class Vmap(Backend):
     name, words, automatic = "vmap", "stacked members", "if faster"
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        """Return that members need random numbers of their own, which `vmap` does not give them; else None."""
+        """Return a refusal if members need random numbers of their own, which `vmap` does not provide; else None."""
         return refuses_random(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
@@ -49,7 +49,7 @@ def stack(model: Model, shared: bool) -> Stack:
 
     def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
         rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
-        return rows.sum(dtype=torch.float64)  # samplers need differences that are small beside the sum
+        return rows.sum(dtype=torch.float64)  # samplers use differences that are small compared with the sum
 
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
@@ -65,9 +65,9 @@ def evaluate_stack(
     """Return the log likelihood of each member, (M,), by a vectorised function, and write its gradient.
 
     Args:
-        backend: whose evaluation it is.
+        backend: the backend that evaluates.
         evaluation: what is asked for.
-        function: as of `stack`.
+        function: as `stack` returns it.
         under: the context in which the function is called.
     """
     layout, weights_MD = backend.model.layout, evaluation.weights_MD
@@ -83,11 +83,11 @@ def evaluate_stack(
 
 
 def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
-    """Return that a network draws random numbers, if two seeds give two values on the same rows; else None.
+    """Return a refusal if a network draws random numbers: two seeds then give different values; else None.
 
     Args:
-        backend: which runs it.
-        evaluation: on the rows to try.
+        backend: the backend that runs it.
+        evaluation: the evaluation to try.
     """
     if not backend.training:
         return None

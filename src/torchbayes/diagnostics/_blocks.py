@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, given
 
-# Draws in a block. On a CPU the arrays made of a block then stay in the cache; an accelerator wants more work at once.
+# Draws in a block. On a CPU the arrays made from a block then stay in cache; an accelerator needs more work at once.
 BLOCK_CPU = 2**17
 BLOCK_ACCELERATOR = 2**25
 
@@ -20,7 +20,7 @@ def check_draws(draws: Tensor, *, min_draws: int = 4) -> None:
         min_draws: The least number of draws S.
 
     Raises:
-        TypeError: If ``draws`` is no tensor of floating dtype.
+        TypeError: If ``draws`` is not a tensor of floating dtype.
         ValueError: If it has fewer than two axes, is empty or has too few draws.
     """
     check_floating("draws", draws)
@@ -47,7 +47,7 @@ def check_floating(name: str, values: Tensor) -> None:
         values: The tensor to check.
 
     Raises:
-        TypeError: If ``values`` is no tensor of floating dtype.
+        TypeError: If ``values`` is not a tensor of floating dtype.
     """
     if not isinstance(values, Tensor):
         raise TypeError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Use torch.as_tensor.")
@@ -66,7 +66,7 @@ def check_finite(name: str, values: Tensor, where: str = "") -> None:
     Raises:
         ValueError: If a value is not finite.
     """
-    # NaN passes through both ends, so one look at them is enough, and much faster than at every value.
+    # NaN propagates to minimum and maximum, so checking these is enough, and much faster than checking every value.
     if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
         bad = int((~torch.isfinite(values)).sum())
         raise ValueError(
@@ -85,10 +85,10 @@ def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_
         chunk_size: Quantities R in a block; None chooses by the size of the cache.
 
     Returns:
-        Results in the trailing shape of the draws, followed by what follows R.
+        Results in the trailing shape of the draws, followed by the axes after R.
 
     Raises:
-        ValueError: If a draw is not finite or the chunk size is no positive whole number.
+        ValueError: If a draw is not finite or the chunk size is not a positive whole number.
     """
     check_counts(**given(chunk_size=chunk_size))
     quantities = draws.shape[2:]
@@ -106,7 +106,7 @@ def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_
         check_finite("draws", block_RMS, f" for quantities {first} to {last - 1}")
         of_block = statistic(block_RMS)
         if first == 0:
-            # One tensor for all: small ones kept from every block would leave holes in the heap and let it grow.
+            # One tensor for all: small ones kept from every block would fragment the heap.
             result = of_block.new_empty((num_quantities, *of_block.shape[1:]))
         result[first:last] = of_block
     return result.reshape((*quantities, *result.shape[1:]))

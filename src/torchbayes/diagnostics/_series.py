@@ -1,4 +1,4 @@
-r"""The parts that the diagnostics of chains are made of, for a block of R quantities at once.
+r"""Building blocks of the diagnostics of chains, for a block of R quantities at once.
 
 Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-normalization, folding, and localization: an improved R̂
 for assessing convergence of MCMC"; Geyer (1992), "Practical Markov chain Monte Carlo". Blocks are R × chains × draws;
@@ -21,7 +21,7 @@ def split(block_RMS: Tensor) -> Tensor:
 
 
 def centre(chains_RCn: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the mean from each chain, in float64.
+    """Subtract the mean from each chain, in float64.
 
     Args:
         chains_RCn: Chains, shape (R, C, n).
@@ -30,7 +30,7 @@ def centre(chains_RCn: Tensor) -> tuple[Tensor, Tensor]:
         Means (R, C) and deviations (R, C, n). They are exact for a chain that never moves.
     """
     chains_RCn = chains_RCn.double()
-    # Relative to its first draw a chain without movement is zero, whatever its level and its rounding.
+    # Relative to its first draw, a chain that never moves is zero, whatever its level and its rounding.
     first_RC1 = chains_RCn[..., :1]
     moves_RCn = chains_RCn - first_RC1
     mean_RC1 = moves_RCn.mean(-1, keepdim=True)
@@ -48,14 +48,14 @@ def potential_scale(chains_RCn: Tensor) -> Tensor:
 def sort(values_RA: Tensor) -> tuple[Tensor, Tensor]:
     """Sort each row.
 
-    On a CPU a float32 and its place are packed into one integer, because numpy sorts plain integers several times
-    faster, by vector instructions, than torch sorts a tensor and keeps the places.
+    On a CPU a float32 and its index are packed into one integer, because numpy sorts plain integers, with vector
+    instructions, several times faster than torch sorts a tensor and keeps the indices.
 
     Args:
         values_RA: Finite float32 or float64 values, shape (R, A).
 
     Returns:
-        Keys in rising order, equal where values are equal, and the places the values came from; shape (R, A) each.
+        Keys in ascending order, equal where values are equal, and the indices of the values; shape (R, A) each.
     """
     if values_RA.device.type != "cpu":
         return values_RA.sort(-1)
@@ -77,7 +77,7 @@ def rank_scores(keys_RA: Tensor, order_RA: Tensor) -> Tensor:
 
     Args:
         keys_RA: Sorted keys, as `sort` gives them.
-        order_RA: Their places.
+        order_RA: Their indices.
 
     Returns:
         Scores in the places of the values, float64, shape (R, A).
@@ -98,7 +98,7 @@ def fold(values_RA: Tensor, order_RA: Tensor) -> Tensor:
     """Return distances from the median of each row, shape (R, A), for an even number of values."""
     half = values_RA.shape[-1] // 2
     # In float64, where the median of two float32 numbers is exact: a rounded one would shift one side against the
-    # other, and change ranks where the spread is small beside the level, as that of probabilities near 1.
+    # other, and change ranks where the spread is small compared with the level, as for probabilities near 1.
     middle_R2 = values_RA.gather(-1, order_RA[:, half - 1 : half + 1]).double()
     # Halves are taken first, so that the sum of two large values does not overflow.
     return (values_RA - (0.5 * middle_R2).sum(-1, keepdim=True)).abs_().to(values_RA.dtype)
@@ -108,7 +108,7 @@ def rank_rhat(values_RCn: Tensor, order_RA: Tensor, scores_RCn: Tensor) -> Tenso
     """Return the larger R̂ of the rank scores and of those of the folded values, shape (R,)."""
     folded_RA = fold(values_RCn.flatten(1), order_RA)
     tails_R = potential_scale(rank_scores(*sort(folded_RA)).view(values_RCn.shape))
-    # Draws of two values in equal number fold into a constant, whose R̂ is NaN and says nothing.
+    # Draws of two values in equal number fold into a constant, whose R̂ is NaN and is ignored.
     return torch.fmax(potential_scale(scores_RCn), tails_R)
 
 
@@ -164,7 +164,7 @@ def effective_size(chains_RCn: Tensor) -> Tensor:
     rho_Rn[:, 0] = 1
     size = num_chains * num_draws
     tau_R = _geyer(rho_Rn).clamp_min(1 / math.log10(size))
-    # Without this, squares that overflow would stop the series at once and pass for independent draws.
+    # Without this, overflowing squares would stop the series at once and look like independent draws.
     defined_R = (total_R1 > 0).logical_and_(total_R1 < math.inf).squeeze(-1)
     return torch.where(defined_R, size / tau_R, math.nan)
 
@@ -186,7 +186,7 @@ def _geyer(rho_Rn: Tensor) -> Tensor:
     """Return the autocorrelation time of autocorrelations at lags 0 to n - 1, shape (R,).
 
     Lags go in pairs (2p, 2p + 1), whose sums are positive and falling for a reversible chain. The first sum that is not
-    positive, or the end of the lags, stops the series; of the pair it stops at the even lag still counts, once.
+    positive, or the end of the lags, stops the series; the even lag of the last pair still counts, once.
     """
     num_pairs = max(1, (rho_Rn.shape[-1] - 1) // 2)
     pairs_RP2 = rho_Rn[:, : 2 * num_pairs].unflatten(-1, (num_pairs, 2))
@@ -201,14 +201,14 @@ def _geyer(rho_Rn: Tensor) -> Tensor:
 
 
 def _joined(keys_RA: Tensor) -> Tensor:
-    """Return the places, counted over all rows, of keys that equal the next key of their row."""
+    """Return the indices, counted over all rows, of keys that equal the next key of their row."""
     joined_RA = torch.zeros_like(keys_RA, dtype=torch.bool)
     torch.eq(keys_RA[:, 1:], keys_RA[:, :-1], out=joined_RA[:, :-1])
     return joined_RA.view(-1).nonzero().squeeze(-1)
 
 
 def _first_plus_last(joined: Tensor) -> Tensor:
-    """Return the first plus the last place of the run of ties that each joined place belongs to."""
+    """Return the first plus the last index of the run of ties that each joined index belongs to."""
     new = torch.ones_like(joined, dtype=torch.bool)
     torch.gt(joined.diff(), 1, out=new[1:])
     first = torch.where(new, joined, 0).cummax(0).values

@@ -47,22 +47,22 @@ def rhat(draws_MSD: Tensor, *, method: RhatMethod = "rank", chunk_size: int | No
     r"""R-hat, $\sqrt{\left(\frac{n-1}{n} W + \frac1n B\right) / W}$: near one for chains that agree.
 
     For chains of n draws, W is the mean of the variances within chains and B is n times the variance of the chain
-    means. ``"classic"`` takes the M chains as they are (Gelman & Rubin, 1992). ``"split"`` takes both halves of each
-    as chains of their own, so that a drift shows. ``"rank"`` takes the larger of two split R-hats: of the normal scores
-    of the ranks, which needs no finite variance, and of the same for distances from the median, which shows chains of
+    means. ``"classic"`` takes the M chains as they are (Gelman & Rubin, 1992). ``"split"`` takes both halves of each as
+    separate chains, which reveals a drift. ``"rank"`` takes the larger of two split R-hats: of the normal scores of the
+    ranks, which needs no finite variance, and of the same for distances from the median, which shows chains of
     different spread (Vehtari et al., 2021, "Rank-normalization, folding, and localization"; they advise below 1.01).
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
         method: "rank", "split" or "classic".
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
         R-hat of each quantity, float64, in the trailing shape. NaN for a quantity that never moves, infinite for chains
         that never move but differ. One chain is judged by its halves, where arviz gives NaN.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If the method is unknown, draws are too few or not finite, or a single chain is given to "classic".
     """
     check_draws(draws_MSD)
@@ -82,20 +82,20 @@ def ess(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
     r"""Effective sample size for the mean, $M S / \hat\tau$ with $\hat\tau = 1 + 2 \sum_{t \geq 1} \hat\rho_t$.
 
     Autocorrelations $\hat\rho_t$ are those of all half chains together (Vehtari et al., 2021, eq. 10), by the fast
-    Fourier transform; the sum stops by Geyer's initial monotone positive sequence (Geyer, 1992). It supposes a finite
+    Fourier transform; the sum stops by Geyer's initial monotone positive sequence (Geyer, 1992). It assumes a finite
     variance; `ess_bulk` does not.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
-        Effective sample size of each quantity, float64, in the trailing shape; at most M·S·log10(M·S), an antithetic
-        chain being worth more than its draws. NaN for a quantity that never moves, where arviz gives M·S: a sampler
-        that stands still must not pass for a perfect one.
+        Effective sample size of each quantity, float64, in the trailing shape; at most M·S·log10(M·S), since an
+        antithetic chain is worth more than its draws. NaN for a quantity that never moves, where arviz gives M·S: a
+        stuck sampler must not look perfect.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite.
     """
     check_draws(draws_MSD)
@@ -107,13 +107,13 @@ def ess_bulk(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
         Effective sample size of each quantity, float64, in the trailing shape; NaN for a quantity that never moves.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite.
     """
     check_draws(draws_MSD)
@@ -123,18 +123,18 @@ def ess_bulk(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 def ess_tail(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
     r"""Effective sample size in the tails: the smaller of those of $[x \leq q_{5\%}]$ and $[x \leq q_{95\%}]$.
 
-    The quantiles are those of all draws (Vehtari et al., 2021). An indicator that never changes, as where more than one
+    The quantiles are those of all draws (Vehtari et al., 2021). An indicator that never changes, as when more than one
     draw in twenty ties with the largest, counts as M·S; where neither changes the result is NaN.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
         Effective sample size of each quantity, float64, in the trailing shape; NaN for a quantity that never moves.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite.
     """
     check_draws(draws_MSD)
@@ -146,13 +146,13 @@ def mcse_mean(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
         Standard error of each quantity in its units, float64, in the trailing shape; NaN for one that never moves.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite.
     """
     check_draws(draws_MSD)
@@ -164,13 +164,13 @@ def summary(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Summary:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
         What `rhat`, `ess_bulk`, `ess_tail` and `mcse_mean` return, with mean and standard deviation.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite.
     """
     check_draws(draws_MSD)
@@ -183,20 +183,20 @@ def autocorrelation(
     r"""Autocorrelations of draws, $\rho_t = \sum_m c_{mt} / \sum_m c_{m0}$.
 
     The autocovariance is $c_{mt} = \frac1S \sum_s (x_{ms} - \bar x_m)(x_{m,s+t} - \bar x_m)$: every chain is centred at
-    its own mean, so that chains which differ show in `rhat` and not here.
+    its own mean, so that differences between chains show in `rhat` and not here.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
         max_lag: Largest lag in draws, 0 to S - 1.
-        per_chain: Whether each chain has autocorrelations of its own, $c_{mt} / c_{m0}$.
-        chunk_size: Quantities in a block; None chooses. It changes memory alone, about 150 bytes for a draw in a block.
+        per_chain: Whether to compute them for each chain separately, $c_{mt} / c_{m0}$.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
 
     Returns:
         Autocorrelations at lags 0 to ``max_lag``, float64, shape (max_lag + 1, ...), or (M, max_lag + 1, ...) per
         chain; NaN where nothing moves.
 
     Raises:
-        TypeError: If the draws are no floating tensor.
+        TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite, or the lag is out of range.
     """
     check_draws(draws_MSD)
@@ -219,7 +219,7 @@ def autocorrelation(
 
 
 def _rank(halves_RCn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of the sorted values, shape (R, 2M·n), and the rank scores, shape (R, 2M, n)."""
+    """Return the sorting indices of the values, shape (R, 2M·n), and the rank scores, shape (R, 2M, n)."""
     keys_RA, order_RA = sort(halves_RCn.flatten(1))
     return order_RA, rank_scores(keys_RA, order_RA).view(halves_RCn.shape)
 
@@ -239,7 +239,7 @@ def _mean_size(block_RMS: Tensor) -> Tensor:
 
 def _tail(block_RMS: Tensor) -> Tensor:
     low_R, high_R = (effective_size(split(block_RMS <= bound_R11)) for bound_R11 in tail_bounds(block_RMS))
-    # As in arviz, a tail without movement does not lower the other. Without movement in either there is nothing to say.
+    # As in arviz, a constant indicator does not lower the other tail; if both are constant, the result is NaN.
     size = block_RMS[0].numel() - (block_RMS.shape[-1] % 2) * block_RMS.shape[-2]
     least_R = torch.minimum(low_R.nan_to_num(size), high_R.nan_to_num(size))
     return torch.where(low_R.isnan() & high_R.isnan(), torch.nan, least_R)

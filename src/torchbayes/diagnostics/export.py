@@ -1,4 +1,4 @@
-"""The way to arviz, whose plots and comparisons then work on draws of networks."""
+"""Export to arviz, for its plots and comparisons."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ def to_arviz(
     log_likelihood: Named | None = None,
     observed_data: Named | None = None,
 ) -> Any:
-    """Hand draws to arviz, which must be installed: a DataTree from version 1 on, an InferenceData before.
+    """Convert draws for arviz, which must be installed: a DataTree from version 1 on, an InferenceData before.
 
     Tensors are copied to the CPU as arrays; arviz reads the first two axes as chain and draw.
 
     Args:
-        draws: Draws, shape (M, S, ...), or a mapping from names to such; a tensor is named "weights". Of a large
+        draws: Draws, shape (M, S, ...), or a mapping from names to such; a tensor is named "weights". For a large
             network pass a few weights, or draws of functions.
-        sample_stats: What the sampler saw, shape (M, S, ...), by arviz's names: "energy", "acceptance_rate",
+        sample_stats: Statistics of the sampler, shape (M, S, ...), by arviz's names: "energy", "acceptance_rate",
             "diverging", "n_steps", "step_size", "lp" and others.
         log_likelihood: Log-probability of each datum under each draw, shape (M, S, N), or a mapping from names of
             observed variables to such; a tensor is named "targets". arviz compares models by it.
@@ -36,7 +36,7 @@ def to_arviz(
 
     Raises:
         ImportError: If arviz is not installed.
-        TypeError: If draws are no floating tensors, or anything else is no tensor.
+        TypeError: If draws are not floating tensors, or anything else is not a tensor.
         ValueError: If the numbers of chains or draws differ between tensors.
     """
     posterior = _named("draws", draws, "weights")
@@ -65,7 +65,7 @@ def _from_groups(groups: dict[str, dict[str, Any]]) -> Any:
         import arviz
     except ImportError as error:
         raise ImportError("`to_arviz` needs arviz, which is not installed. Run: pip install arviz") from error
-    # Version 1 took InferenceData out and made the mapping of groups the first argument.
+    # Version 1 removed InferenceData and made the mapping of groups the first argument.
     make: Any = arviz.from_dict
     return make(**groups) if hasattr(arviz, "InferenceData") else make(groups)
 

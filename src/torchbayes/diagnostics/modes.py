@@ -13,7 +13,7 @@ class Modes(NamedTuple):
     """Draws near each of K centres.
 
     Attributes:
-        counts_K: draws within the radius of each centre, int64, shape (K,). A draw counts for its nearest centre alone.
+        counts_K: draws within the radius of each centre, int64, shape (K,). A draw counts only for its nearest centre.
         visited: number of centres with at least one draw.
         share: share of all draws that count for a centre, in [0, 1].
     """
@@ -27,8 +27,8 @@ class Modes(NamedTuple):
 def modes_visited(draws_MSD: Tensor, centres_KD: Tensor, radius: float) -> Modes:
     r"""Count the draws for which centre k is nearest and within the radius, $\lVert w - c_k \rVert_2 \leq r$.
 
-    For one chain at a time pass ``draws_MSD[m]``. Among weights the symmetric copies of a network are modes apart;
-    among functions they are one.
+    For one chain at a time pass ``draws_MSD[m]``. In weight space the symmetric copies of a network are separate modes;
+    in function space they are one.
 
     Args:
         draws_MSD: Draws, shape (M, S, D), or points, shape (S, D).
@@ -39,7 +39,7 @@ def modes_visited(draws_MSD: Tensor, centres_KD: Tensor, radius: float) -> Modes
         Counts of the K centres, the number visited, and the share of draws near any.
 
     Raises:
-        TypeError: If draws or centres are no floating tensors.
+        TypeError: If draws or centres are not floating tensors.
         ValueError: If shapes do not fit, values are not finite, or the radius is not positive.
     """
     check_floating("draws_MSD", draws_MSD)

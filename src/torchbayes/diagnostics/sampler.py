@@ -1,4 +1,4 @@
-"""Health and cost of a sampler: energies, energy errors, and what an effective sample costs."""
+"""Health and cost of a sampler: energies, energy errors, and effective samples per gradient."""
 
 import torch
 from torch import Tensor
@@ -20,14 +20,14 @@ def ebfmi(energy_MS: Tensor) -> Tensor:
         E-BFMI of each chain, float64, shape (M,); NaN for a chain whose energy never changes.
 
     Raises:
-        TypeError: If the energies are no floating tensor.
+        TypeError: If the energies are not a floating tensor.
         ValueError: If they have another shape or are not finite.
     """
     check_floating("energy_MS", energy_MS)
     _check_chains("energy_MS", energy_MS, least=2)
     check_finite("energy_MS", energy_MS)
     energy_MS = energy_MS.detach().double()
-    # Relative to the first energy a chain without movement is exactly zero.
+    # Relative to its first energy, a chain that never moves is exactly zero.
     energy_MS = energy_MS - energy_MS[:, :1]
     spread_M = (energy_MS - energy_MS.mean(-1, keepdim=True)).square().sum(-1)
     return energy_MS.diff(dim=-1).square().sum(-1) / spread_M
@@ -37,14 +37,14 @@ def acceptance(energy_error_MS: Tensor) -> Tensor:
     r"""Mean Metropolis acceptance probability of each chain, $\frac1S \sum_s \min(1, e^{-\Delta_s})$.
 
     Args:
-        energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S). An error of NaN or
-            infinity is a trajectory that broke and is never accepted; minus infinity is always accepted.
+        energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S). NaN or infinity
+            marks a trajectory that broke, which is never accepted; minus infinity is always accepted.
 
     Returns:
         Acceptance in [0, 1], float64, shape (M,).
 
     Raises:
-        TypeError: If the errors are no floating tensor.
+        TypeError: If the errors are not a floating tensor.
         ValueError: If they have another shape.
     """
     check_floating("energy_error_MS", energy_error_MS)
@@ -61,13 +61,13 @@ def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor
 
     Args:
         energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S).
-        threshold: Largest error, in nats, that is no divergence.
+        threshold: Largest error, in nats, that is not a divergence.
 
     Returns:
         Counts, int64, shape (M,).
 
     Raises:
-        TypeError: If the errors are no floating tensor.
+        TypeError: If the errors are not a floating tensor.
         ValueError: If they have another shape, or the threshold is not positive.
     """
     check_floating("energy_error_MS", energy_error_MS)
@@ -77,7 +77,7 @@ def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor
 
 
 def efficiency(ess: Tensor, gradients: int) -> Tensor:
-    """Effective samples for each gradient evaluation, the figure by which samplers of different cost compare.
+    """Effective samples per gradient evaluation, by which samplers of different cost are compared.
 
     Args:
         ess: Effective sample sizes over all chains, any shape.
@@ -87,7 +87,7 @@ def efficiency(ess: Tensor, gradients: int) -> Tensor:
         ess / gradients, float64, in the shape of ``ess``.
 
     Raises:
-        TypeError: If ``ess`` is no floating tensor.
+        TypeError: If ``ess`` is not a floating tensor.
         ValueError: If ``gradients`` is not positive.
     """
     check_floating("ess", ess)

@@ -31,7 +31,7 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
     if isinstance(state, int | float | str) or (isinstance(state, tuple) and all(isinstance(s, int) for s in state)):
         return {}, {prefix: state}
     if dataclasses.is_dataclass(state):
-        entries = {f.name: getattr(state, f.name) for f in _kept(state)}
+        entries = {_stored_name(f): getattr(state, f.name) for f in _lasting(state)}
     elif isinstance(state, Mapping):
         entries = dict(state)
     else:
@@ -45,9 +45,14 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
     return tensors, numbers
 
 
-def _kept(state: Any) -> list[dataclasses.Field[Any]]:
+def _lasting(state: Any) -> list[dataclasses.Field[Any]]:
     """Return the fields of a state that mean something between steps."""
     return [f for f in dataclasses.fields(state) if not f.metadata.get("workspace")]
+
+
+def _stored_name(field: dataclasses.Field[Any]) -> str:
+    """Return the name of a field in files: its own, or the one it had when the first of them were written."""
+    return field.metadata.get("stored_as", field.name)
 
 
 def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, prefix: str = "") -> Any:
@@ -73,7 +78,8 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
         return found.to(like.device)
     if dataclasses.is_dataclass(like):
         parts = {
-            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{f.name}") for f in _kept(like)
+            f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{_stored_name(f)}")
+            for f in _lasting(like)
         }
         return dataclasses.replace(like, **parts)  # type: ignore[type-var]
     if isinstance(like, Mapping):
@@ -92,7 +98,7 @@ def mapped(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(state, tuple):
         return tuple(change(torch.tensor(state)).tolist())
     if dataclasses.is_dataclass(state):
-        return dataclasses.replace(state, **{f.name: mapped(getattr(state, f.name), change) for f in _kept(state)})  # type: ignore[type-var]
+        return dataclasses.replace(state, **{f.name: mapped(getattr(state, f.name), change) for f in _lasting(state)})  # type: ignore[type-var]
     if isinstance(state, Mapping):
         return {name: mapped(entry, change) for name, entry in state.items()}
     return state
@@ -110,10 +116,10 @@ def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """Return the description of the run that a checkpoint is of, which reads nothing else of it.
+    """Return the description of a checkpoint's run, without reading the rest of the file.
 
     Raises:
-        ValueError: if its header is damaged, or it is no checkpoint.
+        ValueError: if its header is damaged, or it is not a checkpoint.
     """
     return _about(path, read_header(path))
 
@@ -132,14 +138,14 @@ def load_checkpoint(
     Args:
         path: the file.
         like: a fresh state of the same structure, of these members.
-        about: description of the run now asked for; every entry must equal the file's.
+        about: description of the requested run; every entry must equal the file's.
         members: which members are wanted.
 
     Returns:
         (state, the file's whole description).
 
     Raises:
-        ValueError: if the file is damaged, no checkpoint, or of another run or version; the message says in what.
+        ValueError: if the file is damaged, not a checkpoint, or of another run or version; the message says in what.
     """
     tensors, header = read_tensors(path)
     found = _about(path, header)
@@ -159,12 +165,12 @@ def load_checkpoint(
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Check that what was found on disk describes the run now asked for.
+    """Check that what was found on disk describes the requested run.
 
     Args:
         path: where it was found.
-        found: the description found; entries that `about` does not have are left aside.
-        about: description of the run now asked for.
+        found: the description found; entries that `about` does not have are ignored.
+        about: description of the requested run.
 
     Raises:
         ValueError: if they differ; the message names every differing entry.

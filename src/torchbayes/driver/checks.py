@@ -31,10 +31,10 @@ from torchbayes.posteriors.posterior import Posterior
 
 
 def check_method(method: Any) -> None:
-    """Check that a method is an object with settings, not its class or name.
+    """Check that a method is an object with settings, not a class or a name.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is not.
     """
     check_object(("members", "needs", "init", "visit", "step"), "SWAG(epochs=60)", method=method)
 
@@ -49,8 +49,8 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         options: directory, resume, steps, callbacks, ranks and space.
 
     Raises:
-        TypeError: if one is of another kind than is meant, or weights are of lower precision than float32.
-        ValueError: if a number or a flag is none.
+        TypeError: if one is of the wrong kind, or weights have lower precision than float32.
+        ValueError: if a number or a flag is invalid.
     """
     check_kind(Model, "a Model", model=model)
     check_precision(model.network.dtype)
@@ -77,9 +77,9 @@ def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -
 
     Args:
         model: the model.
-        method: the method, as long and with as many members as was asked for.
-        members: those of this process.
-        in_memory: whether draws are kept there.
+        method: the method, with the requested length and members.
+        members: number of members of this process.
+        in_memory: whether draws are kept in memory.
 
     Raises:
         ValueError: if they cannot.
@@ -112,8 +112,7 @@ def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
     """Check that processes may share the rows of a batch, and the members.
 
     Raises:
-        ValueError: if a batch norm would see the rows of its own process alone, or members that see each other would
-            be apart.
+        ValueError: if a batch norm would see only the rows of its own process, or coupled members would be separated.
     """
     norms = (*model.network.batch_norms, *model.network.by_batch)
     if ranks.data > 1 and method.needs.network == "train" and norms:
@@ -129,7 +128,7 @@ def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
 
 
 class ChangingDataWarning(UserWarning):
-    """The same rows come out differently at every pass, so that their number is not that of the observations."""
+    """The same rows differ from pass to pass, so that their number is not that of the observations."""
 
 
 def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
@@ -152,7 +151,7 @@ def check_sample(density: Any, method: Any) -> None:
     """Check density and method of a call of `sample`.
 
     Raises:
-        TypeError: if one is of another kind than is meant.
+        TypeError: if one is of the wrong kind.
     """
     if isinstance(density, type) or inspect.isroutine(density) or not callable(density):  # a function gives no gradient
         raise TypeError(

@@ -17,7 +17,7 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checks import check_fit, check_shares, check_size, warn_if_changing
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback, progress_bar
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run, describe
@@ -59,15 +59,15 @@ def fit(
         model: network, likelihood and prior.
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
-        start: where to begin: a trained module or flat weights (D,), for every member alike; (M, D) or a point
-            posterior, one per member. None initialises members afresh, by the network's own initialisers or factory:
-            of a module that was trained or loaded, only the frozen weights are then used. Laplace needs a start, and
-            has as many members.
+        start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
+            posterior, one per member. None initialises members afresh, by the network's own initialisers or factory; of
+            a trained or loaded module only the frozen weights are then used. Laplace needs a start, and has as many
+            members.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
-        steps: length of the run in the place of the method's, for samplers: resumed with more steps, a finished run
-            goes on as if it had been so long from the start.
+        steps: length of the run instead of the method's, for samplers: resumed with more steps, a finished run
+            continues as if it had been that long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal, elsewhere a line after 10 s and then after ever longer waits, on
             standard error; an empty tuple shows nothing.
@@ -87,14 +87,14 @@ def fit(
             ranks share the members the last one that was written.
         LostRankError: if another rank died or stopped.
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
-        TypeError: if an argument is of another kind than is meant, such as a class in the place of an object.
+        TypeError: if an argument is of the wrong kind, such as a class in the place of an object.
     """
     options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
     check_fit(model, method, start, **options, space=space)
     method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
-    share = Share(method.members, ranks or Ranks())
-    check_shares(model, method, share.ranks)
-    check_size(model, method, members=share.count, in_memory=directory is None)
+    shard = Shard(method.members, ranks or Ranks())
+    check_shares(model, method, shard.ranks)
+    check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
     source = as_source(model, data, method.needs.batch_size or 1024)
@@ -104,9 +104,9 @@ def fit(
     begin = start_of(model, start, member_seeds(seed, method.members), space=space)
     model = model if space is None else space.model
     about = {**_about(model, source, method, seed), **({} if space is None else {"space": space.checksum})}
-    with Run(directory, about, resume=resume, share=share) as run:
-        density = _density(model, source, method, ranks=share.ranks)
-        state = _carried_out(density, source, method, run=run, begin=begin, callbacks=callbacks)
+    with Run(directory, about, resume=resume, shard=shard) as run:
+        density = _density(model, source, method, ranks=shard.ranks)
+        state = _run_to_end(density, source, method, run=run, begin=begin, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(*run.shelf.packed(posterior))
@@ -115,7 +115,7 @@ def fit(
     return posterior
 
 
-def _carried_out(
+def _run_to_end(
     density: LogDensity,
     source: Source,
     method: Method,
@@ -124,22 +124,22 @@ def _carried_out(
     begin: tuple[Tensor, Buffers],
     callbacks: Sequence[Callback] | None,
 ) -> Any:
-    """Return the last state of a run, which begins at the weights and buffers of `begin`, or goes on."""
-    share, per_epoch = run.share, run.about["steps_per_epoch"]
-    seeds = member_seeds(run.about["seed"], method.members)[share.mine]
-    weights_MD, buffers = begin[0][share.mine], {name: buffer[share.mine] for name, buffer in begin[1].items()}
+    """Return the last state of a run, which begins at the weights and buffers of `begin`, or is resumed."""
+    shard, per_epoch = run.shard, run.about["steps_per_epoch"]
+    seeds = member_seeds(run.about["seed"], method.members)[shard.local]
+    weights_MD, buffers = begin[0][shard.local], {name: buffer[shard.local] for name, buffer in begin[1].items()}
     fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
     state, found = run.restore(fresh)
     if found.get("plan"):
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
-    # what was said of an epoch when the run ended within it is said of all of it
+    # an epoch in which the run stopped is logged anew, as a whole
     within = state.step % per_epoch if method.visit(state) is not None else 0
-    run.take_up_log(state.step - within, epochs=found.get("epochs", 0))
+    run.resume_log(state.step - within, epochs=found.get("epochs", 0))
     run.shelf = _shelf(density.model, method, weights_MD, run=run, count=found.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
-    with _told(callbacks, method, (state.step // per_epoch, total), ranks=share.ranks) as listeners:
-        epochs = Epochs(per_epoch, total, Means(share, found.get("sums")), listeners)
+    with _listeners(callbacks, method, (state.step // per_epoch, total), ranks=shard.ranks) as listeners:
+        epochs = Epochs(per_epoch, total, Means(shard, found.get("sums")), listeners)
         return iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs)
 
 
@@ -152,21 +152,21 @@ def _result(
     run: Run,
     known: Sequence[str],
 ) -> tuple[Posterior, str]:
-    """Return the posterior that a state stands for, with what is known to be wrong with it.
+    """Return the posterior of a final state, with its known problems.
 
     Returns:
-        The posterior, and what ended the check of it, if something did.
+        The posterior, and the error that ended its check, if there was one.
     """
-    whole = run.share.whole(state)
+    whole = run.shard.whole(state)
     posterior = method.posterior(density, whole, run.shelf).calibrated(source.inputs)
     problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
-    # what is said of modes is said of what stands on them; all else goes its own way from its start
+    # problems of modes are problems of what is built on them; other methods move away from their start
     inherited = known if method.needs.start == "modes" else ()
     return posterior.with_problems((*inherited, *problems)), raised
 
 
 def _about(model: Model, source: Source, method: Method, seed: int) -> dict[str, Any]:
-    """Return what is written of a run, and must be the same when it goes on."""
+    """Return the recorded description of a run, which must be the same when it is resumed."""
     settings = describe(method)
     if method.needs.extendable:  # such a run is the same run however long it gets
         settings.pop("steps")
@@ -197,7 +197,7 @@ def _of_length(method: Method, steps: int | None) -> Method:
 
 
 def _at_modes(method: Method, start: nn.Module | Posterior | Tensor | None) -> Method:
-    """Return the method with one member for every mode it is to start at, if it is one that starts at modes.
+    """Return the method with one member per mode of `start`, if it is one that starts at modes.
 
     Raises:
         ValueError: if it is, and there is no start.
@@ -227,17 +227,17 @@ def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> L
 
 
 def _shelf(model: Model, method: Method, weights_MD: Tensor, *, run: Run, count: int) -> Shelf:
-    """Return where the draws of a run go: to its directory, if it has one."""
+    """Return the shelf for the draws of a run: on disk if it has a directory."""
     if run.directory is None or not method.needs.draws:
-        return MemoryShelf(run.share)
-    return DiskShelf(model, weights_MD, run.share, directory=run.directory, run=run.name, count=count)
+        return MemoryShelf(run.shard)
+    return DiskShelf(model, weights_MD, run.shard, directory=run.directory, run=run.name, count=count)
 
 
 @contextmanager
-def _told(
+def _listeners(
     callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, ranks: Ranks
 ) -> Iterator[Sequence[Callback]]:
-    """Yield what is called after every epoch: on the first rank alone, and a progress bar if nothing is said."""
+    """Yield the callbacks of every epoch, on the first rank alone; by default a progress bar."""
     if callbacks is not None or not ranks.first:
         yield (callbacks or ()) if ranks.first else ()
         return

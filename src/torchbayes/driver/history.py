@@ -1,4 +1,4 @@
-"""The log of a run in memory: columns of numbers, so that a million lines take no more than their numbers do."""
+"""The log of a run in memory: as columns, so that a million lines take no more memory than their numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 class History:
-    """Lines of a log, each of which has a step and, by name, numbers of all members or a text.
+    """Lines of a log, each with a step and, by name, one number per member or a text.
 
-    A member's number that a line does not hold, as that of a line that was lost, is NaN.
+    A number that a line does not hold, or that was lost with its line, is NaN.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Begin with the lines of a run that goes on."""
+        """Start from the lines of the run that is resumed, if any."""
         self._steps, self._columns = array("q"), dict[str, array]()
         self._texts: list[tuple[int, str, str]] = []
         self._members = 0
@@ -26,7 +26,7 @@ class History:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take up one line: `step`, lists with a number for each member, texts; other entries are left aside."""
+        """Add a line: `step`, lists with a number for each member, texts; other entries are ignored."""
         lists = {name: entry for name, entry in record.items() if isinstance(entry, list)}
         self._members = max([self._members, *(len(entry) for entry in lists.values())])
         for name in lists:

@@ -1,6 +1,6 @@
 """The log of a run: `log.jsonl`, one JSON object per epoch, each line with the run's name and a checksum of its own.
 
-A line that is damaged costs itself alone: the others are read, and a warning says what is missing.
+A damaged line is lost alone: the others are read, and a warning says what is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "log.jsonl"
 
 
 def append(path: Path, record: Mapping[str, Any], run: str) -> None:
-    """Write one record behind the others.
+    """Append one record.
 
     Args:
         path: the log.
@@ -28,7 +28,7 @@ def append(path: Path, record: Mapping[str, Any], run: str) -> None:
         run: name of the run.
 
     Raises:
-        OSError: if it cannot be written, as on a full disk; what was there before is whole.
+        OSError: if it cannot be written, as on a full disk; earlier records are intact.
     """
     whole = path.stat().st_size if path.exists() else 0
     try:
@@ -45,13 +45,13 @@ def append(path: Path, record: Mapping[str, Any], run: str) -> None:
 
 
 def cut(path: Path, step: int, run: str, *, epochs: int = 0) -> None:
-    """Forget the records after a step, and lines that are damaged, of which a warning tells.
+    """Drop the records after a step, and damaged lines, with a warning.
 
     Args:
         path: the log.
-        step: of the state that the run goes on from.
+        step: step from which the run is resumed.
         run: name of the run.
-        epochs: how many epochs must have left a line.
+        epochs: number of epochs that should have a line.
     """
     found = _read(path, run)
     kept = [record for record in found.records if record["step"] <= step]
@@ -62,15 +62,15 @@ def cut(path: Path, step: int, run: str, *, epochs: int = 0) -> None:
 
 
 def read_log(directory: str | Path) -> list[dict[str, Any]]:
-    """Read the log of a run, which may be going on.
+    """Read the log of a run, even while it is running.
 
-    A warning says if lines of it are damaged, of another run, or missing.
+    A warning says if lines are damaged, of another run, or missing.
 
     Args:
         directory: of the run.
 
     Returns:
-        Its sound records, less a last line that is cut short; none without a log.
+        Its valid records, without an incomplete last line; empty if there is no log.
     """
     path = Path(directory, NAME)
     epochs = _epochs(path.with_name(CHECKPOINT))  # before the log, which is written first
@@ -81,12 +81,12 @@ def read_log(directory: str | Path) -> list[dict[str, Any]]:
 
 
 def records(directory: str | Path) -> list[dict[str, Any]]:
-    """Return the sound records of a log, as `read_log` does, without a word of what is wrong with it."""
+    """Return the valid records of a log, as `read_log` does, but without warnings."""
     return _read(Path(directory, NAME), run_of(directory)).records
 
 
 class _Found(NamedTuple):
-    """Sound records, in the order of their epochs, and the number of lines that are not."""
+    """Valid records, in the order of their epochs, and the number of invalid lines."""
 
     records: list[dict[str, Any]]
     bad: int
@@ -105,7 +105,7 @@ def _read(path: Path, run: str | None) -> _Found:
         try:
             record = unsealed(line)
         except ValueError:
-            bad += number < len(lines)  # the last is empty, being written, or was cut short by a kill
+            bad += number < len(lines)  # the last one is empty, being written, or cut short by a kill
             continue
         run = record["run"] if run is None else run
         if record.pop("run") == run and record["epoch"] not in records:
@@ -132,7 +132,7 @@ def _warn(path: Path, bad: int, missing: set[int]) -> None:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Return whole numbers in order as text: "3, 5-8"."""
+    """Return sorted integers as text: "3, 5-8"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""The one loop: a method says what it visits, steps, and says what it draws, until its run is over."""
+"""The one loop: a method says which rows it visits, takes a step, and says what it draws, until its run is over."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, 
     Args:
         method: how to infer.
         density: what it moves on.
-        state: where it begins, or goes on; its tensors are given up.
+        state: where it begins or resumes; its tensors are donated.
         reader: the rows of its visits.
         run: the run directory, and the shelf for its draws.
-        epochs: what is told and kept of every epoch.
+        epochs: what is logged and reported of every epoch.
 
     Raises:
         DivergedError: as the method raised it, once the last finite state is written.
@@ -38,14 +38,14 @@ def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, 
             state, info = method.step(density, state, reader.read(visit), donate=True)
             run.shelf.add(method.draw(state))
             epochs.means.add(info)
-            if state.step % epochs.steps:  # the end of an epoch is kept below, once it is logged
+            if state.step % epochs.steps:  # the end of an epoch is saved below, once it is logged
                 # at once after the first step, so that no kill loses the plan
                 run.checkpoint(state, density, epochs.means, force=state.step == 1)
         except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
             run.rescue(error, state, density, means=epochs.means)
             raise
         if state.step % epochs.steps:
-            epochs.look()
+            epochs.poll()
             continue
         if epochs.over(run, state, info):
             break
@@ -58,13 +58,13 @@ def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, 
 
 @dataclass
 class Epochs:
-    """What is told of every epoch: a line of the log, and an event to those who listen.
+    """What is reported of every epoch: a line of the log, and an event for each listener.
 
     Attributes:
         steps: steps of an epoch.
         total: epochs of the run.
         means: what is averaged over the present epoch.
-        listeners: what is told.
+        listeners: callbacks.
         began: when the epoch began.
     """
 
@@ -74,37 +74,37 @@ class Epochs:
     listeners: Sequence[Callback] = ()
     began: float = field(default_factory=time.monotonic)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Let lines of progress be written between steps: an epoch may take hours."""
         for listener in self.listeners:
             if isinstance(listener, Lines):
-                listener.look()
+                listener.poll()
 
     def over(self, run: Run, state: Any, info: Info) -> bool:
-        """Log an epoch that is over, or as much of the last one as the run has.
+        """Log a finished epoch, or as much of the last one as the run covers.
 
         Args:
             run: the run.
             state: the state after its last step.
-            info: what that step saw.
+            info: what that step reported.
 
         Returns:
-            Whether to stop, as a callback says.
+            Whether a callback asks to stop.
 
         Raises:
             DivergedError: if the weights are not finite.
         """
         if not all_finite(state):
             raise DivergedError(f"the weights are not finite after step {state.step}. Lower the learning rate.")
-        run.share.check_equal(state)
+        run.shard.check_equal(state)
         seen: Mapping[str, Any] = {**self.means.values(), **info.now()}
         number = -(-state.step // self.steps)
         seconds = round(time.monotonic() - self.began, 3)
         record = {"epoch": number, "step": state.step, **seen, "seconds": seconds}
         run.log(record)
-        if state.step % self.steps == 0:  # else the epoch may be gone on with
-            self.means = Means(run.share)
+        if state.step % self.steps == 0:  # else the epoch may be continued
+            self.means = Means(run.shard)
         self.began = time.monotonic()
         event = Event(number, self.total, state.step, state, info, record)
         stop = any([callback(event) is True for callback in self.listeners])  # a list: every callback is called
-        return run.share.ranks.agree(stop)
+        return run.shard.ranks.agree(stop)

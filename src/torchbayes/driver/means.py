@@ -1,4 +1,4 @@
-"""What is averaged over the steps of an epoch for its line of the log."""
+"""Averages over the steps of an epoch, for its line of the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 
 
 class Means:
@@ -17,24 +17,24 @@ class Means:
         count: steps so far.
     """
 
-    def __init__(self, share: Share, found: Mapping[str, Any] | None = None) -> None:
-        """Begin anew, or go on from sums that a checkpoint kept.
+    def __init__(self, shard: Shard, found: Mapping[str, Any] | None = None) -> None:
+        """Start at zero, or from the sums in a checkpoint.
 
         Args:
-            share: the members of this process.
-            found: what `sums` gave.
+            shard: the members of this process.
+            found: sums as `sums` returned them.
         """
-        self._share = share
+        self._shard = shard
         totals = found["totals"] if found else {}
         self.count: int = found["count"] if found else 0
-        self._totals = {n: torch.tensor(t[share.mine], dtype=torch.float64) for n, t in totals.items()}
+        self._totals = {n: torch.tensor(t[shard.local], dtype=torch.float64) for n, t in totals.items()}
 
     def sums(self) -> dict[str, Any]:
         """Return the sums as JSON-serialisable lists, one number per member of the fit."""
         return {"count": self.count, "totals": self._gathered()}
 
     def add(self, info: Any) -> None:
-        """Add what a step saw: the tensors (M,) of `info.means()`."""
+        """Add what a step reported: the tensors (M,) of `info.means()`."""
         for name, seen_M in info.means().items():
             value_M = seen_M.detach().double().cpu()
             self._totals[name] = self._totals[name] + value_M if name in self._totals else value_M
@@ -47,5 +47,5 @@ class Means:
     def _gathered(self) -> dict[str, list[float]]:
         if not self._totals:
             return {}
-        whole_NM = self._share.gather(torch.stack(list(self._totals.values()), dim=1)).mT
+        whole_NM = self._shard.gather(torch.stack(list(self._totals.values()), dim=1)).mT
         return dict(zip(self._totals, whole_NM.tolist(), strict=True))

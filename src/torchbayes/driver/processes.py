@@ -1,4 +1,4 @@
-"""Share: the members of a fit that this process holds, where several processes share them."""
+"""Shard: the members of a fit that this process holds, where several processes share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchbayes.driver.checkpoint import flatten, mapped
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """A slice of the M axis.
 
     Attributes:
@@ -24,14 +24,14 @@ class Share:
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
-    def mine(self) -> slice:
+    def local(self) -> slice:
         """Members of this process."""
         return self.ranks.members(self.members)
 
     @property
     def count(self) -> int:
         """Number of members of this process."""
-        start, stop, step = self.mine.indices(self.members)
+        start, stop, step = self.local.indices(self.members)
         return max(0, -((start - stop) // step))
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -39,11 +39,11 @@ class Share:
         return self.ranks.gather(tensor, self.members)
 
     def whole(self, state: Any) -> Any:
-        """Return a state of all members, on every process."""
+        """Return the state of all members, on every process."""
         return state if self.ranks.chains == 1 else mapped(state, self.gather)
 
     def agree(self, choice: bool) -> bool:
-        """Return the first process's choice, where what follows needs all of them."""
+        """Return the first process's choice, where the next operation needs all processes."""
         return choice if self.ranks.chains == 1 else self.ranks.agree(choice)
 
     def check_equal(self, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, elsewhere a line now and then, with the numbers that matter."""
+"""Progress: a bar on a terminal, elsewhere an occasional line, with the numbers that matter."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchbayes.methods.protocol import Method
 
-FIRST, GROWTH, LONGEST = 10.0, 1.5, 600.0  # seconds before the first line, what waits grow by, and the longest one
+FIRST, GROWTH, LONGEST = 5.0, 1.1, 30.0  # seconds: the first wait, growth factor of waits, the longest one
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a callback is told at the end of every epoch.
+    """What a callback receives at the end of every epoch.
 
     Attributes:
         epoch: epochs done.
         epochs: epochs of the run.
         step: steps done.
         state: the method's state; its tensors are reused by the next step, so copy what must be kept.
-        info: what the last step saw.
-        record: the line of the log: means over the epoch of what the method's steps saw, such as loss and negative log
-            likelihood of each member, and seconds.
+        info: what the last step reported.
+        record: the line of the log: means over the epoch of what the method's steps reported, such as loss and negative
+            log likelihood of each member, and seconds.
     """
 
     epoch: int
@@ -44,7 +44,7 @@ Callback = Callable[[Event], object]
 
 
 def summary(event: Event) -> str:
-    """Return the numbers that matter of an epoch: NLL and, of a descent, learning rate; or those of a sampler."""
+    """Return the main numbers of an epoch: NLL and, for a descent, the learning rate; or those of a sampler."""
     record = event.record
     if "nll" in record:
         nlls = record["nll"]
@@ -57,13 +57,13 @@ def summary(event: Event) -> str:
 
 
 class Lines:
-    """Progress where there is no terminal: a line now and then, the first after 10 s, then after ever longer waits."""
+    """Progress where there is no terminal: a line every few seconds at first, every half a minute of a long run."""
 
     def __init__(self, title: str, done: int, epochs: int, *, write: Callable[[str], object]) -> None:
         """Start the clock.
 
         Args:
-            title: what is fitted.
+            title: name of what is fitted.
             done: epochs already done.
             epochs: epochs of the run.
             write: takes a line.
@@ -74,11 +74,11 @@ class Lines:
         self._due = self._began + FIRST
 
     def __call__(self, event: Event) -> None:
-        """Take the numbers of an epoch that is over."""
+        """Take the numbers of a finished epoch."""
         self._done, self._numbers = event.epoch, summary(event)
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Write a line if one is due."""
         now = time.monotonic()
         if now < self._due:
@@ -92,7 +92,7 @@ class Lines:
 
 @contextmanager
 def progress_bar(method: Method, done: int, epochs: int) -> Iterator[Callback]:
-    """Show progress on standard error while the `with` lasts: a bar on a terminal, else a line now and then.
+    """Show progress on standard error while the `with` lasts: a bar on a terminal, else an occasional line.
 
     Args:
         method: what is fitted; it names the bar.

@@ -12,8 +12,8 @@ from torchbayes.model.rows.sources import Source
 class Reader:
     """Reads minibatches of a shuffled stream, whose order is a function of (seed, member, epoch) alone, and sites.
 
-    Minibatches that are asked for one after the other are read as they come, others by going to their place in their
-    epoch: what is read depends on the visit alone.
+    Consecutive minibatches are read as they come, others by skipping to their place in the epoch: what is read depends
+    on the visit alone.
     """
 
     def __init__(self, source: Source, seeds: Sequence[int]) -> None:
@@ -23,7 +23,7 @@ class Reader:
         self._next = -1
 
     def read(self, visit: Visit) -> Batch | None:
-        """Return the rows, every tensor (M, B, ...); None where the density holds them, or there are none.
+        """Return the rows, every tensor (M, B, ...); None where the density holds them, or the visit has none.
 
         Raises:
             ValueError: as the source raises it for a bad batch, or if an epoch has fewer batches than the first one.
@@ -43,5 +43,5 @@ class Reader:
                 f"epoch {epoch + 1}. Give data that are the same at every pass."
             )
         if place == self._source.steps_per_epoch - 1:
-            next(self._batches, None)  # lets the source end its epoch, as workers of a loader do
+            next(self._batches, None)  # lets the source finish its epoch, such as the workers of a loader
         return batch

@@ -4,10 +4,9 @@ config.json            the run's name, method, settings, seed, layout: written a
 log.jsonl              one JSON object per epoch
 checkpoint.safetensors the last complete state, replaced atomically
 posterior.safetensors  the result
-run.lock               who is writing here; nobody if it is not there
+run.lock               which process is writing; absent if none is
 
-Each file holds checksums and the name of the run, a random one, so that neither damage nor a file of another run in its
-place goes unnoticed.
+Each file holds checksums and the run's random name, so that neither damage nor a file of another run goes unnoticed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torchbayes.driver import log
 from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
 from torchbayes.driver.history import History
 from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import Shelf
 from torchbayes.posteriors.files import (
     CHECKPOINT,
@@ -41,7 +40,7 @@ from torchbayes.posteriors.files import (
 )
 from torchbayes.posteriors.locks import Locked
 
-# Seconds between checkpoints, and how many times the last write they are at least: so writing costs at most 2 %.
+# Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
 _EVERY = 5.0
 _SPARE = 50.0
 
@@ -57,29 +56,29 @@ def describe(settings: Any) -> Any:
 class Run:
     """Writes what a fit leaves on disk, with the directory locked; without a directory it writes nothing.
 
-    Where several processes share a fit, the first writes, the others read; files are those of a single process. Used
-    with `with`, which opens the directory and gives it back.
+    Where several processes share a fit, the first writes and the others read; the files are those of a single process.
+    A context manager, which opens the directory and releases it.
     """
 
     def __init__(
-        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, share: Share
+        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, shard: Shard
     ) -> None:
         """Describe the run; nothing is opened yet.
 
         Args:
             directory: where to write; None for nowhere.
             about: JSON-serialisable description of the run.
-            resume: continue a run found there.
-            share: the members of this process.
+            resume: whether to continue a run found there.
+            shard: the members of this process.
 
         Raises:
             ValueError: if there is no directory to resume from.
         """
         self.directory = None if directory is None else Path(directory)
-        self.about, self.share, self._resume = dict(about), share, resume
+        self.about, self.shard, self._resume = dict(about), shard, resume
         self.name = ""  # known to the process that writes
         self.history = History()
-        self.shelf: Shelf  # put up once it is known where the run goes on; no checkpoint outlives draws that it counts
+        self.shelf: Shelf  # set once it is known where the run resumes; no checkpoint counts draws that are lost
         self._saved, self._wrote = time.monotonic(), 0.0
         self._lock: Locked | None = None
         self._open = ExitStack()
@@ -99,15 +98,15 @@ class Run:
         if self.directory is None:
             return self
         with ExitStack() as stack:
-            if self.share.ranks.first:
+            if self.shard.ranks.first:
                 self._lock = stack.enter_context(Locked(self.directory))
                 self._begin(self.directory)
-            self.share.ranks.wait()
+            self.shard.ranks.wait()
             self._open = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give the directory back."""
+        """Release the directory."""
         self._open.close()
 
     def _begin(self, directory: Path) -> None:
@@ -121,7 +120,7 @@ class Run:
             raise ValueError(
                 f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
             )
-        sweep(directory)  # what writes that were killed left
+        sweep(directory)  # leftovers of writes that were killed
         if config.exists():
             advice = "Restore it, or remove it and resume: the checkpoint holds the same."
             found = read_described(config, restore=advice if checkpoint.exists() else "Start the run anew.")
@@ -135,9 +134,9 @@ class Run:
             self.name = found["run"]
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the state to start from and the checkpoint's description: the checkpoint's if there is one.
+        """Return the state to start from, that of the checkpoint if there is one, and the checkpoint's description.
 
-        A new run is described in its directory now that it has a state to begin with.
+        A new run is recorded in its directory here, once it has a state to begin with.
         """
         if (config := self._path(CONFIG)) is not None and not config.exists():
             write_described(config, {"run": self.name, **self.about})
@@ -145,14 +144,14 @@ class Run:
         if path is None or not path.exists():
             return fresh, {}
         about = {**self.about, "run": self.name} if self.name else self.about
-        return load_checkpoint(path, fresh, about, members=self.share.mine)
+        return load_checkpoint(path, fresh, about, members=self.shard.local)
 
-    def take_up_log(self, step: int, *, epochs: int = 0) -> None:
-        """Forget the lines of the log after a step, so that a resumed run leaves the log of an uninterrupted one.
+    def resume_log(self, step: int, *, epochs: int = 0) -> None:
+        """Drop the lines of the log after a step, so that a resumed run leaves the log of an uninterrupted one.
 
         Args:
-            step: where the run goes on.
-            epochs: how many epochs must have left a line.
+            step: step from which the run is resumed.
+            epochs: number of epochs that should have a line.
         """
         path = self._path(log.NAME)
         if path is not None:
@@ -172,7 +171,7 @@ class Run:
 
         Args:
             state: the method's state.
-            density: its plan is kept: another plan rounds differently.
+            density: its plan is stored: another plan rounds differently.
             means: sums over the epoch so far, for its line of the log.
             force: write at once.
 
@@ -180,14 +179,14 @@ class Run:
             Whether this process has written one.
         """
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
-        if self.directory is None or not self.share.agree(due):
+        if self.directory is None or not self.shard.agree(due):
             return False
         began = time.perf_counter()
-        state, sums = self.share.whole(state), means.sums()
+        state, sums = self.shard.whole(state), means.sums()
         path = self._path(CHECKPOINT)
         write = path is not None and all_finite(state)
         if path is not None and write:
-            epochs = state.step // self.about["steps_per_epoch"]  # each has its line in the log
+            epochs = state.step // self.about["steps_per_epoch"]  # each has a line in the log
             way = density.plan.way if density.plan else None
             extra = {"run": self.name, "plan": way, "sums": sums, "epochs": epochs}
             self.shelf.sync()
@@ -199,10 +198,11 @@ class Run:
         return write
 
     def rescue(self, error: Exception, state: Any, density: LogDensity, *, means: Means) -> None:
-        """Keep the last state before an error, and say so in it, unless that state cannot be kept whole.
+        """Save the last state before an error and say so in its message, unless that state is incomplete.
 
-        It cannot where it is not finite, where the draws up to it could not be written, or where other processes hold
-        members: they know nothing of an error here. The last checkpoint, if there is one, stays then.
+        It is not saved where it is not finite, where the draws up to it could not be written, or where other processes
+        hold members, since they do not know of an error here. The last checkpoint, if there is one, is then left in
+        place.
 
         Args:
             error: what was raised.
@@ -214,12 +214,12 @@ class Run:
             OSError: if the directory is no longer this run's.
         """
         self.check()
-        alone = self.directory is not None and self.share.ranks.chains == 1
+        alone = self.directory is not None and self.shard.ranks.chains == 1
         if alone and self.shelf.whole and self.checkpoint(state, density, means, force=True):
             error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
 
     def save(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Write the posterior, of this run."""
+        """Write the posterior of this run."""
         path = self._path(POSTERIOR)
         if path is not None:
             write_tensors(path, tensors, {**header, "run": self.name})
@@ -228,12 +228,12 @@ class Run:
         """Check that the directory, if this process writes to one, is still this run's.
 
         Raises:
-            OSError: if it was removed, or another process has taken it over.
+            OSError: if it was removed or taken over by another process.
         """
         if self._lock is not None:
             self._lock.check()
 
     def _path(self, name: str) -> Path | None:
-        """Return where to write, None for nowhere, once it is sure that the directory is still this run's."""
+        """Return where to write, None for nowhere, after checking that the directory is still this run's."""
         self.check()
         return None if self._lock is None else self._lock.directory / name

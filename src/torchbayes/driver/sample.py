@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.driver.checks import check_draws, check_sample
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.mcmc.health import problems
 from torchbayes.methods.protocol import Method
@@ -21,11 +21,11 @@ from torchbayes.posteriors.start import check_finite_start
 
 @dataclass(frozen=True)
 class Chains:
-    """What a sampler leaves.
+    """The result of `sample`.
 
     Attributes:
-        weights_MSD: kept weights.
-        numbers: name -> float64 (M, steps), what every step saw, burn-in included.
+        weights_MSD: retained draws of each chain.
+        numbers: name -> float64 (M, steps), what every step reported, burn-in included.
         state: the last state.
         fault: the first exception that the density raised after burn-in; empty if there was none.
         problems: what is known to be wrong with the chains, one clause each.
@@ -39,10 +39,10 @@ class Chains:
 
 
 def sample(density: Density, method: Method, start_MD: Tensor, *, seed: int = 0) -> Chains:
-    """Draw from a density, which need not be a network's.
+    """Draw from a density, which need not be that of a network.
 
     A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
-    Samplers on minibatches have no proposals, and end there.
+    Samplers on minibatches have no proposals, and stop there.
 
     Args:
         density: the target: a `LogDensity` with data, or a `FunctionDensity`.
@@ -51,12 +51,13 @@ def sample(density: Density, method: Method, start_MD: Tensor, *, seed: int = 0)
         seed: seed of the chains.
 
     Returns:
-        Kept weights, what every step saw, and what is known to be wrong with them, of which a warning tells.
+        Retained draws, what every step reported, and known problems, which are also given as a warning.
 
     Raises:
-        ValueError: if the rows of `start_MD` are not as many as the chains, or the density cannot be computed there, is
-            not finite, or has the wrong shape.
-        DivergedError: if a sampler on minibatches comes to where it is not finite, or cannot be computed.
+        ValueError: if `start_MD` does not have one row per chain, or the density there cannot be computed, is not
+            finite, or has the wrong shape.
+        DivergedError: if a sampler on minibatches reaches a point where the density is not finite, or cannot be
+            computed.
         TypeError: if density, method or start are of another kind.
     """
     check_sample(density, method)
@@ -72,12 +73,12 @@ def sample(density: Density, method: Method, start_MD: Tensor, *, seed: int = 0)
 
 
 def run_chains(density: Density, method: Method, start_MD: Tensor, *, seed: int) -> Chains:
-    """Return what `sample` does of chains that are not to be judged together, as they have targets of their own."""
+    """Return what `sample` does, for chains that are not judged together because each has its own target."""
     start_MD = _start(start_MD, method.members)
     check_draws(method, start_MD[0], start_MD.device)
     state = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
-    shelf, seen, fault = MemoryShelf(Share(method.members)), [], ""
-    while method.visit(state) is not None:  # a density of its own has no rows to read
+    shelf, seen, fault = MemoryShelf(Shard(method.members)), [], ""
+    while method.visit(state) is not None:  # a density without a model has no rows to read
         state, info = method.step(density, state, None)
         shelf.add(method.draw(state))
         seen.append(info.means())
@@ -91,8 +92,8 @@ def _start(start_MD: Tensor, chains: int) -> Tensor:
     """Return where each chain starts.
 
     Raises:
-        TypeError: if these are no weights in float32 or float64.
-        ValueError: if they are none, not finite, or for another number of chains.
+        TypeError: if these are not weights in float32 or float64.
+        ValueError: if they are empty, not finite, or for another number of chains.
     """
     if not isinstance(start_MD, Tensor) or start_MD.dtype not in {torch.float32, torch.float64}:
         seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__

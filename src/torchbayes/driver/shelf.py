@@ -1,4 +1,4 @@
-"""The shelf of a run: where the weights go that its method draws, in memory or streamed to the run directory."""
+"""The shelf of a run: where its draws go, in memory or streamed to the run directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.driver.processes import Share
+from torchbayes.driver.processes import Shard
 from torchbayes.model.model import Model
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.posterior import Posterior, packed
@@ -19,19 +19,19 @@ from torchbayes.posteriors.store import DrawFile
 class MemoryShelf:
     """Draws kept in memory. Where several processes share the members, each of them keeps the draws of all."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, shard: Shard) -> None:
         """Make an empty shelf, for the members of this process."""
-        self._share = share
+        self._shard = shard
         self._draws: list[Tensor] = []
 
     def add(self, weights_MD: Tensor | None) -> None:
-        """Keep a copy of the weights, or nothing of None."""
+        """Keep a copy of the weights; None is ignored."""
         if weights_MD is not None:
-            self._draws.append(self._share.gather(weights_MD.clone()))
+            self._draws.append(self._shard.gather(weights_MD.clone()))
 
     @property
     def count(self) -> int | None:
-        """How many draws a checkpoint can count on: none of them outlives the process."""
+        """Number of draws that a checkpoint can rely on; None, as draws in memory do not outlive the process."""
         return None
 
     @property
@@ -61,34 +61,34 @@ class DiskShelf:
     """Draws streamed to a run directory by the first process, from which all of them are read."""
 
     def __init__(
-        self, model: Model, like_MD: Tensor, share: Share, *, directory: Path, run: str, count: int = 0
+        self, model: Model, like_MD: Tensor, shard: Shard, *, directory: Path, run: str, count: int = 0
     ) -> None:
-        """Take up the draws of a run, or begin.
+        """Continue the draws of a run, or begin.
 
         Args:
-            model: what they are weights of.
+            model: the model whose weights they are.
             like_MD: weights of this process's members, with the dtype of a draw.
-            share: the members of this process.
+            shard: the members of this process.
             directory: of the run.
             run: name of the run.
-            count: draws of the checkpoint that the run goes on from; those after it, of a run that was killed, are
-                forgotten.
+            count: number of draws in the checkpoint that the run resumes from; later ones, of a run that was killed,
+                are dropped.
         """
-        self._model, self._share, self._directory = model, share, directory
+        self._model, self._shard, self._directory = model, shard, directory
         self._file: DrawFile | None = None
         self._taken = count
         self._read: Tensor | None = None
-        whole_MD = share.gather(like_MD)
-        if share.ranks.first:
+        whole_MD = shard.gather(like_MD)
+        if shard.ranks.first:
             self._file = DrawFile.create(directory, whole_MD, model.layout.shapes, run=run)
             self._file.truncate(count)
 
     def add(self, weights_MD: Tensor | None) -> None:
-        """Write the weights to the disk, or nothing of None."""
+        """Write the weights to disk; None is ignored."""
         if weights_MD is None:
             return
         self._taken += 1
-        whole_MD = self._share.gather(weights_MD)
+        whole_MD = self._shard.gather(weights_MD)
         if self._file is not None:
             self._file.append(whole_MD)
 
@@ -103,7 +103,7 @@ class DiskShelf:
         return self._file is None or len(self._file) >= self._taken
 
     def sync(self) -> None:
-        """Wait until all draws are on the disk itself."""
+        """Wait until all draws are physically on disk."""
         if self._file is not None:
             self._file.sync()
 
@@ -113,7 +113,7 @@ class DiskShelf:
         Raises:
             ValueError: if there are none.
         """
-        self._share.ranks.wait()
+        self._shard.ranks.wait()
         if self._read is None:
             self._read = read_draws(self._directory, self._model)
         if not self._read.shape[1]:
@@ -121,15 +121,15 @@ class DiskShelf:
         return self._read
 
     def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the header of the posterior's file, which refers to the draws beside it."""
+        """Return the tensors and the header of the posterior's file, which refers to the file of draws next to it."""
         tensors, header = packed(posterior)
-        if self._read is None or tensors.get(_DRAWS) is not self._read:  # they are not those of the posterior as it is
+        if self._read is None or tensors.get(_DRAWS) is not self._read:  # the posterior holds other draws than the file
             return tensors, header
         own = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
         settings: Mapping[str, Any] = {**header["settings"], "draws": self.count, "beside": True}
         return own, {**header, "settings": settings}
 
 
-_DRAWS = "weights_MSD"  # the tensor of a posterior that may stay in the file of the draws
+_DRAWS = "weights_MSD"  # a posterior's tensor that may stay in the file of draws
 _NONE = "the run ended within its burn-in, before weights were kept. Resume it with more steps."
 Shelf = MemoryShelf | DiskShelf

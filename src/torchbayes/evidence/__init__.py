@@ -1,10 +1,9 @@
 """log p(D) = log ∫ p(D|w) p(w) dw: Monte Carlo estimators with error bars, and the closed form of linear models.
 
-`annealed_importance_sampling` is the one to begin with: without bias on the natural scale, whatever the modes.
-`reverse_annealing` needs draws of the posterior; with the first it encloses the log evidence.
-`thermodynamic_integration` needs chains that mix. `prior_monte_carlo` is a check for tiny problems,
-`linear_gaussian_evidence` exact where it applies. All take a `Model` and its data as `fit` does, all but the last a
-`FunctionTarget` too, and return an `Evidence`.
+Start with `annealed_importance_sampling`: it is unbiased on the natural scale, whatever the modes. `reverse_annealing`
+needs draws of the posterior; the two bracket the log evidence. `thermodynamic_integration` needs chains that mix.
+`prior_monte_carlo` is a check for tiny problems, `linear_gaussian_evidence` exact where it applies. All take a `Model`
+and its data as `fit` does, all but the last a `FunctionTarget` too, and return an `Evidence`.
 """
 
 from torchbayes.evidence.annealing import annealed_importance_sampling, reverse_annealing

@@ -1,16 +1,16 @@
 r"""Annealed importance sampling (Neal 2001), and the same path backwards.
 
 Particles start as draws from the prior. At inverse temperatures 0 = β_0 < β_1 < … < β_K = 1 each is weighted, and moved
-so that p_{β_k} stays what it is:
+by a kernel that leaves p_{β_k} invariant:
 
     log v = Σ_{k=1}^{K} (β_k − β_{k−1}) log p(D|w_{k−1}),     w_k ~ HMC at β_k from w_{k−1}
 
-Then E[v] = p(D), whatever the moves are worth, if their settings do not depend on the particles. So log (1/P) Σ_p v_p
-is too low on average, by half the variance it has, and by more where few particles decide.
+Then E[v] = p(D), however poor the moves, if their settings do not depend on the particles. So log (1/P) Σ_p v_p is too
+low on average, by half its variance, and by more where few particles dominate.
 
 Backwards from a draw of the posterior, E[1/v] = 1/p(D), and −log (1/P) Σ_p 1/v_p is too high on average. The two
-enclose the log evidence (Grosse, Ghahramani and Adams 2015; Grosse, Ancha and Roy 2016). The upper bound is one only as
-far as the draws are from the posterior.
+bracket the log evidence (Grosse, Ghahramani and Adams 2015; Grosse, Ancha and Roy 2016). The upper bound is valid only
+as far as the draws are from the posterior.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.posteriors.start import check_finite_start
 
-# variance of log weights that temperatures are placed for: particles do not mix at once, so it comes out larger
+# target variance of log weights, if particles mixed at once; in practice it comes out larger
 _VARIANCE = 0.2
 _FEWEST, _MOST = 10, 20_000  # temperatures
 
@@ -50,14 +50,14 @@ def annealed_importance_sampling(
     """Estimate the log evidence by annealing particles from the prior to the posterior.
 
     Temperatures, step sizes and masses come from a pilot run with other random numbers (`evidence.pilot`) and are fixed
-    before the first particle moves, so the evidence itself is estimated without bias. Gradients taken: particles times
-    temperatures times at most `leapfrogs`, and the pilot run's.
+    before the first particle moves, so the evidence itself is estimated without bias. Cost in gradients: particles
+    times temperatures times at most `leapfrogs`, plus the pilot run's.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
-        data: what `fit` takes; None with a `FunctionTarget`.
+        data: as for `fit`; None with a `FunctionTarget`.
         particles: P, independent particles.
-        temperatures: K + 1, their number, placed at even distances; or inverse temperatures from 0 to 1, such as
+        temperatures: K + 1, their number, equally spaced along the path; or inverse temperatures from 0 to 1, such as
             `sigmoidal(500)`; None takes the number at which log weights would have variance 0.2 if particles mixed
             at once, between 10 and 20,000.
         leapfrogs: bound on the leapfrog steps of a move; they go a quarter of a period where that takes fewer.
@@ -95,21 +95,22 @@ def reverse_annealing(
 ) -> Evidence:
     """Bound the log evidence from above by annealing draws of the posterior back to the prior.
 
-    With the same settings and seed it walks the temperatures of `annealed_importance_sampling`, in the other direction.
-    The error supposes that the draws are independent: thin them. Draws that miss a part of the posterior of mass 1 − a
-    lower the bound by −log a at most.
+    With the same settings and seed it uses the temperatures of `annealed_importance_sampling`, in reverse order. The
+    error assumes that the draws are independent: thin them. Draws that miss a part of the posterior of mass 1 − a lower
+    the bound by −log a at most.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
-        data: what `fit` takes; None with a `FunctionTarget`.
+        data: as for `fit`; None with a `FunctionTarget`.
         draws: draws of the posterior, such as those of HMC; or weights (S, D) or (M, S, D).
-        temperatures: as of `annealed_importance_sampling`.
+        temperatures: as for `annealed_importance_sampling`.
         leapfrogs: likewise.
         seed: seed of everything.
 
     Returns:
-        The bound, with the error of the jackknife over draws. Details as of `annealed_importance_sampling`; log weights
-        are those of 1/p(D), and temperatures, acceptances and log likelihoods run from the posterior to the prior.
+        The bound, with the error of the jackknife over draws. Details as for `annealed_importance_sampling`; log
+        weights are those of 1/p(D), and temperatures, acceptances and log likelihoods run from the posterior to the
+        prior.
 
     Raises:
         TypeError: if `model` is neither.
@@ -134,7 +135,7 @@ def reverse_annealing(
 
 
 def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Pilot, Ladder]:
-    """Return what a pilot run found, and the ladder to walk.
+    """Return a pilot run, and the ladder of temperatures.
 
     Raises:
         ValueError: if there are fewer than 2 temperatures, or those given do not rise from 0 to 1.
@@ -149,7 +150,7 @@ def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: i
 
 
 def _annealed(target: Target, weights_PD: Tensor, ladder: Ladder, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
-    """Return log weights, float64 (P,), of particles that walk a ladder, and what was seen."""
+    """Return log weights, float64 (P,), of particles annealed along a ladder, and details."""
     place = Place(weights_PD, target.parts(weights_PD))
     log_weights_P = torch.zeros(len(weights_PD), dtype=torch.float64)
     acceptances, log_likelihoods = [], []

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# below this many effective weights the jackknife says too little: measured in tests/evidence/test_estimate.py
+# with fewer effective weights the jackknife's error is too small: measured in tests/evidence/test_estimate.py
 LEAST_ESS = 10.0
 
 
@@ -22,8 +22,8 @@ class Evidence:
     Attributes:
         log_evidence: the estimate, in nats.
         error: its standard error, in nats; 0 where the value is exact.
-        method: how it was found, in words.
-        details: what else the method tells, by name; its own documentation says what. Tensors are float64 on the CPU.
+        method: the estimator, in words.
+        details: further results by name, as documented by the method. Tensors are float64 on the CPU.
     """
 
     log_evidence: float
@@ -51,7 +51,7 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
 
     The jackknife leaves out one weight at a time: $\hat\sigma^2 = \frac{P-1}{P} \sum_p (\hat z_{(p)} - \bar z)^2$ with
     $\hat z_{(p)} = \log \frac{1}{P-1} \sum_{q \neq p} e^{v_q}$ (Efron and Stein 1981). For even weights it is the delta
-    method's $\mathrm{sd}(e^v) / (\sqrt P \, \overline{e^v})$; where a single weight decides it is larger.
+    method's $\mathrm{sd}(e^v) / (\sqrt P \, \overline{e^v})$; where a single weight dominates it is larger.
 
     Args:
         log_weights_P: v, at least two; −∞ is a weight of zero.
@@ -74,7 +74,7 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
         )
     total = float(log_weights_P.logsumexp(0))
     shares_P = (log_weights_P - total).exp()
-    # log(1 − share) where shares are small; the largest weight may be nearly all, so the rest is summed without it
+    # log(1 − share) where shares are small; the largest may be nearly one, so the rest is summed without it
     without_P = total + torch.log1p(-shares_P.clamp(max=0.5))
     largest = int(log_weights_P.argmax())
     rest_P = torch.cat([log_weights_P[:largest], log_weights_P[largest + 1 :]])
@@ -85,13 +85,13 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
 
 
 def warn_of_few(ess: float, what: str, advice: str, *, wrong: str = "too low") -> None:
-    """Warn where so few weights decide that the error cannot be trusted.
+    """Warn where so few weights dominate that the error is unreliable.
 
     Args:
         ess: effective number of weights.
         what: what was weighted, such as "particles".
         advice: what to do, one sentence.
-        wrong: to which side a mean of so few is off: the logarithm of a mean of weights is too low.
+        wrong: the direction of the error: the logarithm of a mean of few weights is too low.
     """
     if ess < LEAST_ESS:
         warnings.warn(

@@ -2,12 +2,12 @@ r"""Thermodynamic integration (Gelman and Meng 1998; Lartillot and Philippe 2006
 
     log p(D) = ∫_0^1 m(β) dβ,     m(β) = E[log p(D|w)] over p_β
 
-The slope of m is v(β) = Var[log p(D|w)] over p_β, which the same draws estimate. With it the trapezoid rule gains two
+The slope of m is v(β) = Var[log p(D|w)] over p_β, estimated from the same draws. With it the trapezoid rule gains two
 orders (Friel, Hurn and Wyse 2014):
 
     log p(D) ≈ Σ_k δ_k (m_k + m_{k+1})/2 − δ_k² (v_{k+1} − v_k)/12,     δ_k = β_{k+1} − β_k
 
-Chains at all temperatures are the rows of one stack. At β = 0 draws from the prior take their place.
+Chains at all temperatures are the rows of one stack. At β = 0 draws from the prior replace them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
 from torchbayes.native.seeds import Purpose, generator, mix
 
-_DISTANCE = 0.4  # of neighbours on the path, in nats: the corrected rule is then off by less than the chains' error
+_DISTANCE = 0.4  # of neighbours on the path, in nats: the corrected rule's error is then below that of the chains
 _FEWEST, _MOST = 17, 513  # temperatures
-_ACCEPTANCE = 0.9  # of chains: high, as they adapt in a short time and a step size too large makes them stick
+_ACCEPTANCE = 0.9  # of chains: high, as they adapt for a short time and get stuck if the step size is too large
 _DISAGREE, _STUCK = 1.1, 0.01  # R-hat, and acceptance
 
 
 class Quadrature(NamedTuple):
-    """An integral over β and how far it may be off.
+    """An integral over β and its error.
 
     Attributes:
         value: Σ_k δ_k (m_k + m_{k+1})/2 − δ_k² (v_{k+1} − v_k)/12.
@@ -62,17 +62,17 @@ def thermodynamic_integration(
 ) -> Evidence:
     """Estimate the log evidence by the mean log likelihood along the path from the prior to the posterior.
 
-    Every temperature has chains of HMC of its own, which start from particles of a pilot run and adapt step size and
-    mass in the first half of their steps. Unlike annealed importance sampling it needs chains that mix at every
-    temperature. Gradients taken: chains times temperatures times steps times at most `leapfrogs`, and the pilot run's.
+    Every temperature has its own chains of HMC, which start from particles of a pilot run and adapt step size and mass
+    in the first half of their steps. Unlike annealed importance sampling it needs chains that mix at every temperature.
+    Cost in gradients: chains times temperatures times steps times at most `leapfrogs`, plus the pilot run's.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
-        data: what `fit` takes; None with a `FunctionTarget`.
+        data: as for `fit`; None with a `FunctionTarget`.
         chains: C, chains at every temperature.
-        steps: length of a chain; the last half counts.
-        temperatures: K, their number, at least 3, placed at even distances; or inverse temperatures from 0 to 1, such
-            as `power(30)`; None places them at distances of 0.4, at least 17.
+        steps: length of a chain; only the second half counts.
+        temperatures: K, their number, at least 3, equally spaced along the path; or inverse temperatures from 0 to 1,
+            such as `power(30)`; None places them at distances of 0.4, at least 17.
         leapfrogs: bound on the leapfrog steps of an iteration.
         seed: seed of everything.
 
@@ -115,13 +115,13 @@ def thermodynamic_integration(
 
 
 def _integrated(values_KCS: Tensor, beta_K: Tensor, acceptance_K: Tensor) -> Evidence:
-    """Return the evidence by log likelihoods along the path."""
+    """Return the evidence from log likelihoods along the path."""
     mean_K, variance_K = values_KCS.mean((1, 2)), values_KCS.flatten(1).var(1)
     found = integrate(beta_K, mean_K, variance_K)
     monte_carlo = _monte_carlo_error(values_KCS, beta_K)
     draws_CSK = values_KCS.permute(1, 2, 0)
     rhat_K = rhat(draws_CSK)
-    # not a number where nothing moves: because the likelihood is constant, or because nothing is accepted
+    # NaN where nothing moves: because the likelihood is constant, or because nothing is accepted
     still_K = torch.where(torch.cat([torch.ones(1), acceptance_K]) < _STUCK, torch.inf, 1.0)
     judged_K = torch.where(rhat_K.isnan(), still_K, rhat_K)
     worst = int(judged_K.argmax())
@@ -149,11 +149,11 @@ def _integrated(values_KCS: Tensor, beta_K: Tensor, acceptance_K: Tensor) -> Evi
 def integrate(beta_K: Tensor, mean_K: Tensor, variance_K: Tensor) -> Quadrature:
     """Integrate m(β) by the corrected trapezoid rule.
 
-    The rule is of fourth order, so with every second temperature alone it is off by about sixteen times as much, and
-    the difference tells. An eighth of it is taken and not a fifteenth: the order is not yet reached.
+    The rule is of fourth order, so with every second temperature alone its error is about sixteen times as large, and
+    the difference estimates it. An eighth of it is taken, not a fifteenth, as the asymptotic order is not yet reached.
 
     Args:
-        beta_K: inverse temperatures, rising, at least 3.
+        beta_K: inverse temperatures, ascending, at least 3.
         mean_K: means of the log likelihood.
         variance_K: variances of the log likelihood, the slopes of the means.
 
@@ -170,7 +170,7 @@ def integrate(beta_K: Tensor, mean_K: Tensor, variance_K: Tensor) -> Quadrature:
 
 
 def _coefficients(beta_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what means and variances are multiplied by."""
+    """Return the coefficients of means and variances."""
     step, zero = beta_K.diff(), beta_K.new_zeros(1)
     means = (torch.cat([step, zero]) + torch.cat([zero, step])) / 2
     slopes = (torch.cat([step**2, zero]) - torch.cat([zero, step**2])) / 12
@@ -180,7 +180,7 @@ def _coefficients(beta_K: Tensor) -> tuple[Tensor, Tensor]:
 def _monte_carlo_error(values_KCS: Tensor, beta_K: Tensor) -> float:
     """Return the standard error of the integral: chains at different temperatures are independent.
 
-    To first order, what a draw adds to a m + c v is a (x − m) + c ((x − m)² − v).
+    To first order, a draw contributes a (x − m) + c ((x − m)² − v) to a m + c v.
     """
     means_K11, slopes_K11 = (part[:, None, None] for part in _coefficients(beta_K))
     centred_KCS = values_KCS - values_KCS.mean((1, 2), keepdim=True)
@@ -189,7 +189,7 @@ def _monte_carlo_error(values_KCS: Tensor, beta_K: Tensor) -> float:
 
 
 def _placed(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Tensor, Pilot]:
-    """Return inverse temperatures, and what a pilot run found.
+    """Return inverse temperatures, and the pilot run.
 
     Raises:
         ValueError: if there are fewer than 3, or those given do not rise from 0 to 1.

@@ -1,12 +1,12 @@
-r"""The exact evidence of linear models with Gaussian noise and normal priors, to judge estimators by.
+r"""The exact evidence of linear models with Gaussian noise and normal priors, for testing estimators.
 
 With f_w = f_0 + Φ w, w ~ N(μ_0, S_0) and y ~ N(f_w, Σ), where S_0 and Σ are diagonal,
 
     log p(D) = log N(y; f_0 + Φ μ_0, Φ S_0 Φᵀ + Σ)
 
 (Bishop 2006, section 3.5). With A = Σ^{−½} Φ S_0^{½} and r = Σ^{−½} (y − f_0 − Φ μ_0) the covariance is I + A Aᵀ in
-units of the noise, N × N. Where there are fewer weights the smaller I + AᵀA, D × D, has the same determinant, and with
-u = (I + AᵀA)^{−1} Aᵀ r the square is |r − A u|² + |u|², a sum that does not cancel. Everything is in float64.
+units of the noise, N × N. Where there are fewer weights, the smaller I + AᵀA, D × D, has the same determinant, and with
+u = (I + AᵀA)^{−1} Aᵀ r the quadratic form is |r − A u|² + |u|², a sum without cancellation. Everything is in float64.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 
 _TRIALS = 4  # random weights at which linearity is checked
-_TOLERANCE = 1e-8  # of the size of the outputs; a linear network in float64 is some 1e-14 off
+_TOLERANCE = 1e-8  # relative to the outputs; a linear network in float64 is about 1e-14 off
 
 
 def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
@@ -39,14 +39,14 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
 
     Args:
         model: a network linear in its weights, likelihood `Gaussian` with fixed scale, priors `Normal`, temperature 1.
-        data: what `fit` takes.
+        data: as for `fit`.
 
     Returns:
         The evidence, with error 0. Details: `form`, "weights" for D × D or "rows" for N × N.
 
     Raises:
-        TypeError: if `model` is no model.
-        ValueError: if likelihood or priors are others, the network is not linear, or the data do not fit.
+        TypeError: if `model` is not a model.
+        ValueError: if likelihood or priors are of another kind, the network is not linear, or the data do not fit.
     """
     check_model(model)
     loc_D, scale_D = _normal_prior(model)
@@ -57,7 +57,7 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)
     module = copied(model.network.module).double().requires_grad_(True)  # only such parameters can be random
     own = model.network
-    network = Network(module, own.random if own.picked.places else own.layout.names)
+    network = Network(module, own.random if own.mask.indices else own.layout.names)
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
     plain, targets, weights_N = counted(model.likelihood, centre_NK, rows.targets)
     noise_NK = plain.noise(centre_NK).expand_as(centre_NK)  # type: ignore[attr-defined]

@@ -2,8 +2,8 @@ r"""Simple Monte Carlo: p(D) is the mean of the likelihood over the prior.
 
     log p(D) ≈ log (1/S) Σ_s p(D|w_s),     w_s ~ p(w)
 
-Unbiased on the natural scale. The number of draws it needs grows like the exponential of the information the data
-bring, KL(posterior ‖ prior) (Chatterjee and Diaconis 2018), so it is a check for tiny problems.
+Unbiased on the natural scale. The number of draws it needs grows like the exponential of the information in the data,
+KL(posterior ‖ prior) (Chatterjee and Diaconis 2018), so it is a check for tiny problems.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 1
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
-        data: what `fit` takes; None with a `FunctionTarget`.
+        data: as for `fit`; None with a `FunctionTarget`.
         draws: S, draws from the prior.
         seed: seed of the draws.
 

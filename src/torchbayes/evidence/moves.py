@@ -21,14 +21,14 @@ QUARTER = math.pi / 2  # of the period of a normal target whose variances are th
 
 
 class Place(NamedTuple):
-    """Where M particles are, and prior and likelihood there."""
+    """The weights of M particles, and prior and likelihood there."""
 
     weights_MD: Tensor
     parts: Parts
 
 
 class Tuning(NamedTuple):
-    """How to move at one temperature.
+    """Settings of the moves at one temperature.
 
     Attributes:
         step_size: ε, the largest leapfrog step.
@@ -42,7 +42,7 @@ class Tuning(NamedTuple):
 
     @property
     def steps(self) -> tuple[float, int]:
-        """Size and number L of the steps of a move: L = ⌈π/2ε⌉ steps of size π/2L, or too few steps of size ε.
+        """Size and number L of the steps of a move: L = ⌈π/2ε⌉ steps of size π/2L, or as many as allowed of size ε.
 
         Each particle's size is multiplied by a number uniform in [0.8, 1.2].
         """
@@ -52,20 +52,20 @@ class Tuning(NamedTuple):
 
 
 def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int, number: int) -> tuple[Place, Tensor]:
-    """Move every particle once, so that p_β stays what it is.
+    """Move every particle once, leaving p_β invariant.
 
     Step sizes do not depend on where the particles are, so the move is reversible with respect to p_β.
 
     Args:
         target: prior and likelihood.
-        place: where the particles are.
+        place: the particles.
         beta: β.
-        tuning: how to move.
+        tuning: settings of the move.
         seed: seed of the run.
         number: number of the move in the run.
 
     Returns:
-        Where they are then, and the probability with which each accepted, float64 (M,).
+        The new particles, and the acceptance probability of each, float64 (M,).
     """
     weights_MD, count, device = place.weights_MD, len(place.weights_MD), place.weights_MD.device
     inverse_mass_D = tuning.inverse_mass_D.to(weights_MD)
@@ -80,7 +80,7 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
     last = [place.parts]
 
     def density(at_MD: Tensor) -> Value:
-        last[0] = target.parts(at_MD)  # kept: at the next temperature it is needed apart
+        last[0] = target.parts(at_MD)  # kept: the next temperature needs the two parts separately
         return last[0].at(beta_1)
 
     before, (step_size, steps) = place.parts.at(beta_1), tuning.steps
@@ -93,7 +93,7 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
         steps_M=torch.full((count,), steps, device=device),
         inverse_mass_MD=inverse_mass_D,
     )
-    # potential and kinetic differences are formed apart: both are small beside the energies
+    # potential and kinetic differences are formed separately: both are small compared with the energies
     gain_M = (end.value.log_density - before.log_density) + (
         kinetic(momentum_MD, inverse_mass_D) - kinetic(end.momentum_MD, inverse_mass_D)
     )

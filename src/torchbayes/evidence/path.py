@@ -1,6 +1,6 @@
-r"""The path from the prior to the posterior, log p_β(w) = β log p(D|w) + log p(w), every row with a β of its own.
+r"""The path from the prior to the posterior, log p_β(w) = β log p(D|w) + log p(w), with its own β for every row.
 
-β = 0 is the prior and β = 1 the posterior, both without their normalisation. Estimators of the evidence walk along it.
+β = 0 is the prior and β = 1 the posterior, unnormalised. Estimators of the evidence walk along it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbayes.checks import check_function, check_object, check_tensor, seen
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import check_precision
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
     likelihood_gradient: Tensor
 
     def at(self, beta_M: Tensor) -> Value:
-        """Return log p_β and its gradient; where β = 0 an infinite log likelihood counts for nothing."""
+        """Return log p_β and its gradient; where β = 0 an infinite log likelihood does not count."""
         beta_M1, prior_M = beta_M.to(self.prior_gradient).unsqueeze(-1), beta_M == 0
         likelihood_M = torch.where(prior_M, 0.0, beta_M * self.log_likelihood)
         gradient_MD = torch.where(prior_M.unsqueeze(-1), 0.0, beta_M1 * self.likelihood_gradient)
@@ -53,21 +53,21 @@ class Target(Protocol):
         ...
 
     def draw(self, count: int, seed: int) -> Tensor:
-        """Return independent draws from the prior, (M, D), where and as the target takes them."""
+        """Return independent draws from the prior, (M, D), on the target's device and in its dtype."""
         ...
 
 
 class ModelTarget:
     """The prior of a model, and its likelihood of all the data."""
 
-    def __init__(self, model: Model, data: Any, *, plan: Way | str = "auto", chunk_size: int = 1024) -> None:
+    def __init__(self, model: Model, data: Any, *, plan: BackendName | str = "auto", chunk_size: int = 1024) -> None:
         """Read and check the data.
 
         Args:
             model: p(y | f_w(x)) p(w), with proper priors and temperature 1.
-            data: what `fit` takes.
-            plan: how a stack of networks is run: auto, native, loop, vmap or compiled. Where auto has to measure, set
-                it, lest two runs differ by rounding.
+            data: as for `fit`.
+            plan: how a stack of networks is run: auto, native, loop, vmap or compiled. Where auto would choose by
+                measuring, set it, so that two runs do not differ by rounding.
             chunk_size: rows that go through a network at once.
 
         Raises:
@@ -97,7 +97,7 @@ class ModelTarget:
 
 
 class FunctionTarget:
-    """Any pair of log densities in the place of a model: for tests, and for the evidence of other targets."""
+    """Any pair of log densities instead of a model: for tests, and for the evidence of other targets."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class AnnealedDensity:
         return self.target.parts(weights_MD).at(self.beta_M.to(weights_MD.device))
 
     def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
-        """Return the value of each row; targets give prior and likelihood with their gradients, which are left out."""
+        """Return the value of each row; the gradients that targets compute are discarded."""
         value = self(weights_MD, batch)
         return ValueOnly(value.log_density, value.log_likelihood)
 
@@ -171,7 +171,7 @@ def check_model(model: Model) -> None:
     """Check that a model has an evidence.
 
     Raises:
-        TypeError: if it is no model, or weights are of lower precision than float32.
+        TypeError: if it is not a model, or weights have lower precision than float32.
         ValueError: if a prior is improper, or the temperature is not 1.
     """
     if not isinstance(model, Model):
@@ -186,12 +186,14 @@ def check_model(model: Model) -> None:
         )
 
 
-def as_target(model: Model | Target, data: Any = None, *, plan: Way | str = "auto", chunk_size: int = 1024) -> Target:
+def as_target(
+    model: Model | Target, data: Any = None, *, plan: BackendName | str = "auto", chunk_size: int = 1024
+) -> Target:
     """Return the target of a model and data, or the target itself.
 
     Args:
         model: a model, or a target that brings its own likelihood.
-        data: what `fit` takes; None for a target.
+        data: as for `fit`; None for a target.
         plan: how a stack of networks is run.
         chunk_size: rows that go through a network at once.
 
@@ -199,7 +201,7 @@ def as_target(model: Model | Target, data: Any = None, *, plan: Way | str = "aut
         The target.
 
     Raises:
-        ValueError: if there are data and they are not needed, or none and they are.
+        ValueError: if data are given but not needed, or needed but not given.
         TypeError: if `model` is neither.
     """
     if isinstance(model, Model):

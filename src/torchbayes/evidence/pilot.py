@@ -1,4 +1,4 @@
-r"""A pilot run: where to put temperatures, and how to move at each.
+r"""A pilot run: where to place temperatures, and how to move at each.
 
 A few particles go from the prior to the posterior by sequential Monte Carlo (Del Moral, Doucet and Jasra 2006). The
 next β is the one at which the conditional effective sample size (Zhou, Johansen and Aston 2016) of the increments
@@ -6,12 +6,12 @@ u_p = p(D|w_p)^{β' − β} is a given share of the particles,
 
     CESS = (Σ_p u_p)² / Σ_p u_p²
 
-Particles are drawn anew in proportion to u, and moved. Step sizes are adapted to the particles' mean acceptance, and
-masses are the inverse variances of the weights. Nothing of a pilot run enters an estimate but its settings: estimators
-use other random numbers, so what they do with settings that are then fixed stays unbiased.
+Particles are resampled in proportion to u, and moved. Step sizes are adapted to the particles' mean acceptance, and
+masses are the inverse variances of the weights. Only the settings found in a pilot run enter an estimate: estimators
+use other random numbers, so with settings that are then fixed they stay unbiased.
 
 The distance between neighbours, √log(P/CESS), adds up to the length Λ of the path: ∫ √Var_β[log p(D|w)] dβ for small
-steps. Temperatures at even distances are the best for K of them, and the variance of the log weights of annealed
+steps. Equally spaced temperatures are the best choice of K, and the variance of the log weights of annealed
 importance sampling is then about Λ²/K where particles mix at once (Gelman and Meng 1998; Neal 2001, section 4).
 """
 
@@ -33,7 +33,7 @@ from torchbayes.evidence.path import Parts, Target
 from torchbayes.native.seeds import Purpose, generator, mix
 
 PARTICLES = 64
-_SHARE = 0.6  # of the particles, that the conditional effective sample size is to be
+_SHARE = 0.6  # target of the conditional effective sample size, of the particles
 _MOVES = 6  # of every particle at every temperature
 _ACCEPTANCE = 0.8  # what step sizes are adapted to
 _LONGEST = QUARTER / 2  # step: a quarter of a period in one is accepted 71 % of the time at best, by N(0, 1)
@@ -43,12 +43,12 @@ Temperatures = int | Sequence[float] | Tensor
 
 
 class Rung(NamedTuple):
-    """What a pilot run found at one temperature.
+    """The result of a pilot run at one temperature.
 
     Attributes:
         beta: β.
         length: length of the path from the prior to here.
-        step_size: step size that is accepted as often as it should.
+        step_size: step size with the target acceptance.
         variance_D: variances of the weights, float64.
         weights_PD: the particles.
     """
@@ -66,7 +66,7 @@ class Ladder:
 
     Attributes:
         beta_K: β of each, from 0 to 1, float64.
-        tunings: how to move at each.
+        tunings: settings of the moves at each.
     """
 
     beta_K: Tensor
@@ -79,7 +79,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a pilot run found.
+    """The result of a pilot run.
 
     Attributes:
         rungs: one for each of its temperatures.
@@ -95,7 +95,7 @@ class Pilot:
         return self.rungs[-1].length
 
     def even(self, count: int) -> Tensor:
-        """Return `count` inverse temperatures from 0 to 1 at even distances, float64."""
+        """Return `count` inverse temperatures from 0 to 1, equally spaced along the path, float64."""
         beta_R, length_R = self._columns()
         if len(beta_R) == 2:
             return torch.linspace(0, 1, count, dtype=torch.float64)
@@ -129,10 +129,10 @@ def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
         seed: seed of the run.
 
     Returns:
-        What it found.
+        The pilot run.
 
     Raises:
-        ValueError: if log likelihoods are NaN or +∞, or too few are finite, or the run does not come to an end.
+        ValueError: if log likelihoods are NaN or +∞, or too few are finite, or the run does not terminate.
     """
     weights_PD = target.draw(PARTICLES, mix(Purpose.PILOT_START, seed))
     place = Place(weights_PD, target.parts(weights_PD))
@@ -159,7 +159,7 @@ def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
 
 
 def _variance(weights_PD: Tensor) -> Tensor:
-    """Return variances, float64 (D,), shrunk to a thousandth of their mean as if that had been seen five times."""
+    """Return variances, float64 (D,), shrunk towards a thousandth of their mean with the weight of five draws."""
     variance_D, count = weights_PD.double().cpu().var(0), len(weights_PD)
     return (count * variance_D + 5 * 1e-3 * variance_D.mean()) / (count + 5)
 
@@ -203,10 +203,10 @@ def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
 
 
 def as_temperatures(temperatures: Temperatures | None) -> Tensor | int | None:
-    """Return inverse temperatures that were given, float64 (K,), or their number, checked; None for neither.
+    """Return the given inverse temperatures, float64 (K,), or their number, checked; None for neither.
 
     Raises:
-        ValueError: if the number is less than 1, or they do not rise from 0 to 1.
+        ValueError: if the number is less than 1, or they do not ascend from 0 to 1.
     """
     if temperatures is None or is_whole(temperatures):
         return None if temperatures is None else whole("temperatures", temperatures)

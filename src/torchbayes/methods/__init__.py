@@ -1,1 +1,1 @@
-"""How to infer: one file per method, by family. Which methods there are, `torchbayes.catalogue.methods` knows."""
+"""How to infer: one file per method, by family. They are listed in `torchbayes.catalogue.methods`."""

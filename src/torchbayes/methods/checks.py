@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain
-from torchbayes.density.plans import WAYS
+from torchbayes.density.plans import BACKEND_NAMES
 
 __all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
@@ -14,8 +14,8 @@ def check_training(method: Any) -> None:
     """Check the settings of every method that trains, and turn its numbers into Python's.
 
     Raises:
-        ValueError: if a number or the plan is none that can be.
-        TypeError: if the optimiser is no object of that kind.
+        ValueError: if a number or the plan is invalid.
+        TypeError: if the optimiser is not an optimiser object.
     """
     plain(method)
     check_counts(members=method.members, batch_size=method.batch_size)
@@ -27,15 +27,15 @@ def check_plan(plan: Any) -> None:
     """Check how the stack of members is run.
 
     Raises:
-        ValueError: if there is no such way.
+        ValueError: if there is no such backend.
     """
-    check_choice(("auto", *WAYS), plan=plan)
+    check_choice(("auto", *BACKEND_NAMES), plan=plan)
 
 
 def check_schedule(schedule: Any) -> None:
     """Check a schedule of learning rates.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is not one.
     """
     check_object(("factor",), "Cosine()", schedule=schedule)

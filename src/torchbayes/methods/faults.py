@@ -1,9 +1,9 @@
 """Densities that raise exceptions: where one cannot be computed, a proposal is rejected, as in Stan.
 
-A target may fail where no sampler should be: a Cholesky factor of a matrix that is not positive definite, parameters
-that a distribution refuses. Such a place has density zero. What every chain asks for is one call, so after a failure
-the call is made again for some of the chains at a time, with the others at places where the density is known, until it
-is clear which of them fail.
+A target may fail at weights where no sampler should be: a matrix without a Cholesky factor, parameters that a
+distribution rejects. The density there is taken to be zero. All chains are evaluated in one call, so after a failure
+the call is repeated for subsets of the chains, with the others at weights where the density is known, until it is clear
+which of them fail.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torchbayes.checks import SettingError
 from torchbayes.density.dynamics import Density, Phase, Value, leapfrog
 from torchbayes.density.ranks import LostRankError
 
-# RuntimeErrors that are none of the target's: memory, devices, what is not written yet, other processes
+# RuntimeErrors that are not the target's: memory, devices, unimplemented operations, other processes
 _FATAL = (torch.OutOfMemoryError, torch.AcceleratorError, NotImplementedError, RecursionError, LostRankError)
-_FATAL += (SettingError,)  # a ValueError that is none either
+_FATAL += (SettingError,)  # a ValueError that is not the target's either
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
@@ -30,7 +30,7 @@ class Faults(NamedTuple):
 
     Attributes:
         raised_M: bool (M,), on the device of the weights.
-        first: type and words of the first exception; empty if there was none.
+        first: type and message of the first exception; empty if there was none.
     """
 
     raised_M: Tensor
@@ -38,21 +38,21 @@ class Faults(NamedTuple):
 
     @classmethod
     def none(cls, weights_MD: Tensor) -> Faults:
-        """Return that there were none."""
+        """Return that there were no faults."""
         return cls(torch.zeros(len(weights_MD), dtype=torch.bool, device=weights_MD.device), "")
 
 
 def is_fault(error: Exception, density: Density) -> bool:
-    """Return whether an exception says no more than that a density cannot be computed at some weights.
+    """Return whether an exception only means that a density cannot be computed at some weights.
 
-    Where ranks share the rows it never does: the others wait for this one's share of the sum.
+    Never where ranks share the rows: the others are waiting for this rank's part of the sum.
     """
     if isinstance(error, _FATAL) or not isinstance(error, ValueError | ArithmeticError | RuntimeError):
         return False
     ranks: Any = getattr(density, "ranks", None)
     if (ranks is not None and ranks.data > 1) or type(error).__module__.startswith(_COMPILERS):
         return False
-    return not (isinstance(error, RuntimeError) and "memory" in str(error))  # of the CPU: a plain RuntimeError
+    return not (isinstance(error, RuntimeError) and "memory" in str(error))  # a CPU raises a plain RuntimeError
 
 
 def worded(error: Exception) -> str:
@@ -66,7 +66,7 @@ def evaluated(density: Density, weights_MD: Tensor, *, known_MD: Tensor, gradien
 
     Args:
         density: the target.
-        weights_MD: where.
+        weights_MD: weights to evaluate at.
         known_MD: weights at which it can be computed.
         gradient: whether the gradient is wanted; else it has no columns, (M, 0).
 
@@ -142,7 +142,7 @@ def travelled(density: Density, weights_MD: Tensor, momentum_MD: Tensor, **optio
     def careful(at_MD: Tensor) -> Value:
         nonlocal faults
         before_M = faults.raised_M
-        place_MD = torch.where(before_M.unsqueeze(-1), weights_MD, at_MD)  # who has failed asks for nothing new
+        place_MD = torch.where(before_M.unsqueeze(-1), weights_MD, at_MD)  # failed chains wait at their start
         value, new = evaluated(density, place_MD, known_MD=weights_MD)
         faults = Faults(before_M | new.raised_M, faults.first or new.first)
         return value
@@ -170,11 +170,11 @@ def begun(density: Density, weights_MD: Tensor) -> Value:
 
 
 def _first_to_fail(density: Density, weights_MD: Tensor) -> str:
-    """Return who starts where the density fails: one chain, unless all do."""
+    """Return in words which chain starts where the density fails: the first, or all."""
     failed = []
     for chain, weights_D in enumerate(weights_MD):
         try:
-            density(weights_D.expand_as(weights_MD).clone())  # rows may be different targets: keep their number
+            density(weights_D.expand_as(weights_MD).clone())  # each row may have its own target: keep their number
         except Exception:
             failed.append(chain)
     return f"chain {failed[0]} starts" if 0 < len(failed) < len(weights_MD) else "the chains start"

@@ -12,7 +12,7 @@ from torchbayes.native.seeds import Purpose, mix, mixed
 
 
 def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) -> Tensor:
-    """Return standard normals of the shape, dtype and device of `like` (M, D); row m is chain m's own."""
+    """Return standard normals of the shape, dtype and device of `like` (M, D); row m belongs to chain m."""
     noise = torch.empty_like(like, memory_format=torch.contiguous_format)
     return fill_normal_rows(noise, seeds, mix(purpose, step))
 
@@ -20,7 +20,7 @@ def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) 
 def uniforms(seeds: Sequence[int], purpose: Purpose, *integers: int, count: int | None = None) -> Tensor:
     """Return float64 numbers uniform on [0, 1), on the CPU: one per chain, (M,), or `count` of each, (M, count).
 
-    They are the hash of seed and `integers` itself: to seed a generator for a few numbers takes longer than a small
+    They are the hash of seed and `integers` itself: seeding a generator for a few numbers takes longer than a small
     leapfrog step.
     """
     return torch.from_numpy((mixed(purpose, seeds, *integers, count=count) >> 10) * 2.0**-53)

@@ -1,4 +1,4 @@
-"""What a method is: frozen settings of one way to infer, and functions of them that whoever runs it calls in turn.
+"""What a method is: frozen settings of one way to infer, and functions of them that a driver calls in turn.
 
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps)
     while (visit := method.visit(state)) is not None:
@@ -7,9 +7,9 @@
     posterior = method.posterior(density, state, shelf)
 
 `fit` runs this loop with log, checkpoints and callbacks, `sample` runs it on any density in memory, and users may run
-it themselves. None of them asks which method it is: what differs between methods is declared in `Needs`, and said by
-the methods themselves. Every function is one of its arguments alone: random numbers depend on seeds and step, so that a
-run which was interrupted goes on as if it had not been.
+it themselves. None of them depends on which method it is: what differs between methods is declared in `Needs` and
+answered by the methods themselves. The functions depend on their arguments alone: random numbers are determined by
+seeds and step, so that an interrupted run continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from torchbayes.posteriors.posterior import Posterior
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs of those who run it.
+    """What a method needs from its driver.
 
     Attributes:
-        batch_size: rows of a minibatch or a site, where the data do not bring batches of their own; None for a method
-            that reads none.
+        batch_size: rows of a minibatch or a site, where the data are not batched already; None for a method that reads
+            none.
         all_rows: whether the density holds all rows, so that a step can see them without reading.
-        chunk_size: rows that go through a network at once where the density holds all of them.
-        start: where it begins: at "fresh" weights, unless others are given, or at "modes", which must be given and of
-            which there is one for each member.
+        chunk_size: rows that go through a network at once, where the density holds all rows.
+        start: where it begins: at "fresh" weights, unless others are given, or at "modes", which must be given, one for
+            each member.
         network: mode of the network while it moves. In "train" mode dropout is on and batch norm sees the batch.
-        model: whether it needs a model; else any density will do.
-        fixed_rows: whether the same rows must come at every pass; a warning says if they do not.
-        extendable: whether its length, its setting `steps`, is no part of what it is: a run that is over can go on.
-        coupled: whether members see each other, so that processes cannot share them.
-        burn_in: steps at the beginning of which nothing is shelved or judged.
-        draws: how many draws of each member a whole run shelves, at most.
+        model: whether it needs a model, rather than any density.
+        fixed_rows: whether the rows must be the same in every pass; a warning is given if they are not.
+        extendable: whether its length, the setting `steps`, is not part of its identity: a finished run can be
+            extended.
+        coupled: whether members interact, so that processes cannot share them.
+        burn_in: steps at the beginning that are neither shelved nor judged.
+        draws: number of draws that a whole run shelves for each member, at most.
         members: what its members are called in its settings.
     """
 
@@ -68,9 +69,10 @@ class Visit(NamedTuple):
     """Which rows the next step reads.
 
     Attributes:
-        kind: "minibatch": one of a shuffled stream, in which each member has an order of its own; "site": a fixed part
+        kind: "minibatch": one of a shuffled stream, in which each member has its own order; "site": a fixed part
             of the rows, the same for all members; "all": none are read, as the density holds them, or there are none.
-        number: which minibatch, counted through all epochs; or which site, of as many as an epoch has minibatches.
+        number: index of the minibatch, counted over all epochs; or of the site, of which there are as many as
+            minibatches in an epoch.
     """
 
     kind: Literal["minibatch", "site", "all"]
@@ -102,7 +104,7 @@ class Shelf(Protocol):
 
 
 class History(Protocol):
-    """The log of a run, from its first step on."""
+    """The log of a run, from its first step."""
 
     def columns(self, after: int = 0) -> dict[str, Tensor]:
         """Return what the lines after a step hold for each member, by name, each (M, lines), float64."""
@@ -123,7 +125,7 @@ class State(Protocol):
 
 
 class Method(Protocol):
-    """Frozen settings of one way to infer, with the functions that whoever runs it calls. There is no other state."""
+    """Frozen settings of one way to infer, with the functions that a driver calls. There is no other state."""
 
     @property
     def members(self) -> int:
@@ -137,7 +139,7 @@ class Method(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What it needs."""
+        """What the method needs from its driver."""
         ...
 
     def length(self, steps_per_epoch: int) -> int:
@@ -154,7 +156,7 @@ class Method(Protocol):
             weights_MD: where the members start.
             buffers: the network's buffers of each member, (M, ...).
             seeds: one seed per member.
-            steps_per_epoch: minibatches, or sites, that hold all rows once; 1 for a method that reads none.
+            steps_per_epoch: number of minibatches, or sites, that make up all rows; 1 for a method that reads none.
         """
         ...
 
@@ -163,7 +165,7 @@ class Method(Protocol):
         ...
 
     def step(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
-        """Return the new state and what was seen; the old state stays as it was unless it is donated."""
+        """Return the new state and the info of the step; the old state is unchanged unless donated."""
         ...
 
     def draw(self, state: Any) -> Tensor | None:
@@ -171,14 +173,14 @@ class Method(Protocol):
         ...
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Posterior:
-        """Return the posterior that a state and the draws on the shelf stand for."""
+        """Return the posterior given by a state and the draws on the shelf."""
         ...
 
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> Sequence[str]:
-        """Return what is known to be wrong with the result of a run, one clause each.
+        """Return the known problems of a run's result, one clause each.
 
         Args:
-            posterior: what `posterior` gave.
+            posterior: the result of `posterior`.
             state: the last state, of all members.
             history: the log of the run.
             source: the training data.

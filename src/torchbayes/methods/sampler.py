@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchbayes.checks import given, plain
 from torchbayes.density.dynamics import Density, Value
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.mcmc.health import problems_of
@@ -34,8 +34,8 @@ class Sampler(ABC):
     Attributes:
         chains: M, independent chains.
         steps: length of a chain, burn-in included.
-        burn_in: steps before weights are kept; step sizes and masses are adapted in these alone.
-        thin: keep the weights of every `thin`-th step after burn-in.
+        burn_in: steps before draws are retained; step sizes and masses are adapted only in these.
+        thin: thinning interval: every `thin`-th step after burn-in is retained as a draw.
         plan: how the stack of chains is run: auto, native, loop, vmap or compiled.
         chunk_size: rows that go through a network at once: the bound on memory.
     """
@@ -44,11 +44,11 @@ class Sampler(ABC):
     steps: int = 1000
     burn_in: int = 200
     thin: int = 1
-    plan: Way | str = field(default="auto", kw_only=True)
+    plan: BackendName | str = field(default="auto", kw_only=True)
     chunk_size: int = field(default=1024, kw_only=True)
 
-    batch_size = None  # samplers on minibatches have a setting of this name,
-    schedule = None  # and of this one
+    batch_size = None  # a setting of samplers on minibatches
+    schedule = None  # likewise
 
     def __post_init__(self) -> None:
         plain(self)
@@ -65,7 +65,7 @@ class Sampler(ABC):
                 f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
             )
         cycles = _cycles(self)
-        if cycles and not any(self.keeps(step) for step in range(self.steps, self.burn_in, -1)):
+        if cycles and not any(self.retains(step) for step in range(self.steps, self.burn_in, -1)):
             raise ValueError(
                 f"no cycle of `length` {cycles.length} ends after burn-in within {self.steps} steps, so nothing "
                 f"would be kept. Shorten the cycles, or sample longer."
@@ -85,7 +85,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def step(self, density: Density, state: Any, batch: Any = None, *, donate: bool = False) -> tuple[Any, Any]:
-        """Return the new state and what was seen."""
+        """Return the new state and the info of the step."""
 
     @property
     def members(self) -> int:
@@ -107,19 +107,19 @@ class Sampler(ABC):
         )
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a chain, burn-in included, whatever an epoch is."""
+        """Return the steps of a chain, burn-in included, whatever the length of an epoch."""
         del steps_per_epoch
         return self.steps
 
     def visit(self, state: Any) -> Visit | None:
-        """Return the next minibatch, or all the data; None when the chain is as long as it should be."""
+        """Return the next minibatch, or all the data; None when the chain is complete."""
         if state.step >= self.steps:
             return None
         return Visit("all") if self.batch_size is None else Visit("minibatch", state.step)
 
     def draw(self, state: Any) -> Tensor | None:
-        """Return the weights of the chains if they are kept."""
-        return state.weights_MD if self.keeps(state.step) else None
+        """Return the weights of the chains if they are retained as draws."""
+        return state.weights_MD if self.retains(state.step) else None
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Draws:
         """Return the draws on the shelf.
@@ -132,29 +132,29 @@ class Sampler(ABC):
         return Draws(density.model, shelf.weights_MSD(), statistics_known=True)
 
     def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
-        """Return what is wrong with the chains: see `torchbayes.methods.mcmc.health`."""
+        """Return the problems of the chains: see `torchbayes.methods.mcmc.health`."""
         del state, source
         return problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
 
-    def keeps(self, step: int) -> bool:
-        """Return whether the weights after `step` steps are kept."""
+    def retains(self, step: int) -> bool:
+        """Return whether the weights after `step` steps are retained as a draw."""
         if cycles := _cycles(self):
             left = -step % cycles.length  # steps to the end of the cycle
             return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
-    def kept(self, step: int) -> int:
-        """Return how many weights of each chain are kept in the first `step` steps."""
-        return sum(self.keeps(number) for number in range(1, step + 1))
+    def num_retained(self, step: int) -> int:
+        """Return the number of draws of each chain that are retained in the first `step` steps."""
+        return sum(self.retains(number) for number in range(1, step + 1))
 
 
 def _cycles(method: Sampler) -> Cycles | None:
-    """Return the cycles of a cyclical sampler, at whose ends weights are kept."""
+    """Return the cycles of a cyclical sampler, at whose ends draws are taken."""
     return method.schedule if isinstance(method.schedule, Cycles) else None
 
 
 def _most(method: Sampler) -> int:
-    """Return how many weights of each chain a whole run keeps, at most."""
+    """Return the number of draws of each chain that a whole run retains, at most."""
     each, cycles = (method.steps - method.burn_in) // method.thin, _cycles(method)
     return min(each, method.steps // cycles.length * cycles.draws) if cycles else each
 
@@ -164,16 +164,16 @@ class Info:
     """What a step on all the data reports, per chain.
 
     Attributes:
-        log_density_M: tempered log density at the chain's new place, float64, in nats.
+        log_density_M: tempered log density at the chain's new weights, float64, in nats.
         log_likelihood_M: Σ log p(y|f) there, untempered.
-        energy_M: −log density + kinetic energy at the start of the step, with its new momentum; E-BFMI is of these.
-            None for samplers without momentum.
+        energy_M: −log density + kinetic energy at the start of the step, with its new momentum; E-BFMI is computed from
+            these. None for samplers without momentum.
         acceptance_M: probability of acceptance, averaged over the step's proposals.
         step_size_M: step size.
-        gradients_M: gradients taken.
+        gradients_M: number of gradient evaluations.
         divergent_M: 1.0 where the energy error was above 1000 or not finite.
-        outside_M: 1.0 where it was not finite: a proposal had no density, as behind a wall.
-        faults: whose proposals were rejected because the density raised an exception.
+        outside_M: 1.0 where it was not finite: a proposal left the support.
+        faults: chains whose proposals were rejected because the density raised an exception.
     """
 
     log_density_M: Tensor
@@ -233,7 +233,7 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
 
 
 def check_shapes(value: Value, weights_MD: Tensor) -> None:
-    """Check what a density returns; whatever broadcasts would go unseen, and grow.
+    """Check the shapes that a density returns; wrong ones would broadcast unnoticed.
 
     Raises:
         ValueError: if there is not one number and one gradient for each row of weights.
@@ -248,7 +248,7 @@ def check_shapes(value: Value, weights_MD: Tensor) -> None:
 
 
 def refuse_batch_norm(density: Density) -> None:
-    """Check that the weights have a density of their own.
+    """Check that the density depends on the weights alone.
 
     Raises:
         ValueError: if the network has batch norm that is not frozen, or one without running statistics.
@@ -275,7 +275,7 @@ def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tens
     Returns:
         Bool (M,) and float64 (M,).
     """
-    # not even where the density is infinite: a chain would stay there for ever
+    # +∞ is rejected too: a chain would stay there for ever
     probability_M = log_ratio_M.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0.0).exp()
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
 
@@ -287,12 +287,12 @@ def diverged(error_M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
-    """Return the state one step on: where a chain accepted at its new weights, elsewhere where it was.
+    """Return the next state: at the new weights where a chain accepted, unchanged elsewhere.
 
     Args:
         state: a sampler's state with weights, gradient, log density and log likelihood.
         accepted_M: which chains move.
-        weights_MD: where to.
+        weights_MD: the new weights.
         value: the density there.
         more: other fields that change.
 
@@ -304,7 +304,7 @@ def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, *
     accepted = int(accepted_M.sum())
     if 0 < accepted < len(accepted_M):
         new = [choose(accepted_M, one, other) for one, other in zip(there, here, strict=True)]
-    else:  # most often all, and of a single chain always all or none: nothing is copied
+    else:  # often all accept, and a single chain gives all or none: nothing is copied
         new = there if accepted else here
     names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")
     return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1, **more)

@@ -1,4 +1,4 @@
-"""Schedules: of learning rates, functions of the share of the run that is done; of samplers, of the step alone."""
+"""Schedules of learning rates, functions of the completed share of the run, and of step sizes, of the step alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Constant:
     """lr(t) = lr."""
 
     def factor(self, done: float) -> float:
-        """Return the factor on the learning rate when a share `done` in [0, 1) of the run is over."""
+        """Return the factor on the learning rate when a share `done` in [0, 1) of the run is complete."""
         del done
         return 1.0
 
@@ -36,7 +36,7 @@ class Cosine:
         check_share(warmup=self.warmup)
 
     def factor(self, done: float) -> float:
-        """Return the factor on the learning rate when a share `done` in [0, 1) of the run is over."""
+        """Return the factor on the learning rate when a share `done` in [0, 1) of the run is complete."""
         if done < self.warmup:
             return done / self.warmup
         rest = (done - self.warmup) / (1 - self.warmup)
@@ -52,7 +52,7 @@ class PiecewiseLinear:
 
     Attributes:
         final: last factor.
-        end: share of the run over which the fall is spread.
+        end: share of the run that the schedule spans.
     """
 
     final: float = 0.01
@@ -66,7 +66,7 @@ class PiecewiseLinear:
             raise ValueError(f"`end` must be a share of the run, from 0 to 1; got {self.end}.")
 
     def factor(self, done: float) -> float:
-        """Return the factor on the learning rate when a share `done` in [0, 1) of the run is over."""
+        """Return the factor on the learning rate when a share `done` in [0, 1) of the run is complete."""
         share = done / self.end if self.end > 0 else 1.0
         if share <= 0.5:
             return 1.0
@@ -107,13 +107,13 @@ class Decay:
 class Cycles:
     """Cosine cycles (Zhang et al. 2020): ε_t = (ε/2) [cos(π (t mod length)/length) + 1].
 
-    The first part of a cycle explores: large steps without noise. The rest samples, with noise, and keeps weights at
+    The first part of a cycle explores: large steps without noise. The rest samples, with noise, and retains draws at
     the cycle's end.
 
     Attributes:
         length: steps of a cycle.
         exploration: share of a cycle without noise.
-        draws: weights kept at the end of each cycle, the method's `thin` steps apart.
+        draws: draws retained at the end of each cycle, the method's `thin` steps apart.
     """
 
     length: int = 1000

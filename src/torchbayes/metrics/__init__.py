@@ -1,4 +1,4 @@
-"""Pure tensor functions that judge predictions; nothing here knows of models, posteriors or loaders.
+"""Pure tensor functions that score predictions, independent of models, posteriors and loaders.
 
 Scores against targets (``scoring``), calibration and its repair (``calibration``, ``temperature``), confusions and
 referral (``decisions``), detection of inputs out of distribution (``ood``), fidelity to a reference predictive

@@ -1,4 +1,4 @@
-"""Checks shared by the metrics: each reads its tensor once and, on a good input, waits for the device once.
+"""Checks shared by the metrics: each reads its tensor once and, on valid input, synchronises with the device once.
 
 A wrong call ends in a message that says what is wrong, the value seen and what to do.
 """
@@ -23,7 +23,7 @@ def check_float(name: str, values: Tensor, ndim: int | None = None, *, finite: b
         finite: Whether infinite values are refused as well as NaN.
 
     Raises:
-        TypeError: If ``values`` is no tensor or has another dtype.
+        TypeError: If ``values`` is not a tensor or has another dtype.
         ValueError: If it has the wrong number of axes, is empty or holds refused values.
     """
     _check_layout(name, values, ndim)
@@ -44,8 +44,8 @@ def check_probs(name: str, probs: Tensor, ndim: int | None = None) -> None:
         ndim: Number of axes required; None allows any number above zero.
 
     Raises:
-        TypeError: If ``probs`` is no tensor or has another dtype than float32 or float64.
-        ValueError: If it has the wrong number of axes, is empty, or its last axis is no distribution.
+        TypeError: If ``probs`` is not a tensor or has another dtype than float32 or float64.
+        ValueError: If it has the wrong number of axes, is empty, or its last axis is not a distribution.
     """
     _check_layout(name, probs, ndim)
     if probs.ndim == 0:
@@ -79,7 +79,7 @@ def check_targets(targets_B: Tensor, scores_BK: Tensor) -> Tensor:
         The classes as int64, shape (B,), so that uint8 labels never act as a mask.
 
     Raises:
-        TypeError: If ``targets_B`` is no tensor of integers.
+        TypeError: If ``targets_B`` is not a tensor of integers.
         ValueError: If its shape, device or range does not fit ``scores_BK``.
     """
     num_rows, num_classes = scores_BK.shape
@@ -124,14 +124,14 @@ def check_labels(targets_B: Tensor, probs_BK: Tensor) -> Tensor:
 
 
 def weighted_mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
-    r"""Return $\sum_b w_b v_b / \sum_b w_b$ in float64, the mean without weights; a point of weight 0 is not there.
+    r"""Return $\sum_b w_b v_b / \sum_b w_b$ in float64, the plain mean if None; weight 0 has no effect.
 
     Args:
         values_B: Values, any shape.
         weights_B: How often each counts, the same shape, or None.
 
     Raises:
-        TypeError: If values or weights are no tensor.
+        TypeError: If values or weights are not tensors.
         ValueError: If their shapes differ, a weight is negative or not finite, or all are zero.
     """
     check_tensor(values_B=values_B)
@@ -146,13 +146,13 @@ def check_weights(weights_B: Tensor, values_B: Tensor) -> Tensor:
 
     Args:
         weights_B: How often each point counts.
-        values_B: What they belong to, of the same shape.
+        values_B: The points, of the same shape.
 
     Returns:
         The weights, float64.
 
     Raises:
-        TypeError: If they are no tensor.
+        TypeError: If they are not a tensor.
         ValueError: If their shape differs, one is negative or not finite, or all are zero.
     """
     if not isinstance(weights_B, Tensor):
@@ -178,7 +178,7 @@ def check_same_shape(name: str, values: Tensor, other_name: str, other: Tensor) 
         other: The second tensor.
 
     Raises:
-        TypeError: If one is no tensor.
+        TypeError: If one is not a tensor.
         ValueError: If shapes or devices differ.
     """
     for argument, tensor in ((name, values), (other_name, other)):

@@ -1,9 +1,9 @@
-"""Calibration: does a stated confidence, interval or quantile hold as often as it says?
+"""Calibration: does a stated confidence, interval or quantile hold as often as it claims?
 
 Classification compares the confidence (largest probability) with the accuracy in bins of confidence (Guo et al., 2017,
 "On calibration of modern neural networks"); regression compares intervals and quantiles with how often targets fall
 inside or below them (Kuleshov et al., 2018). Expected calibration errors depend on the bins and are biased upwards on
-little data, so they are compared only at equal binning and equal B; NLL and Brier score have no such freedom.
+little data, so compare them only at equal binning and equal B; NLL and Brier score involve no such choice.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class Reliability:
     Attributes:
         confidence: Mean largest probability in each bin, shape (bins,), float64.
         accuracy: Share of right predictions in each bin, shape (bins,), float64.
-        count: Number of points in each bin, shape (bins,), int64; sums to B. Of weighted points their weights, float64.
-        edges: Bounds of the bins in confidence, shape (bins + 1,), float64, not decreasing.
+        count: Number of points in each bin, shape (bins,), int64; sums to B. With weights their sum, float64.
+        edges: Bounds of the bins in confidence, shape (bins + 1,), float64, non-decreasing.
         kind: "width" for bins of equal width on [0, 1], "mass" for bins of equal count.
     """
 
@@ -61,10 +61,10 @@ def reliability(
 ) -> Reliability:
     """Bin predictions by confidence and give each bin's mean confidence and accuracy.
 
-    Bins of equal width are (lower, upper], as in Guo et al. (2017). Bins of equal mass hold B / bins points each, give
-    or take one, by rank of confidence; points of equal confidence share their mean accuracy, so that the result does
-    not depend on the order of the rows even where a tie is split between bins. Where points have weights it is these
-    that bins of equal mass share equally, and a point on a bound counts in both bins, with its parts.
+    Bins of equal width are (lower, upper], as in Guo et al. (2017). Bins of equal mass hold B / bins points each, up to
+    one, by rank of confidence; points of equal confidence share their mean accuracy, so that the result does not depend
+    on the order of the rows even where a tie is split between bins. Where points have weights, bins of equal mass have
+    equal total weights, and a point on a bound is split between both bins.
 
     Args:
         probs_BK: Class probabilities, shape (B, K).
@@ -109,7 +109,7 @@ def reliability(
 
 
 def _of_equal_weight(confidence_B: Tensor, correct_B: Tensor, weights_B: Tensor, bins: int) -> Reliability:
-    """Return bins that have equal shares of the weights: differences of integrals over the sorted points."""
+    """Return bins of equal total weight: differences of integrals over the sorted points."""
     counted_B = weights_B > 0
     confidence_B, order_B = confidence_B[counted_B].sort()
     weights_B, correct_B = weights_B[counted_B][order_B], correct_B[counted_B][order_B]

@@ -21,7 +21,7 @@ def auroc(in_scores_N: Tensor, out_scores_N: Tensor) -> Tensor:
         out_scores_N: Scores of inputs out of distribution, a vector of any length.
 
     Returns:
-        Area in [0, 1], 0.5 for scores that tell nothing, a 0-d float64 tensor.
+        Area in [0, 1], 0.5 for uninformative scores, a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -39,7 +39,7 @@ def aupr(in_scores_N: Tensor, out_scores_N: Tensor, positive: Literal["out", "in
     r"""Area under the precision-recall curve as average precision, $\sum_i (R_i - R_{i-1}) P_i$ over thresholds.
 
     Both conventions are in use: "out" asks how well outliers are found ("AUPR-Out"), "in" how well inliers are
-    ("AUPR-In", scores negated). Without skill the area is the share of positives, so it depends on how many there are.
+    ("AUPR-In", scores negated). Without skill the area is the share of positives, so it depends on their number.
 
     Args:
         in_scores_N: Scores of inputs in distribution, a vector of any length; infinities are allowed.

@@ -32,7 +32,7 @@ def accuracy(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = 
 
 
 def hits(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
-    """Return 1 where the most probable class is the target, else 0; of soft labels what they give that class, (B,)."""
+    """Return 1 where the most probable class is the target, else 0; for soft labels that class's probability, (B,)."""
     predicted_B = probs_BK.argmax(-1)
     if targets_B.is_floating_point():
         return targets_B.gather(-1, predicted_B.unsqueeze(-1)).squeeze(-1).double()
@@ -138,7 +138,7 @@ def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor) -> Tensor:
 def crps_draws(draws_SB: Tensor, targets_B: Tensor) -> Tensor:
     r"""Continuous ranked probability score from draws, averaged over the B points.
 
-    The energy form $E|X - y| - \frac12 E|X - X'|$ by its fair estimator, which leaves a draw out of its own pairs,
+    The energy form $E|X - y| - \frac12 E|X - X'|$ by its fair estimator, which does not pair a draw with itself,
     $\frac1S \sum_s |x_s - y| - \frac{1}{2S(S-1)} \sum_{s,t} |x_s - x_t|$: unbiased for any S >= 2, so that few and
     many draws can be compared (Ferro, 2014). A single point may score below zero. Sorted: O(S log S) per point.
 

@@ -26,12 +26,13 @@ def fit_temperature(
 
     In $\beta = 1/T$ the objective $\frac1B \sum_b \log \sum_k e^{\beta z_{bk}} - \beta z_{b y_b}$ is convex, so its one
     stationary point is found by Newton steps on the slope, kept inside a bracket by bisection, in float64. Soft labels
-    have $\sum_k q_{bk} z_{bk}$ in the place of $z_{b y_b}$. Scaled predictions are
-    ``torch.log_softmax(outputs_BK / T, -1)``; they keep their order, so accuracy does not change.
+    have $\sum_k q_{bk} z_{bk}$ instead of $z_{b y_b}$. Scaled predictions are ``torch.log_softmax(outputs_BK / T,
+    -1)``; they keep their order, so accuracy does not change.
 
     The optimum lies at T = 0 when every target has the largest output (separable data) and at infinity or beyond when
-    outputs say nothing of the targets. The search is therefore bounded: a result equal to one of ``bounds`` means that
-    the data set no limit inside them. If every temperature fits equally well, the result is the one nearest to 1.
+    outputs carry no information about the targets. The search is therefore bounded: a result equal to one of ``bounds``
+    means that the data set no limit inside them. If every temperature fits equally well, the result is the one nearest
+    to 1.
 
     Args:
         outputs_BK: Logits, or log-probabilities of a model average (each defined up to a constant per row), all
@@ -84,7 +85,7 @@ def _root_of_slope(gaps_BK: Tensor, weights_B: Tensor, low: float, high: float) 
         else:
             low = beta
         proposal = beta - slope / curvature if curvature > 0 else math.inf
-        # Newton steps that do not halve creep along an exponential tail; the bracket is halved instead, in log beta.
+        # Newton steps that shrink by less than half creep along an exponential tail; bisect in log beta instead.
         if not low <= proposal <= high or abs(proposal - beta) > 0.5 * last_step:
             proposal = math.sqrt(low * high)
         last_step = abs(proposal - beta)

@@ -1,4 +1,4 @@
-r"""Entropies of class probabilities, in nats, and their split into what more data could remove and what it could not.
+r"""Entropies of class probabilities, in nats, split into the part that more data could remove and the rest.
 
 With draws of the weights, total = aleatoric + epistemic:
 $H[\bar p] = \frac1S \sum_s H[p_s] + I(y; w)$ (Depeweg et al., 2018; Houlsby et al., 2011).
@@ -11,7 +11,7 @@ from torchbayes.metrics._checks import check_probs
 
 _NEAR, _TERMS = 1e-3, 5  # below |r| = 0.001 the series to the fifth power is exact to 1e-13
 _TINY, _EPS = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).eps
-_AT_ONCE = 2**16  # numbers in double precision that a processor's cache holds with what is made of them
+_AT_ONCE = 2**16  # numbers in double precision that fit in a processor's cache together with intermediate results
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def entropy(probs: Tensor) -> Tensor:
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
-        ValueError: If the input is empty or no distribution over its last axis.
+        ValueError: If the input is empty or not a distribution over its last axis.
     """
     check_probs("probs", probs)
     return _entropy(probs).to(probs.dtype)
@@ -42,7 +42,7 @@ def expected_entropy(probs_SBK: Tensor) -> Tensor:
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
-        ValueError: If the input has another number of axes, is empty or no distribution over its last axis.
+        ValueError: If the input has another number of axes, is empty or not a distribution over its last axis.
     """
     check_probs("probs_SBK", probs_SBK, 3)
     return _entropy(probs_SBK).mean(0).to(probs_SBK.dtype)
@@ -51,7 +51,7 @@ def expected_entropy(probs_SBK: Tensor) -> Tensor:
 def mutual_information(probs_SBK: Tensor) -> Tensor:
     r"""Mutual information of target and weights, $I(y; w) = H[\frac1S \sum_s p_s] - \frac1S \sum_s H[p_s]$: epistemic.
 
-    The two terms nearly cancel where draws agree, so it is taken as `divergence`.
+    The two terms nearly cancel where draws agree, so it is computed as `divergence`.
 
     Args:
         probs_SBK: Class probabilities of each draw, shape (S, B, K).
@@ -61,7 +61,7 @@ def mutual_information(probs_SBK: Tensor) -> Tensor:
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
-        ValueError: If the input has another number of axes, is empty or no distribution over its last axis.
+        ValueError: If the input has another number of axes, is empty or not a distribution over its last axis.
     """
     check_probs("probs_SBK", probs_SBK, 3)
     parts = probs_SBK.split(rows_at_once(probs_SBK), dim=1)
@@ -69,7 +69,7 @@ def mutual_information(probs_SBK: Tensor) -> Tensor:
 
 
 def rows_at_once(values_SBK: Tensor) -> int:
-    """Return how many rows go through `divergence` fastest: those that a processor's cache holds, at least one."""
+    """Return how many rows to pass to `divergence` at once: those that fit in a processor's cache, at least one."""
     return max(1, _AT_ONCE // values_SBK[:, 0].numel())
 
 
@@ -88,8 +88,8 @@ def entropies(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def divergence(probs: Tensor) -> Tensor:
     r"""Mean divergence of S distributions from their mean, $\frac1S \sum_s \mathrm{KL}(p_s \| \bar p)$, in nats.
 
-    As $\frac1S \sum_{sk} \bar p_k\, \varphi(p_{sk} / \bar p_k - 1)$ with $\varphi(r) = (1 + r) \log(1 + r) - r \ge 0$,
-    whose terms do not cancel, however near to each other the distributions are.
+    Computed as $\frac1S \sum_{sk} \bar p_k\, \varphi(p_{sk} / \bar p_k - 1)$ with $\varphi(r) = (1 + r) \log(1 + r) - r
+    \ge 0$, whose terms do not cancel, however close the distributions are.
 
     Args:
         probs: Probabilities, shape (S, ..., K), float64.

@@ -1,4 +1,4 @@
-"""A model in words: what files and runs say of likelihood and prior, so that they are not read under another."""
+"""A model in words: how files and runs record likelihood and prior, so that they are not read with others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torchbayes.model.model import Model
 
-# what the same thing says differently in another process: addresses, devices, the functions it was defined in
+# parts of a repr that differ between processes: addresses, devices, enclosing functions
 _PLACE = re.compile(r" at 0x[0-9a-fA-F]+|, device='[^']*'|[\w.<>]+\.<locals>\.")
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 
@@ -25,7 +25,7 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def model_differences(found: Mapping[str, Any], model: Model) -> list[str]:
-    """Return in words, one clause each, in what a model differs from a description.
+    """Return how a model differs from a description, one clause per difference.
 
     Numbers may differ by rounding, as sums over a joint prior do from device to device.
 

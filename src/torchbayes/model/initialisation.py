@@ -1,17 +1,17 @@
-"""Fresh weights of a network that is given as a module, by the initialisers that its parts have.
+"""Fresh weights for a network given as a module, by the initialisers of its parts.
 
-They are called from the parts to the whole, as constructors do, and those of adapters last:
+They are called bottom up, as constructors do, and those of adapters last:
 
 - `reset_parameters` or `_reset_parameters` of a part, as in PyTorch;
 - `init_weights`, `_init_weights`, `initialize_weights` or `_initialize_weights` of a whole: without arguments (Hugging
   Face, timm), or with one, a module, for every module below, as `nn.Module.apply` calls it;
 - `reset_…_parameters(adapter)` of PEFT, with the initialisation that the adapter's configuration asks for.
 
-What a constructor does besides cannot be seen, but it leaves two marks. Where all elements of a parameter are equal,
-they stay as they are: heads and biases at zero, B of LoRA, scales at one; so does a single number that no initialiser
-writes. And where a matrix is of another size in the module than its initialisers give, it was drawn in another way or
-trained, and nothing tells the two apart. Members start at what the initialisers give, with a warning, if root mean
-squares differ by more than chance; four times smaller or eight times larger ones are refused.
+What else a constructor does cannot be seen, but it leaves two marks. Parameters whose elements are all equal stay as
+they are: heads and biases at zero, B of LoRA, scales at one; so does a scalar that no initialiser writes. And where the
+magnitude of a matrix in the module differs from what its initialisers give, it was drawn in another way or trained, and
+nothing tells the two apart. Members then start at what the initialisers give, with a warning, if root mean squares
+differ by more than chance; ones four times smaller or eight times larger are refused.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from torchbayes.model.layout import Layout
 _OF_PARTS = ("reset_parameters", "_reset_parameters")
 _OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
 _OF_ADAPTERS = re.compile(r"reset_\w+_parameters")
-_HF_MARK = "_is_hf_initialized"  # of a module: initialised, so pass over it; of a parameter: loaded
+_HF_MARK = "_is_hf_initialized"  # on a module: initialised, so skip it; on a parameter: loaded
 _UNSET = 0.1234567  # what random parameters hold until an initialiser writes them
-_SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # ratios of root mean squares, of matrices of so many elements
+_SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # bounds on ratios of root mean squares, and least number of elements
 _ERRORS = 6  # standard errors by which root mean squares may differ by chance
 _ADVICE = "Give Model a function that makes the network, or pass `start=` to fit."
 
 
 class _Adapter(NamedTuple):
-    """A layer of PEFT around one of the network.
+    """A PEFT layer wrapped around a layer of the network.
 
     Attributes:
         name: of the layer.
@@ -88,16 +88,16 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
     Args:
         module: the network as it was given.
         layout: its random parameters.
-        loaded: names of those that were loaded from a checkpoint: their size says nothing of how they begin.
+        loaded: names of parameters loaded from a checkpoint: their magnitude says nothing about initialisation.
 
-        warn: whether to warn of parameters that are of another size in the module than chance explains.
+        warn: whether to warn of parameters whose magnitude in the module is not explained by chance.
 
     Returns:
         The copy; its other parameters may have been drawn afresh too.
 
     Raises:
-        ValueError: if nothing initialises a random parameter, an initialiser fails, or the module holds numbers of
-            quite another size than its initialisers give.
+        ValueError: if nothing initialises a random parameter, an initialiser fails, or the magnitude of a parameter in
+            the module is far from what its initialisers give.
     """
     made = copied(module)
     for part in made.modules():
@@ -132,7 +132,7 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
 
 
 def random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
-    """Return the identities of the random parameters, and of those that the module says it computes from them.
+    """Return the identities of the random parameters, and of those that the module declares as computed from them.
 
     Tied parameters have one name and several owners.
     """
@@ -146,7 +146,7 @@ def loaded(module: nn.Module, layout: Layout) -> tuple[str, ...]:
 
 
 def warn_of_loaded(names: Sequence[str]) -> None:
-    """Warn where members start at fresh values of parameters that were loaded; names are those of the parameters."""
+    """Warn that members start at fresh values of these parameters, which were loaded from a checkpoint."""
     if names:
         warnings.warn(
             f"{len(names)} of the random parameters were loaded from a checkpoint, such as `{names[0]}`, and members "
@@ -156,7 +156,7 @@ def warn_of_loaded(names: Sequence[str]) -> None:
 
 
 def _warn_of_sizes(found: Sequence[_Sizes]) -> None:
-    """Warn where the module holds numbers of another size than its initialisers give."""
+    """Warn where magnitudes in the module differ from those that its initialisers give."""
     if found:
         more = f" {len(found)} parameters are like that." if len(found) > 1 else ""
         warnings.warn(f"members start at what initialisers give: {found[0]}.{more} {_ADVICE}", stacklevel=2)
@@ -221,7 +221,7 @@ def _method(part: nn.Module, names: Sequence[str], *, most: int) -> Callable[...
 
 
 def _required(method: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that a method cannot do without."""
+    """Return the names of a method's required arguments."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     own = inspect.signature(method).parameters.items()
     return [name for name, each in own if each.default is inspect.Parameter.empty and each.kind not in kinds]
@@ -229,7 +229,7 @@ def _required(method: Callable[..., Any]) -> list[str]:
 
 @contextmanager
 def _explained(name: str, part: nn.Module) -> Iterator[None]:
-    """Say whose initialiser failed.
+    """Name the module whose initialiser failed.
 
     Raises:
         ValueError: if one does.
@@ -244,7 +244,7 @@ def _explained(name: str, part: nn.Module) -> Iterator[None]:
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    """Return whether all elements are equal; a single one tells nothing unless it is 0."""
+    """Return whether all elements are equal; a single element counts only if it is 0."""
     return bool((tensor == tensor.flatten()[:1]).all()) if tensor.numel() != 1 else tensor.item() == 0
 
 
@@ -258,10 +258,10 @@ def _unwritten(made: nn.Module, name: str) -> str:
 
 
 def _compared(name: str, given: Tensor, fresh: Tensor) -> _Sizes | None:
-    """Return how large a parameter is in the module and afresh, if that differs by more than chance.
+    """Return the magnitudes of a parameter in the module and freshly drawn, if they differ by more than chance.
 
     Raises:
-        ValueError: if the numbers in the module are much larger or much smaller.
+        ValueError: if those in the module are much larger or much smaller.
     """
     if given.ndim < 2 or given.numel() < _FEWEST:
         return None

@@ -30,7 +30,7 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]]
 
     def __post_init__(self) -> None:
-        # filled now: torch.compile cannot trace the lock that Python 3.11 takes around a cached property's first use
+        # computed now: torch.compile cannot trace the lock that Python 3.11 takes around a cached property's first use
         _ = self.size, self.slices
 
     @classmethod
@@ -124,7 +124,7 @@ class Layout:
         return tuple(name for name in self.shapes if matches(name, globs))
 
     def differences(self, other: Layout) -> list[str]:
-        """Say in words how `other` differs from this layout (empty when equal).
+        """Describe how `other` differs from this layout (empty when equal).
 
         Args:
             other: the layout to compare with.

@@ -1,4 +1,4 @@
-"""Weights picked one by one: parameters of which only some elements are random, the others constants."""
+"""Masks of random weights: parameters of which only some elements are random, the others constant."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ Random = Globs | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
-    """Which elements of which parameters.
+class RandomMask:
+    """Which elements of partly random parameters are random.
 
     Attributes:
-        places: parameter -> flat places of the random elements, int64.
-        bases: parameter -> its tensor, whose other elements are the constants.
+        indices: parameter -> flat indices of the random elements, int64.
+        tensors: parameter -> its tensor, whose other elements are the constants.
     """
 
-    places: Mapping[str, Tensor] = field(default_factory=dict)
-    bases: Mapping[str, Tensor] = field(default_factory=dict)
+    indices: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, named: Mapping[str, Tensor], random: Random) -> Picked:
-        """Return what a mapping picks of parameters; nothing where all of their elements are random.
+    def of(cls, named: Mapping[str, Tensor], random: Random) -> RandomMask:
+        """Return the mask that a mapping describes; parameters whose elements are all random are left out.
 
         Args:
             named: all parameters by name.
             random: as `Model` takes it.
 
         Returns:
-            The choice.
+            The mask.
 
         Raises:
-            ValueError: if a name is none of a parameter, or a tensor not a mask of its shape.
+            ValueError: if a name is not that of a parameter, or a tensor is not a mask of its shape.
         """
         if not isinstance(random, Mapping):
             return cls()
-        places = {}
+        indices = {}
         for name, mask in random.items():
             if name not in named:
                 raise ValueError(f"`random` names `{name}`, which is no parameter; they are {', '.join(named)}.")
@@ -53,30 +53,30 @@ class Picked:
                     f"`random['{name}']` must be a bool tensor of shape {tuple(named[name].shape)}; got {seen}."
                 )
             if not mask.all() and mask.any():
-                places[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
-        return cls(places, {name: named[name].detach() for name in places})
+                indices[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
+        return cls(indices, {name: named[name].detach() for name in indices})
 
-    def take(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters with the random elements alone where only some are, (n,)."""
-        return {n: t.flatten()[self.places[n]] if n in self.places else t for n, t in named.items()}
+    def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return parameters; of partly random ones only the random elements, (n,)."""
+        return {n: t.flatten()[self.indices[n]] if n in self.indices else t for n, t in named.items()}
 
-    def whole(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return parameters in their own shapes, the other elements at their constants."""
-        if not self.places:
+    def fill(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return parameters in their own shapes, with the constant elements filled in."""
+        if not self.indices:
             return views
         filled = {
-            n: self.bases[n].flatten().index_copy(0, where, views[n]).view(self.bases[n].shape)
-            for n, where in self.places.items()
+            n: self.tensors[n].flatten().index_copy(0, where, views[n]).view(self.tensors[n].shape)
+            for n, where in self.indices.items()
             if n in views
         }
         return {**views, **filled}
 
 
 def check_random(random: Random) -> None:
-    """Check which weights are said to be random, before names are looked up.
+    """Check the type of `random`, before names are looked up.
 
     Raises:
-        TypeError: if it is neither text, nor a sequence of texts, nor a mapping.
+        TypeError: if it is neither a string, nor a sequence of strings, nor a mapping.
     """
     globs = [random] if isinstance(random, str) else random
     if not isinstance(globs, Mapping | list | tuple) or not all(isinstance(glob, str) for glob in globs):

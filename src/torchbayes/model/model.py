@@ -50,7 +50,7 @@ class Scales(NamedTuple):
 
 
 class Model:
-    """p(y | f_w(x)) p(w): what is believed, before any inference.
+    """p(y | f_w(x)) p(w): network, likelihood and prior, before any inference.
 
     Attributes:
         network: the network as a pure function.
@@ -77,26 +77,26 @@ class Model:
         """Put network, likelihood and prior together.
 
         Args:
-            network: any nn.Module (copied, never written to), or a function that makes a fresh one: needed by members
-                where the constructor draws weights in a way that the modules' initialisers do not know. One that
-                changes its inputs in place is given copies of them.
+            network: any nn.Module (copied, never written to), or a function that builds a fresh one; the latter is
+                needed for several members where the constructor draws weights in a way that the modules' own
+                initialisers do not. A network that changes its inputs in place is given copies of them.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
-            prior: one prior for all weights, or a mapping glob -> prior, or a joint one over all of them; standard
+            prior: one prior for all weights, or a mapping glob -> prior, or a joint prior over all of them; standard
                 normal by default.
             random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants. Or
                 parameter -> bool mask of its random elements, as `subnetwork` gives.
-            temperature: T of the tempered posterior; 1 is Bayes.
+            temperature: T of the tempered posterior; 1 is the Bayes posterior.
             tempering: what T divides.
-            batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings. It moves
-                labels (B, T) of tokens (B, T) one place forward where the network's own loss does so, as those of
-                causal language models do, unless the labels are one place ahead of the tokens already; the likelihood
-                needs an `ignore_index` for the last place.
-            shared: inputs without rows, which belong to all of them (a table of context, the edges of a graph): keys of
-                a mapping, or places in a tuple. All other inputs must have as many rows as each other.
+            batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings. Labels (B,
+                T) of tokens (B, T) are then moved one place forward where the network's own loss does so, as in causal
+                language models, unless they are one place ahead of the tokens already; the likelihood needs an
+                `ignore_index` for the last place.
+            shared: inputs without an axis of rows, which belong to all rows (a table of context, the edges of a graph):
+                keys of a mapping, or positions in a tuple. All other inputs must have the same number of rows.
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
-            TypeError: if network, likelihood or prior are something else, such as a class where an object is needed.
+            TypeError: if network, likelihood or prior are of another kind, such as a class in the place of an object.
         """
         check_positive(temperature=temperature)
         check_choice(("joint", "likelihood"), tempering=tempering)
@@ -105,7 +105,7 @@ class Model:
         self.likelihood = as_likelihood(likelihood)
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
-        whole = {name: tuple(base.shape) for name, base in self.network.picked.bases.items()}
+        whole = {name: tuple(base.shape) for name, base in self.network.mask.tensors.items()}
         self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
         self.temperature = float(temperature)
         self.tempering = tempering
@@ -123,7 +123,7 @@ class Model:
             The batch.
 
         Raises:
-            ValueError: if tensors differ in their number of rows, or labels of tokens are not at their places.
+            ValueError: if tensors differ in their number of rows, or labels are misaligned with their tokens.
         """
         inputs, targets = (self._hook or default_batch)(batch)
         found = Batch(self.place(inputs), self.place(targets, "targets"))
@@ -133,12 +133,12 @@ class Model:
         return self._labels.placed(found, self.likelihood)
 
     def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
-        """Return inputs or targets as tensors on the network's device, floating ones in its dtype.
+        """Return inputs or targets as tensors on the network's device, floating-point ones in its dtype.
 
         Inputs that all rows share are wrapped in `Shared`.
 
         Raises:
-            ValueError: if tensors differ in their number of rows, or an input that is named as shared is missing.
+            ValueError: if tensors differ in their number of rows, or an input named in `shared` is missing.
         """
         rows = dict(rows) if isinstance(rows, Mapping) else rows
         own = with_shared(rows, self.shared) if what == "inputs" else rows
@@ -204,7 +204,7 @@ class Model:
         return _with_learned(weights, self._learned), buffers
 
     def given_weights(self) -> Tensor:
-        """Return the weights the given network holds, (D,), learned likelihood parameters at their start."""
+        """Return the weights of the given network, (D,), with learned likelihood parameters at their initial values."""
         return _with_learned(self.network.weights().unsqueeze(0), self._learned)[0]
 
     def check(self, batch: Batch) -> Tensor:
@@ -235,18 +235,18 @@ class Model:
 
 
 def ready(model: Model, batch: Batch, *, members: bool = False) -> Batch:
-    """Return a batch that may have been made by hand as `unpack` gives it.
+    """Return a batch, possibly made by hand, in the form that `unpack` gives.
 
     Args:
         model: the model.
         batch: rows (B, ...), or (M, B, ...).
-        members: whether members have rows of their own.
+        members: whether each member has its own rows.
 
     Returns:
         The batch; inputs that all rows share are wrapped.
 
     Raises:
-        SettingError: if labels of a causal language model are the tokens at their own places.
+        SettingError: if the labels of a causal language model are the tokens themselves, not shifted.
     """
     found = batch._replace(inputs=with_shared(batch.inputs, model.shared))
     if model._hook is None:
@@ -261,13 +261,13 @@ def having(
     prior: PriorRules | Joint | None = None,
     likelihood: Likelihood | None = None,
 ) -> Model:
-    """Return a model with another network, prior or likelihood; what is not another one is shared, not copied.
+    """Return a model with another network, prior or likelihood; the rest is shared, not copied.
 
     Args:
         model: the model; it stays as it is.
-        network: another one, whose prior must be given too; the same network if None.
-        prior: of the weights; the same prior if None.
-        likelihood: with the same learned parameters; the same likelihood if None.
+        network: the new network, whose prior must be given too; the same network if None.
+        prior: the new prior; the same prior if None.
+        likelihood: the new likelihood, with the same learned parameters; the same likelihood if None.
 
     Returns:
         The model.
@@ -289,10 +289,10 @@ def having(
 
 
 def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
-    """Return keys and places of inputs that all rows share.
+    """Return keys and positions of inputs that all rows share.
 
     Raises:
-        TypeError: if they are neither texts nor whole numbers; True is none.
+        TypeError: if they are neither strings nor integers; booleans are not accepted.
     """
     names = (shared,) if isinstance(shared, str | int) else shared
     if not isinstance(names, Sequence) or not all(isinstance(name, str) or is_whole(name) for name in names):
@@ -301,7 +301,7 @@ def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
 
 
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
-    """Return weights with the likelihood's learned parameters behind, at their start."""
+    """Return weights followed by the likelihood's learned parameters, at their initial values."""
     extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in learned.values()]
     return torch.cat([weights_MD, *extra], dim=1)
 
@@ -318,8 +318,8 @@ def check_finite(inputs: Any) -> None:
     """Check every floating tensor of `inputs`.
 
     Raises:
-        ValueError: if one has NaN or infinite values. In what all rows share infinite ones are in place: masks that are
-            added to the scores of attention hold -inf.
+        ValueError: if one has NaN or infinite values. Infinite values are allowed in inputs that all rows share:
+            additive attention masks hold -inf.
     """
     for leaf in pytree.tree_leaves(inputs):
         shared = isinstance(leaf, Shared)
@@ -343,7 +343,7 @@ def default_batch(batch: Any) -> tuple[Any, Any]:
         Inputs (tensor, or dict of tensors) and targets.
 
     Raises:
-        TypeError: if the batch is neither, with the advice to pass `batch=` to Model.
+        TypeError: if the batch is neither; the message advises passing `batch=` to Model.
     """
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
         entries = {key: batch[key] for key in batch}

@@ -20,7 +20,7 @@ from torchbayes.checks import seen
 from torchbayes.model.functional_call import Held
 from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
-from torchbayes.model.masked import Picked, Random, check_random, is_random, names_of
+from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
 from torchbayes.native.seeds import Purpose, seeded
 
@@ -29,17 +29,17 @@ Buffers = dict[str, Tensor]
 
 
 class OutputsError(TypeError):
-    """A network gives something that is not its outputs."""
+    """A network returns something that cannot be read as outputs."""
 
 
 class Network:
     """A network as a function (weights, inputs, buffers) -> outputs.
 
     Attributes:
-        module: a copy of the given module, to look at only.
+        module: a copy of the given module, read-only.
         layout: names and shapes of the random weights.
-        random: which those are, as they were given.
-        picked: parameters of which only some elements are random.
+        random: which those are, as given by the user.
+        mask: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
@@ -54,7 +54,7 @@ class Network:
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
 
         Raises:
-            TypeError: if there is no module or factory of modules, it cannot be copied, or dtypes of weights are mixed.
+            TypeError: if it is no module or factory of modules, cannot be copied, or has weights of mixed dtypes.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
@@ -63,7 +63,7 @@ class Network:
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
-        self.random, self.picked = random, Picked.of(named, random)
+        self.random, self.mask = random, RandomMask.of(named, random)
         chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and is_random(n, random)}
         if not chosen:
             trainable = [n for n, p in named.items() if p.requires_grad]
@@ -72,7 +72,7 @@ class Network:
                 f"parameters ({_listed(trainable)}). Widen the glob or unfreeze some."
             )
         _check_dtypes({p.dtype for p in chosen.values()})
-        chosen = self.picked.take(chosen)
+        chosen = self.mask.select(chosen)
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
@@ -103,7 +103,7 @@ class Network:
         return any(isinstance(m, nn.Conv2d) for m in self.module.modules())
 
     def arrange(self, inputs: Any) -> Any:
-        """Return inputs in the memory layout the network runs fastest on: channels last where it convolves images.
+        """Return inputs in the memory layout that is fastest for the network: channels last where it convolves images.
 
         With it a training step of the networks in `torchbayes.networks` is 1.05 to 1.7 times faster on a CPU.
 
@@ -138,14 +138,14 @@ class Network:
         return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
-        """Return what the module holds in a call, once it is known whether it changes its inputs in place.
+        """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
 
         Args:
             views: random weights by name.
-            inputs: as of a call.
-            buffers: as of a call.
+            inputs: as in a call.
+            buffers: as in a call.
         """
-        state = {**self.picked.whole(views), **(self.buffers if buffers is None else buffers)}
+        state = {**self.mask.fill(views), **(self.buffers if buffers is None else buffers)}
         self._held.ask(state, inputs, device=self.device)
         return state
 
@@ -161,8 +161,8 @@ class Network:
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
 
-        A factory is called; otherwise the module's own initialisers (`torchbayes.model.initialisation`), and what it
-        holds is not used. They draw from the global generator, so each call runs under its seed and restores it.
+        By a factory, or else by the module's own initialisers (`torchbayes.model.initialisation`); the weights it holds
+        are not used. Both draw from the global generator, which is seeded for each call and restored.
 
         Args:
             seeds: M seeds.
@@ -171,7 +171,7 @@ class Network:
             weights (M, D), and buffers each with a leading axis M.
 
         Raises:
-            ValueError: if the module cannot be initialised as its constructor does it, or the factory's networks do not
+            ValueError: if the module cannot be initialised as by its constructor, or the factory's networks do not all
                 have the same parameters.
         """
         warn_of_loaded(self._loaded)
@@ -183,7 +183,7 @@ class Network:
             named = {n: p.detach() for n, p in module.named_parameters()}
             if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
-            weights.append(self.layout.join(self.picked.take(only(self.layout.names, named))))
+            weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
             buffers.append({n: b.clone() for n, b in module.named_buffers() if n in self.buffers})
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return torch.stack(weights).to(self.device), stacked
@@ -235,7 +235,7 @@ class Network:
 
 
 def _made(module: Any) -> nn.Module:
-    """Return a module, or what a factory makes.
+    """Return a module, or the one that a factory makes.
 
     Raises:
         TypeError: if there is none.
@@ -252,7 +252,7 @@ def _made(module: Any) -> nn.Module:
 
 
 def _dense(module: nn.Module) -> nn.Module:
-    """Return a module whose gradients are dense: all go into one vector, where sparse ones have no place."""
+    """Return a module with dense gradients: all go into one vector, which cannot hold sparse ones."""
     for part in module.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False
@@ -282,7 +282,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _tensor(made: Any) -> Tensor:
-    """Return the outputs in what a network has made.
+    """Return the tensor of outputs from what a network returned.
 
     Raises:
         OutputsError: if there are none.
@@ -300,7 +300,7 @@ def _tensor(made: Any) -> Tensor:
 
 def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
     for part in parts:
-        # a Module's own __setattr__ looks for parameters first, which adds up over a step
+        # Module.__setattr__ looks for parameters first, which adds up over a step
         object.__setattr__(part, "training", training)
 
 
@@ -330,7 +330,7 @@ def _check_dtypes(dtypes: set[torch.dtype]) -> None:
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     """Return the names of the modules that follow training mode.
 
-    Live is a module with a random parameter somewhere below it, or one without any parameter whose parent is live.
+    A module is live if a random parameter is somewhere below it, or if it has no parameters and its parent is live.
     """
     random, live = random_ids(module, layout), set[str]()
 
@@ -347,7 +347,7 @@ def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
 
 
 def refuse_by_batch(network: Network) -> None:
-    """Check that what the network makes of a row does not depend on the rows beside it.
+    """Check that the outputs of a row do not depend on the other rows of the batch.
 
     Raises:
         ValueError: if it has batch norm without running statistics.
@@ -360,23 +360,23 @@ def refuse_by_batch(network: Network) -> None:
 
 
 class InputsError(ValueError):
-    """A network cannot take inputs; who asked for some of their rows says it of all."""
+    """A network cannot take inputs; a caller that passed only some of the rows reports it for all of them."""
 
 
 @contextmanager
 def taking(inputs: Any) -> Iterator[None]:
-    """Say in one voice that a network cannot take inputs.
+    """Turn a network's failure on its inputs into one kind of error.
 
     Args:
-        inputs: what it is given inside the `with`.
+        inputs: what the network is given inside the `with`.
 
     Yields:
         Nothing.
 
     Raises:
         InputsError: if the network fails on them.
-        OutOfMemoryError: if only memory is missing.
-        OutputsError: if it takes them, and gives no outputs.
+        OutOfMemoryError: if the device is out of memory.
+        OutputsError: if it takes them but returns no outputs.
     """
     try:
         yield

@@ -1,12 +1,12 @@
 r"""Subspaces of the weights: a network as a function of a few coordinates (Izmailov et al. 2019).
 
-An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. Coordinates u are chosen
-in which the model's normal prior N(m, S), given that the weights lie in the subspace, is standard normal:
+An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. The coordinates u are
+those in which the model's normal prior N(m, S), conditioned on the subspace, is standard normal:
 
     A = P S⁻¹ Pᵀ = L Lᵀ,    w = o + (m' + u L⁻¹) P,    m' = (m − o) S⁻¹ Pᵀ A⁻¹,    u ~ N(0, I)
 
-so that the prior is that of the model, and methods meet directions of like scale. Learned parameters of the likelihood
-are no weights of the network: they stay coordinates of their own, after u.
+so the prior stays that of the model, and all directions have a similar scale. Learned parameters of the likelihood are
+not weights of the network: they remain separate coordinates, after u.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reduced(nn.Module):
     Attributes:
         coordinates: u, the one random parameter.
         network: the network, whose random parameters are computed from the coordinates at every call.
-        derived: names of those, which follow the mode of training that random parameters do.
+        derived: names of those parameters; their modules follow training mode, like those of random parameters.
     """
 
     def __init__(self, module: nn.Module, place: Callable[[Tensor], dict[str, Tensor]], start_R: Tensor) -> None:
@@ -53,7 +53,7 @@ class Reduced(nn.Module):
         self.derived = tuple(NETWORK + name for name in place(start_R))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the network gives at the weights of the coordinates."""
+        """Return the network's outputs at the weights that the coordinates stand for."""
         return functional_call(self.network, self._place(self.coordinates), args, kwargs)
 
 
@@ -73,11 +73,11 @@ class Subspace:
         Args:
             model: the model, with a normal prior.
             origin: o, the random weights of the network, (D,); learned parameters of the likelihood may follow.
-            basis_RD: P, R directions (R, D), linearly independent; what follows the network's D weights is left out.
+            basis_RD: P, R linearly independent directions (R, D); columns after the network's D weights are ignored.
 
         Raises:
-            TypeError: if these are something else.
-            ValueError: if shapes do not fit the network, a number is not finite, directions depend on each other, or
+            TypeError: if an argument is of another kind.
+            ValueError: if shapes do not fit the network, a number is not finite, directions are linearly dependent, or
                 the prior has no precision along one of them.
         """
         check_tensor("D", origin=origin)
@@ -92,7 +92,7 @@ class Subspace:
         """Find origin and directions of the coordinates u.
 
         Raises:
-            ValueError: if the prior is not proper along all directions, or they depend on each other.
+            ValueError: if the prior is improper along a direction, or the directions are linearly dependent.
         """
         origin_D, basis_RD = self.origin_D.double(), self.basis_RD.double()
         weighted_RD = _precise(self.whole, basis_RD)
@@ -117,7 +117,7 @@ class Subspace:
             model: the model.
             origin: weights of the network.
             rank: R.
-            seed: of the directions.
+            seed: seed of the directions.
 
         Returns:
             The subspace.
@@ -136,10 +136,10 @@ class Subspace:
             rank: R, fewer than there are weights.
 
         Returns:
-            The subspace; a direction is as long as the standard deviation along it.
+            The subspace; the length of a direction is the standard deviation along it.
 
         Raises:
-            ValueError: if there are not more weights than directions, or they do not vary along so many.
+            ValueError: if there are not more rows of weights than directions, or they span fewer directions.
         """
         check_tensor("S", "D", weights_SD=weights_SD)
         _check_weights(model, weights_SD=weights_SD)
@@ -159,52 +159,52 @@ class Subspace:
 
     @cached_property
     def model(self) -> Model:
-        """The model over the coordinates: all is that of the model over the weights but the prior, u ~ N(0, I)."""
+        """The model over the coordinates: as over the weights, but with the prior u ~ N(0, I)."""
         make = partial(Reduced, self.whole.network.module, self._place, self.coordinates(self.origin_D))
         return having(self.whole, network=Network(make, "coordinates"), prior={"coordinates": Normal()})
 
     @cached_property
     def checksum(self) -> str:
-        """A number by which a run that goes on knows its subspace, in hexadecimal."""
+        """A hexadecimal checksum by which a resumed run recognises its subspace."""
         parts = (
             tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in (self.origin_D, self.basis_RD)
         )
         return f"{reduce(lambda before, part: zlib.crc32(part, before), parts, 0):08x}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subspace:
-        """Return itself, as nothing changes it: modules that are copied hold it."""
+        """Return itself: it is immutable, and held by modules that are copied."""
         return self
 
     def lift(self, coordinates: Tensor) -> Tensor:
-        """Return weights (..., D) of coordinates (..., R), learned parameters of the likelihood behind both."""
+        """Return the weights (..., D) at coordinates (..., R); learned parameters of the likelihood follow both."""
         own, rest = coordinates[..., : self.rank], coordinates[..., self.rank :]
         return torch.cat([self._centre_D + own @ self._axes_RD, rest], dim=-1)
 
     def coordinates(self, weights: Tensor) -> Tensor:
-        """Return the coordinates (..., R) of the weights in the subspace nearest to (..., D), as the prior measures."""
+        """Return the coordinates (..., R) of the point nearest to weights (..., D), in the metric of the prior."""
         size = len(self._centre_D)
         own, rest = weights[..., :size], weights[..., size:]
         found = (own.double() - self._centre_D.double()) @ self._weighted_RD.T
         return torch.cat([found.to(own), rest], dim=-1)
 
     def lowered(self, buffers: Buffers) -> Buffers:
-        """Return buffers of the network by the names that the model over the coordinates has for them."""
+        """Return buffers of the network under the names that they have in the model over the coordinates."""
         return {NETWORK + name: buffer for name, buffer in buffers.items()}
 
     def lifted(self, buffers: Buffers) -> Buffers:
-        """Return buffers of the model over the coordinates by the network's own names."""
+        """Return buffers of the model over the coordinates under the network's own names."""
         return {name.removeprefix(NETWORK): buffer for name, buffer in buffers.items()}
 
     def _place(self, coordinates_R: Tensor) -> dict[str, Tensor]:
         network = self.whole.network
-        return dict(network.picked.whole(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
+        return dict(network.mask.fill(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
 
 
 def _check_weights(model: Model, **weights: Tensor) -> int:
-    """Return the number of the network's random weights, once rows of weights are known to hold them.
+    """Return the number of the network's random weights, after checking rows of weights against it.
 
     Raises:
-        ValueError: if a tensor has other columns, no rows, or numbers that are not finite.
+        ValueError: if a tensor has the wrong number of columns, no rows, or numbers that are not finite.
     """
     check_kind(Model, "a Model", model=model)
     size = model.network.layout.size

@@ -1,3 +1,3 @@
-"""Small C++ kernels for what Python is too slow for, compiled when first used; everything works without them."""
+"""Small C++ kernels where Python is too slow, compiled when first used; everything works without them."""
 
 __all__: list[str] = []

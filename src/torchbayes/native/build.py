@@ -1,9 +1,9 @@
 """Compile a C++ source of this folder once, and load it.
 
 The shared library is kept in the user's cache folder under a name that depends on the source, its headers, the flags,
-the compiler and the processor, and on what is in it, so that a stale, foreign or damaged one is never loaded. Matrix
-products come from the BLAS inside PyTorch's own library, whose entry points are handed over as pointers: there is
-nothing to link and no second thread pool.
+the compiler, the processor and its own content, so that a stale, foreign or damaged one is never loaded. Matrix
+products come from the BLAS inside PyTorch's own library, whose entry points are passed as pointers: there is nothing to
+link and no second thread pool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnavailableError(RuntimeError):
 
 @functools.cache
 def load(name: str) -> ctypes.CDLL:
-    """Return the compiled library of `NAME.cpp`, with BLAS handed over where the source takes it (`use_blas`).
+    """Return the compiled library of `NAME.cpp`, with BLAS passed to it if the source uses it (`use_blas`).
 
     Args:
         name: name of a source in this folder.
@@ -52,7 +52,7 @@ def load(name: str) -> ctypes.CDLL:
     path = _compiled(source)
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:  # as where machines with other system libraries share the folder
+    except OSError as error:  # such as where machines with other system libraries share the folder
         path.unlink(missing_ok=True)
         raise UnavailableError(f"{path} could not be loaded and was removed: {error}") from error
     if blas is not None:
@@ -71,7 +71,7 @@ def available() -> bool:
 
 
 def _blas() -> list[int | None]:
-    """Return the addresses of two matrix products and of what sets their threads, in PyTorch's own library.
+    """Return the addresses of two matrix products and of the function that sets their threads, in PyTorch's library.
 
     Raises:
         UnavailableError: if it has none.
@@ -122,7 +122,7 @@ def _texts(source: Path) -> list[str]:
 
 
 def _processor() -> str:
-    """Return what tells processors apart: code made for one may not run on another that shares the folder."""
+    """Return an identification of the processor: code for one may not run on another that shares the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))

@@ -1,8 +1,8 @@
-"""Compiled libraries in a folder of the user's own, each under a name that ends in the checksum of what is in it.
+"""Compiled libraries in a private folder of the user, each under a name that ends in the checksum of its content.
 
-What is loaded runs with the user's rights, and a library that was cut kills the process that loads it (SIGBUS). So the
-folder is private (0700), and a file is loaded only if it is the user's, nobody else may write to it, and it holds what
-its name says. Else the library is compiled anew, and takes its place.
+Loaded code runs with the user's rights, and a truncated library kills the process that loads it (SIGBUS). So the folder
+is private (0700), and a file is loaded only if it belongs to the user, nobody else may write to it, and its content
+matches its name. Otherwise the library is compiled anew and replaced.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_STALE = 3600.0  # seconds after which a compilation is taken for one that was killed
+_STALE = 3600.0  # seconds after which a compilation is taken to have been killed
 
 
 def library(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a compiled library, making it if there is none that is sound.
+    """Return a compiled library, making it if there is no valid one.
 
     Args:
-        name: of what it is made of.
+        name: depends on what it is compiled from.
         make: writes it to a path.
 
     Returns:
         Its path.
 
     Raises:
-        OSError: if there is nowhere to write, or the folder is not the user's alone; the message says so.
+        OSError: if there is nowhere to write, or others may write to the folder; the message says so.
     """
     folder = _private(_home())
     for path in folder.glob(f"{name}-*.so"):
@@ -45,7 +45,7 @@ def library(name: str, make: Callable[[Path], None]) -> Path:
         made.chmod(0o600)
         with made.open("rb") as file:
             os.fsync(file.fileno())  # else a power cut may leave the name without the bytes
-        return made.replace(folder / _named(name, made))  # whole or not at all: another process may be doing the same
+        return made.replace(folder / _named(name, made))  # atomically: another process may be doing the same
 
 
 def _home() -> Path:
@@ -62,9 +62,9 @@ def _named(name: str, path: Path) -> str:
 
 
 def _private(home: Path) -> Path:
-    """Return the folder of the libraries, made if needed, that nobody but the user can write to.
+    """Return the folder of the libraries, made if needed, to which only the user can write.
 
-    Nor can anybody replace it but the user, root, and whoever owns a folder above the user's cache.
+    Only the user, root, and owners of folders above the user's cache can replace it.
 
     Raises:
         OSError: if somebody else can.
@@ -93,7 +93,7 @@ def _private(home: Path) -> Path:
 
 
 def _writers(about: os.stat_result) -> str:
-    """Return in words who may write to a folder besides its owner, root and groups of theirs alone; empty if nobody."""
+    """Return in words who may write to a folder besides its owner, root and their private groups; empty if nobody."""
     if about.st_mode & stat.S_IWOTH:
         return "everyone"
     return f"group {about.st_gid}" if about.st_mode & stat.S_IWGRP and not _is_private(about.st_gid) else ""
@@ -101,7 +101,7 @@ def _writers(about: os.stat_result) -> str:
 
 def _is_private(group: int) -> bool:
     """Return whether a group is root's, or the one of the user's own name that many systems give to every user."""
-    import grp  # which Windows has not
+    import grp  # not on Windows
     import pwd
 
     try:
@@ -113,13 +113,13 @@ def _is_private(group: int) -> bool:
 
 
 def _is_own(about: os.stat_result) -> bool:
-    """Return whether a file is a plain one of this user, which nobody else can write to."""
+    """Return whether a file is a regular one of this user, to which nobody else can write."""
     shared = stat.S_IWGRP | stat.S_IWOTH
     return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & shared
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what compilations that were killed left."""
+    """Remove leftovers of compilations that were killed."""
     for left in folder.glob("build-*"):
         with suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > _STALE:

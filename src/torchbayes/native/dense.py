@@ -1,4 +1,4 @@
-"""The kernel of fully connected networks, with convolutions in front or not (dense.cpp), as functions of tensors."""
+"""The kernel of fully connected networks, with or without leading convolutions (dense.cpp), as functions of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Sta
 
 
 class DenseKernel:
-    """Value, gradient and outputs of M networks at once: linear layers, with convolutions and pools in front or not.
+    """Value, gradient and outputs of M networks at once: linear layers, with or without leading convolutions and pools.
 
     Attributes:
         size: D.
@@ -38,8 +38,8 @@ class DenseKernel:
             size: D, the length of the flat vector.
             layers: the linear layers in order.
             noise: the likelihood.
-            segments: the normal part of the prior; segments lie side by side and cover the flat vector.
-            stages: convolutions and pools in front of the layers, in order; rows are then images.
+            segments: the normal part of the prior; contiguous segments that cover the flat vector.
+            stages: convolutions and pools before the layers, in order; rows are then images.
 
         Raises:
             UnavailableError: if the kernel cannot be built here.
@@ -157,7 +157,7 @@ class DenseKernel:
         """Return the outputs of S networks on the same rows.
 
         Args:
-            weights_SD: weights; read where they lie if those of a network lie side by side, at any stride of the rows.
+            weights_SD: weights; not copied if each row is contiguous, whatever the stride of the rows.
             inputs: rows (B, ...).
             chunk_size: rows that go through a network at once.
 
@@ -182,7 +182,7 @@ class DenseKernel:
         return outputs_SBK
 
     def _rows(self, inputs: Tensor, targets: Tensor, groups: int, chunk_size: int) -> RowsStruct:
-        """Return what the kernel needs to know of rows; `groups` is M when every member has its own, else 1."""
+        """Return rows as the kernel takes them; `groups` is M when every member has its own, else 1."""
         own = groups > 1
         image = inputs.shape[-3:] if self._images else (self._width, 0, 0)
         features = math.prod(image) if self._images else self._width
@@ -199,7 +199,7 @@ class DenseKernel:
         )
 
     def _check_labels(self, fine: bool, targets: Tensor) -> None:
-        """Say what the kernel found.
+        """Raise if the kernel found a wrong label.
 
         Raises:
             ValueError: if a class label is not one of the network's outputs.
@@ -211,7 +211,7 @@ class DenseKernel:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._made_of  # a loaded library can be neither copied nor sent elsewhere
+        return self._made_of  # a loaded library can be neither copied nor pickled
 
 
 def _functions() -> dict[tuple[str, torch.dtype], Any]:

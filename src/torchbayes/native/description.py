@@ -1,4 +1,4 @@
-"""A network, its rows and its prior in the terms of dense.cpp: dataclasses to say it in, structures to hand over."""
+"""A network, its rows and its prior as dense.cpp takes them: dataclasses to describe them, structures to pass them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Family(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer and the activation behind it.
+    """One linear layer and the activation after it.
 
     Attributes:
         weight_at: where its matrix (fan_out, fan_in) starts in the flat vector.
         bias_at: where its bias starts; -1 if it has none.
         fan_in: width of its input.
         fan_out: width of its output.
-        activation: what follows.
+        activation: the activation that follows.
     """
 
     weight_at: int
@@ -60,18 +60,18 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """One convolution or pool, and the activation behind it. Sizes are (height, width).
+    """One convolution or pool, and the activation after it. Sizes are (height, width).
 
     Attributes:
-        kind: which.
+        kind: which kind of stage.
         channels: channels of its input and of its output.
         kernel: size of its window.
         stride: step from one window to the next.
         padding: zeros around the image, fewer than the window reaches.
-        dilation: distance of neighbours in a window.
+        dilation: distance between neighbours in a window.
         weight_at: where its weights (out, in, height, width) start in the flat vector; -1 for a pool.
         bias_at: where its bias starts; -1 if it has none.
-        activation: what follows.
+        activation: the activation that follows.
     """
 
     kind: Kind
@@ -112,7 +112,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of the flat vector under a normal prior of its own; precision 0 where it is flat or left to the caller."""
+    """A run of the flat vector with one normal prior; precision 0 where it is flat or left to the caller."""
 
     start: int
     stop: int
@@ -182,12 +182,12 @@ class PriorStruct(ctypes.Structure):
 
 
 def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], noise: Noise) -> NetworkStruct:
-    """Return a network in the kernel's terms.
+    """Return a network as the kernel takes it.
 
     Args:
         size: D, the length of the flat vector.
         layers: the linear layers in order.
-        stages: the convolutions and pools in front of them, in order.
+        stages: the convolutions and pools before them, in order.
         noise: the likelihood.
 
     Returns:
@@ -211,10 +211,10 @@ def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], nois
 
 
 def prior(segments: Sequence[Segment]) -> PriorStruct:
-    """Return a prior in the kernel's terms.
+    """Return a prior as the kernel takes it.
 
     Args:
-        segments: its segments, side by side.
+        segments: its contiguous segments.
 
     Returns:
         The structure.

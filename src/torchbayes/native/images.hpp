@@ -1,4 +1,4 @@
-// Convolutions and pools in front of a fully connected network: forward and backward pass of a few images.
+// Convolutions and pools before a fully connected network: forward and backward pass of a few images.
 //
 // Values lie pixel by pixel with the channels of a pixel side by side, inside a border of zeros where a convolution pads,
 // so that a convolution is one sum over taps t = (row, column, channel) of its window,
@@ -21,7 +21,7 @@
 
 extern "C" {
 
-// The fields of torchbayes.native.dense, in order.
+// The fields of torchbayes.native.description, in order.
 struct Stage {
   int64_t kind;
   int64_t in, out;  // channels

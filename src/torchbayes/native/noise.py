@@ -8,9 +8,9 @@ counter-based generator Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Para
 - float64: u₁ = (n + ½) / 2⁵², n the top 52 bits of w₀w₁, and u₂ = the top 53 bits of w₂w₃ / 2⁵³;
   |z| ≤ sqrt(106 log 2) = 8.5717.
 
-On a CPU a kernel does it (noise.cpp), elsewhere or without a compiler tensor operations do. Both use polynomials for
+On a CPU a kernel computes them (noise.cpp), elsewhere or without a compiler tensor operations. Both use polynomials for
 log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order: the numbers are the same bits
-whatever the number of threads, the processor and the way.
+whatever the number of threads, the processor and the implementation.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from torchbayes.native.build import UnavailableError, load
 
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS, _WEYL, _ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
-_BLOCKS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 20}  # of the tensor operations, each some 20 times 8 bytes
+_BLOCKS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 20}  # in tensor operations, each about 20 times 8 bytes
 
 
 @dataclass(frozen=True)
 class _Format:
-    """What the two dtypes differ in; the numbers are those of noise.cpp.
+    """Constants that depend on the dtype, the same as in noise.cpp.
 
     Attributes:
         word: integers of the same size.
@@ -110,8 +110,8 @@ def fill_normal(out: Tensor, *, seed: int, stream: int) -> Tensor:
     """Fill a tensor in place with standard normal numbers, a function of (seed, stream, position) alone.
 
     Numbers of different seeds or streams are independent. A shorter tensor holds the first numbers of a longer one of
-    the same dtype, in the order of memory. What float32 and float64 give for the same seed and stream is neither equal
-    nor independent.
+    the same dtype, in the order of memory. The float32 and float64 numbers of the same seed and stream are neither
+    equal nor independent.
 
     Args:
         out: contiguous tensor of any shape, float32 or float64; not one that requires gradients.
@@ -129,7 +129,7 @@ def fill_normal(out: Tensor, *, seed: int, stream: int) -> Tensor:
 
 
 def fill_normal_rows(out_MD: Tensor, seeds: Sequence[int], stream: int) -> Tensor:
-    """Fill each row as `fill_normal` would with a seed of its own, all in one call.
+    """Fill each row as `fill_normal` would with its own seed, all in one call.
 
     Row m is `fill_normal(out_MD[m], seed=seeds[m], stream=stream)` exactly: a member's numbers do not depend on the
     others.
@@ -156,7 +156,7 @@ def fill_normal_rows(out_MD: Tensor, seeds: Sequence[int], stream: int) -> Tenso
 
 
 def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """Return the four words of one block of Philox4x32-10, as the numbers are made of.
+    """Return the four words of one block of Philox4x32-10, from which the numbers are made.
 
     Args:
         counter: four words of 32 bits, least significant first: block, then stream.
@@ -198,7 +198,7 @@ def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int
 
 
 def _check_tensor(out: Tensor) -> None:
-    """Refuse what cannot be filled.
+    """Check that a tensor can be filled.
 
     Raises:
         TypeError: if the dtype is neither float32 nor float64.
@@ -217,7 +217,7 @@ def _check_tensor(out: Tensor) -> None:
 
 @lru_cache(maxsize=16)
 def _keys(seeds: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
-    """Return seeds, which a run asks for at every step, as the kernel takes them."""
+    """Return seeds as the kernel takes them; cached, as they are the same at every step."""
     return (ctypes.c_uint64 * len(seeds))(*(_integer("seed", seed) for seed in seeds))
 
 
@@ -239,7 +239,7 @@ def _integer(name: str, value: int) -> int:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Return the compiled kernel, or None where there is none: asked once, as a failing compiler is slow to say so."""
+    """Return the compiled kernel, or None where there is none; tried once, as a compiler may fail slowly."""
     try:
         library = load("noise")
     except UnavailableError:
@@ -249,7 +249,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _fill_by_tensors(out_MD: Tensor, seeds: Sequence[int], stream: int) -> None:
-    """Fill rows by tensor operations, as many blocks at once as memory is granted."""
+    """Fill rows by tensor operations, in chunks of blocks to bound memory."""
     members, size = out_MD.shape
     per_block = 16 // out_MD.element_size()
     blocks = -(-size // per_block)
@@ -271,7 +271,7 @@ def _words(low: Tensor, high: Tensor, stream: Sequence[int], key: Sequence[Tenso
     k0, k1 = key
     c0, c1, c2, c3 = low, high, torch.full_like(low, stream[0]), torch.full_like(low, stream[1])
     for _ in range(_ROUNDS):
-        # products of 64 bits wrap around into the sign: all bits are right; only factors need empty upper halves
+        # products of 64 bits wrap around into the sign: all bits are right, if factors have empty upper halves
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor(k0).bitwise_and_(_LOW)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor(k1).bitwise_and_(_LOW)
@@ -327,7 +327,7 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return the square root, correctly rounded, as PyTorch's own on a CPU is not in every last bit, but NumPy's is."""
+    """Return the square root, correctly rounded, by NumPy: PyTorch's on a CPU is not, in the last bit."""
     if x.device.type == "cpu":
         return torch.from_numpy(np.sqrt(x.numpy()))
     return x.sqrt()

@@ -1,9 +1,9 @@
 """Seeds: independent streams of random numbers that depend on nothing but integers.
 
-Every random number is a function of (purpose, seed, step), or of whatever else numbers the calls. A run can therefore
-be resumed without storing generator states, and a member draws the same numbers wherever and with whomever it runs.
-What is drawn for one purpose is independent of what is drawn for another under the same seed, and of what users draw
-after `torch.manual_seed`.
+Every random number is a function of (purpose, seed, step), or of some other numbering of the calls. A run can therefore
+be resumed without storing generator states, and a member draws the same numbers wherever it runs and with which others.
+Draws for one purpose are independent of those for another under the same seed, and of those of users after
+`torch.manual_seed`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
 @enum.unique
 class Purpose(enum.IntEnum):
-    """What random numbers are for: all streams of the library, each drawn from at one place of the source.
+    """What random numbers are for: all streams of the library, each used at one place of the source.
 
-    A number is never used again once its purpose is gone, so that the others stay what they are.
+    The number of a purpose that is removed is never reused, so that the others keep their streams.
     """
 
     # a fit
     MEMBER = 1  # seeds of the members after the first
     INITIALISATION = 2
-    FACTORY = 3  # the network that a factory makes to be looked at
+    FACTORY = 3  # the network that a factory makes for inspection
     ORDER = 4  # of the rows in an epoch
     WORKERS = 5  # of a loader
     STEP = 6  # seeds of what a network draws in a step
-    SHARE = 7  # the same on ranks that share the rows
+    SHARE = 7  # the same, on ranks that split the rows
     DROPOUT = 8  # what the network draws
     TRIAL = 9  # whether it draws anything
-    WRITING = 10  # what it draws while it is seen on what it writes
+    WRITING = 10  # what it draws while its writes are detected
     # samplers
     MOMENTUM = 11
     ACCEPT = 12
@@ -54,15 +54,15 @@ class Purpose(enum.IntEnum):
     PRIOR = 21
     DISTRIBUTION = 22  # a prior that is a torch Distribution
     GAUSSIAN = 23  # weights of a Gaussian posterior
-    KEPT = 24  # which of the kept draws
+    SUBSAMPLE = 24  # of the draws of a chain
     TARGETS = 25  # of a predictive
     OUTPUTS = 26  # of a linearised network
-    SUBSPACE = 27  # directions of one
+    SUBSPACE = 27  # its directions
     # curvature
-    PIECE = 31  # seeds of the rows that are seen together
+    PIECE = 31  # seeds of the rows of one piece
     FISHER = 32  # targets drawn from the model
-    DIRECTIONS = 33  # that a low rank begins with
-    LAYERS = 34  # column of gradients that layers are tried on
+    DIRECTIONS = 33  # initial ones of a low rank
+    LAYERS = 34  # column of gradients by which layers are tested
     CALLS = 35  # the same for the order of calls
     LINEARITY = 36  # weights at which a network must be linear
     # evidence
@@ -99,7 +99,7 @@ class Purpose(enum.IntEnum):
     CLIMB = 81
     GRID = 82
     GRID_STARTS = 83
-    INDEPENDENT = 84  # draws that are as good as draws can be
+    INDEPENDENT = 84  # draws of an ideal sampler
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
@@ -135,13 +135,13 @@ def mixed(purpose: Purpose, seeds: Sequence[int], *integers: int, count: int | N
 
 @lru_cache(maxsize=16)
 def _begun(purpose: Purpose, seeds: tuple[int, ...]) -> np.ndarray:
-    """Return the hash of a purpose and each of some seeds, which are the same at every step."""
+    """Return the hash of a purpose and each seed; cached, as seeds are the same at every step."""
     first = np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _STEP
     return _stirred(first + _stirred((purpose + _STEP) & _MASK))
 
 
 def _stirred(value: _Hash) -> _Hash:
-    """Return the finaliser of an integer below 2⁶⁴, or of an array of them, which overflows by itself."""
+    """Return the finaliser of an integer below 2⁶⁴, or of an array of them, whose overflow wraps around."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
@@ -160,7 +160,7 @@ def member_seeds(seed: int, members: int) -> list[int]:
         M integers.
 
     Raises:
-        ValueError: if the seed is not a whole number, or M not one of at least 1.
+        ValueError: if the seed is not a whole number, or M is not one of at least 1.
     """
     seed, members = as_seed(seed), whole("members", members)
     return [seed, *(mix(Purpose.MEMBER, seed, member) for member in range(1, members))]
@@ -175,7 +175,7 @@ def generator(purpose: Purpose, *integers: int, device: torch.device | str = "cp
 def seeded(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run code that draws from PyTorch's global generators under a seed, and restore the generators afterwards.
 
-    Needed for what offers no generator argument: initialisers, dropout and Distributions.
+    Needed where there is no generator argument: initialisers, dropout and Distributions.
     """
     device, seed = torch.device(device), mix(purpose, *integers)
     before = torch.default_generator.get_state()

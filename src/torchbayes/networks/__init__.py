@@ -1,4 +1,4 @@
-"""The networks of the papers, as plain `nn.Module`s that know nothing of Bayes.
+"""The networks of the papers, as plain `nn.Module`s without anything Bayesian.
 
 Each factory takes `(input_shape, num_outputs)` and its own settings by keyword; `build` reaches them by name.
 All of them run under `torch.func.functional_call`, `torch.func.vmap` and `torch.compile`, and every module that owns

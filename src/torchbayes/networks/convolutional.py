@@ -41,8 +41,8 @@ def lenet(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
 def small_cnn(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
     """Return a network of about 10,000 weights for images from 8x8 to 32x32.
 
-    Two 3x3 convolutions with padding (16 and 32 channels), each with ReLU and a max-pool. The second pool is as wide as
-    leaves a grid of about 4x4, so that the size of the linear head hardly depends on the size of the image.
+    Two 3x3 convolutions with padding (16 and 32 channels), each with ReLU and a max-pool. The second pool is wide
+    enough to leave a grid of about 4x4, so that the size of the linear head hardly depends on that of the image.
 
     Args:
         input_shape: (channels, height, width) of one image, at least 8x8.

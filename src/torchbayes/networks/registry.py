@@ -26,7 +26,7 @@ _FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
 
 
 def names() -> dict[str, str]:
-    """Return the name of every network with one line about it.
+    """Return the name of every network, with a one-line description.
 
     Returns:
         name -> line.

@@ -74,7 +74,7 @@ def check_outputs(num_outputs: int) -> None:
 
 
 def _sizes(input_shape: Any) -> list[int]:
-    """Return the sizes of a shape; none where it is not made of positive whole numbers."""
+    """Return the sizes of a shape; empty if they are not all positive integers."""
     sizes = [input_shape] if is_whole(input_shape) else plain_value(input_shape)
     if not isinstance(sizes, Sequence) or not all(is_whole(size) and size > 0 for size in sizes):
         return []

@@ -1,4 +1,4 @@
-"""Draws: an empirical posterior, S kept states of each of M chains or trajectories."""
+"""Draws: an empirical posterior, S draws from each of M chains or trajectories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Draws(Posterior):
     """q(w) = (1/(M S)) Σ_m Σ_s δ(w − w_ms).
 
     Attributes:
-        weights_MSD: kept weights of each chain, in the order they were visited.
+        weights_MSD: draws of each chain, in the order they were visited.
     """
 
     weights_MSD: Tensor
@@ -37,24 +37,24 @@ class Draws(Posterior):
 
     @property
     def default_draws(self) -> int:
-        """All kept draws, M · S."""
+        """All draws, M · S."""
         return self.weights_MSD.shape[0] * self.weights_MSD.shape[1]
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return kept weights: all of them when `draws` is their number, else a random choice from each chain.
+        """Return draws: all of them when `draws` is their number, else a random subsample of each chain.
 
-        Up to S draws per chain are taken without replacement; more repeat the chain. All of them are not copied where
-        they lie draw after draw, as samplers leave them.
+        Up to S draws per chain are taken without replacement; more repeat the chain. When all are returned they are a
+        view, if they are stored draw after draw, as by samplers.
 
         Args:
             draws: number of rows, a multiple of M.
-            seed: seed of the choice.
+            seed: seed of the subsample.
 
         Returns:
             Tensor (draws, D); row s is from chain s mod M.
 
         Raises:
-            ValueError: if `draws` is no multiple of M, or weights that must be copied cannot be held.
+            ValueError: if `draws` is not a multiple of M, or weights that must be copied do not fit in memory.
         """
         members, kept, _ = self.weights_MSD.shape
         draws, seed = self.check_draws(draws), as_seed(seed)
@@ -66,11 +66,11 @@ class Draws(Posterior):
         return self.weights_MSD[chain_SM.flatten(), order_SM.flatten()]
 
     def _order(self, per_chain: int, seed: int) -> Tensor:
-        """Return which draws are taken of each chain, (S, M)."""
+        """Return the indices of the draws taken from each chain, (S, M)."""
         members, kept, _ = self.weights_MSD.shape
         if per_chain == kept:
             return torch.arange(kept).unsqueeze(1).expand(-1, members)
-        source, rounds = generator(Purpose.KEPT, seed), -(-per_chain // kept)
+        source, rounds = generator(Purpose.SUBSAMPLE, seed), -(-per_chain // kept)
         return torch.stack(
             [torch.cat([torch.randperm(kept, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
         )[:per_chain]

@@ -1,7 +1,7 @@
-"""Files: safetensors and JSON with checksums and a format version, no pickle. Written whole or not at all.
+"""Files: safetensors and JSON with checksums and a format version, no pickle. Written completely or not at all.
 
 Every tensor carries the CRC-32 of its dtype, shape and bytes, every description that of its JSON (`crc`), so that a
-file which a disk, a copy or a hand has changed is refused and never read as something else.
+file changed by a disk error, a bad copy or an edit is refused and never misread.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torchbayes.checks import as_file
 from torchbayes.posteriors.locks import take
 
 FORMAT = 2
-"""Of all files with a description: 1 had no checksums."""
+"""The format of all files with a description; format 1 had no checksums."""
 CONFIG, CHECKPOINT, POSTERIOR = "config.json", "checkpoint.safetensors", "posterior.safetensors"
-"""Files of a run: the first two say what else there must be in its directory."""
+"""Files of a run: the first two determine which others its directory must hold."""
 PART = ".torchbayes-part"
-"""What the names of temporary files end with, and no other program's."""
+"""Ending of the names of temporary files, used by no other program."""
 RESTORE = "Restore it or fit again."
 _KEY = "torchbayes"
-_MAPPED = 1 << 28  # bytes above which a tensor stays in its file, so that it need not be in memory
-_ALIGNMENT = 64  # bytes: where torch begins the memory of a tensor on a CPU
-_CHANCE = "[a-z0-9_]{8}"  # what makes the name of a temporary file its own
-_WINDOWS = os.name == "nt"  # which neither renames nor removes a file that is open
+_MAPPED = 1 << 28  # bytes above which a tensor is mapped from its file instead of read into memory
+_ALIGNMENT = 64  # bytes: alignment of torch's own tensors on a CPU
+_CHANCE = "[a-z0-9_]{8}"  # the random part of a temporary file's name
+_WINDOWS = os.name == "nt"  # which neither renames nor removes open files
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -45,11 +45,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Write a file whole or not at all.
+    """Write a file completely or not at all.
 
     What is written to the temporary name that this yields is flushed to disk and renamed when the `with` ends, so a
-    reader sees the old file or the new one; an error inside leaves nothing behind. Of a process that was killed the
-    temporary file stays until the same file is written again; on Windows, until somebody removes it.
+    reader sees the old file or the new one; an error inside leaves nothing behind. The temporary file of a killed
+    process stays until the same file is written again; on Windows, until it is removed by hand.
 
     Args:
         path: where the file goes; its folder is made if needed.
@@ -58,7 +58,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         A temporary name in the same folder.
 
     Raises:
-        OSError: if the disk is full or not to be written; what was there before is whole.
+        OSError: if the disk is full or not writable; the old file is intact.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         os.replace(name, path)
     except (OSError, SafetensorError) as error:
         name.unlink(missing_ok=True)
-        inner = re.search(r"os error (\d+)", str(error))  # as safetensors says it
+        inner = re.search(r"os error (\d+)", str(error))  # how safetensors reports it
         number = getattr(error, "errno", None) or (int(inner[1]) if inner else None)
         said = getattr(error, "strerror", None) or error
         text = f"{path} could not be written ({said}); what was there before is whole.{advice(number)}"
@@ -88,7 +88,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path) -> tuple[int | None, Path]:
-    """Return a new file beside a path, open and locked while it is written."""
+    """Return a new file next to a path, open, and locked while it is written."""
     while True:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         if _WINDOWS:
@@ -100,18 +100,18 @@ def _temporary(path: Path) -> tuple[int | None, Path]:
             ours = True
         if ours and os.path.exists(name):
             return handle, Path(name)
-        os.close(handle)  # a sweep of another process took it for one that was left, before it was locked here
+        os.close(handle)  # another process removed it as a leftover before it was locked here
         Path(name).unlink(missing_ok=True)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
     """Remove the temporary files that killed processes left in a folder; those being written to stay.
 
-    On Windows, where they are not open and so not locked while they are written to, all stay.
+    On Windows, where temporary files are not kept open and so not locked, all stay.
 
     Args:
-        folder: where.
-        name: only those of the file of this name.
+        folder: the folder.
+        name: remove only those of the file with this name.
     """
     if _WINDOWS:
         return
@@ -130,7 +130,7 @@ def advice(number: int | None, then: str = "go on") -> str:
 
 
 def write_whole(path: str | Path, content: bytes) -> Path:
-    """Write bytes to a file, whole or not at all.
+    """Write bytes to a file, completely or not at all.
 
     Args:
         path: where the file goes; its folder is made if needed.
@@ -148,7 +148,7 @@ def write_whole(path: str | Path, content: bytes) -> Path:
 
 
 def sealed(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON-serialisable entries with a checksum of them under `crc`."""
+    """Return JSON-serialisable entries with their checksum under `crc`."""
     plain = json.loads(json.dumps(entries))
     return {**plain, "crc": _crc(json.dumps(plain).encode())}
 
@@ -163,7 +163,7 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
         The entries, without the checksum.
 
     Raises:
-        ValueError: if they are not what was sealed; the message is a clause.
+        ValueError: if they differ from what was sealed; the message is a clause.
     """
     try:
         entries = json.loads(text)
@@ -185,7 +185,7 @@ def described(text: str | bytes, path: str | Path, *, restore: str = RESTORE) ->
     Args:
         text: the JSON.
         path: where it was found, for messages.
-        restore: what to do about a damaged one.
+        restore: what to do about a damaged file, for messages.
 
     Returns:
         The entries.
@@ -210,7 +210,7 @@ def described(text: str | bytes, path: str | Path, *, restore: str = RESTORE) ->
 
 
 def _format_of(text: str | bytes) -> int:
-    """Return the format that a description gives, this one's if it cannot be read; the first did not say it always."""
+    """Return the format of a description, the current one if unreadable; format 1 did not always state it."""
     try:
         number = json.loads(text).get("format", 1)
     except (ValueError, RecursionError, AttributeError):
@@ -219,7 +219,7 @@ def _format_of(text: str | bytes) -> int:
 
 
 def write_described(path: str | Path, entries: Mapping[str, Any]) -> Path:
-    """Write a description to a JSON file, whole or not at all.
+    """Write a description to a JSON file, completely or not at all.
 
     Args:
         path: the file.
@@ -236,7 +236,7 @@ def read_described(path: str | Path, *, restore: str = RESTORE) -> dict[str, Any
 
     Args:
         path: the file.
-        restore: what to do about a damaged one.
+        restore: what to do about a damaged file, for messages.
 
     Returns:
         The entries.
@@ -249,7 +249,7 @@ def read_described(path: str | Path, *, restore: str = RESTORE) -> dict[str, Any
 
 
 def run_of(folder: str | Path) -> str | None:
-    """Return the name that a run directory gives its run, None if it gives none or its description is damaged."""
+    """Return the name of the run in a directory, None if it has none or its description is damaged."""
     try:
         return read_described(Path(folder, CONFIG)).get("run")
     except (OSError, ValueError):
@@ -257,13 +257,13 @@ def run_of(folder: str | Path) -> str | None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a file of results that are computed anew where there is none.
+    """Read a file of cached results.
 
     Args:
         path: a JSON file.
 
     Returns:
-        What it holds.
+        Its content.
 
     Raises:
         ValueError: if it is damaged.
@@ -278,7 +278,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Write tensors and a JSON header to one file, whole or not at all.
+    """Write tensors and a JSON header to one file, completely or not at all.
 
     Args:
         path: where to write; folders are made.
@@ -303,14 +303,14 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
 
     Args:
         path: file to read.
-        device: where the tensors go.
+        device: device of the tensors.
 
     Returns:
-        (tensors, header); tensors up to 256 MiB are aligned as torch's own, larger ones stay mapped into memory.
+        (tensors, header); tensors up to 256 MiB are aligned like torch's own, larger ones stay mapped into memory.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is damaged, not one of torchbayes, or of another format.
+        ValueError: if the file is damaged, not written by torchbayes, or of another format.
     """
     with _opened(path) as file:
         header = _header(file, path)
@@ -326,12 +326,12 @@ def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Return a tensor that begins where one made by torch does, copied if need be: by its place sums are rounded."""
+    """Return a tensor aligned like torch's own, copied if need be: the rounding of sums depends on alignment."""
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Read the header of a file of tensors alone.
+    """Read only the header of a file of tensors.
 
     Args:
         path: file to read.
@@ -341,7 +341,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the header is damaged, not one of torchbayes, or of another format.
+        ValueError: if the header is damaged, not written by torchbayes, or of another format.
     """
     with _opened(path) as file:
         return _header(file, path)
@@ -355,7 +355,7 @@ def checksum(tensor: Tensor) -> str:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Any]:
-    """Open a safetensors file, with its errors in words.
+    """Open a safetensors file, translating its errors.
 
     Yields:
         The open file.
@@ -378,7 +378,7 @@ def _header(file: Any, path: str | Path) -> dict[str, Any]:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of which no two share memory, as the library that writes them wants it."""
+    """Return tensors of which no two share memory, as safetensors requires."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():

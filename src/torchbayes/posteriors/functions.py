@@ -1,4 +1,4 @@
-"""Functions: S networks drawn from a posterior, fixed, to be applied to as many inputs as there are."""
+"""Functions: S networks drawn from a posterior, fixed, to be applied to any number of inputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Functions:
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such.
-            chunk_size: rows that go through a network at once: the bound on memory beside the result.
+            chunk_size: rows that go through a network at once: the bound on memory besides the result.
 
         Returns:
             Tensor (S, B, K), in float32 where the weights have lower precision.
@@ -65,7 +65,7 @@ class Functions:
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
-    """Check that tensors hold weights of a model, in rows of its D.
+    """Check that tensors hold weights of a model, with last axis D.
 
     Args:
         model: the model.
@@ -73,8 +73,8 @@ def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
         weights: the tensors by name.
 
     Raises:
-        TypeError: if the model is none, or a tensor.
-        ValueError: if a tensor has other axes.
+        TypeError: if the model is not a Model, or a tensor not a tensor.
+        ValueError: if a tensor has the wrong axes.
     """
     check_kind(Model, "a Model", model=model)
     check_tensor(*axes, "D", **weights)

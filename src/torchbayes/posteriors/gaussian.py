@@ -60,8 +60,8 @@ class Gaussian(Posterior):
             Tensor (S, D).
 
         Raises:
-            ValueError: if there is not one covariance for each mean, S is not a multiple of M, or so many weights
-                cannot be held.
+            ValueError: if there is not one covariance for each mean, S is not a multiple of M, or the weights do not
+                fit in memory.
         """
         members, draws = self.members, self.check_draws(draws)
         noise = normals(seed, draws, self.covariance.noise_size, like=self.mean_MD)

@@ -1,4 +1,4 @@
-"""Laplace posteriors: Gaussians at modes, kept as curvature and prior apart, so that the prior can be changed."""
+"""Laplace posteriors: Gaussians at modes, with curvature and prior stored apart, so that the prior can be changed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from torchbayes.posteriors.problems import warn_of
 class LaplacePosterior(Posterior):
     """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).
 
-    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of it,
-    d a factor on the prior's precision: 1 as fitted, another once it is tuned, and the prior of `model` with it.
+    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of r, d
+    a factor on the prior's precision: 1 as fitted; tuning changes it, and the prior of `model` with it.
 
     Attributes:
         mean_MD: the modes w_m.
@@ -40,11 +40,12 @@ class LaplacePosterior(Posterior):
         strength_D: d; 0 where the prior is flat or is part of H.
         log_likelihood_M: Σ_n log p(y_n|f(x_n)) at the modes, float64, in nats.
         num_data: N, rows.
-        num_targets: values in all targets, each as often as its row counts: N times those of a row without weights.
+        num_targets: number of target values, weighted as their rows: N times those of one row if there are no weights.
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
-        exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense, or
-            the weights are many, or few beside the targets.
-        found: how the network is built, as `Findings.text`: what the covariance is one of; empty if not known.
+        exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense
+            already, or the weights are too many, or few compared with the targets.
+        found: the support of the network's layers, over which the covariance is, as `LayerSupport.text`; empty if not
+            known.
     """
 
     mean_MD: Tensor
@@ -139,7 +140,7 @@ class LaplacePosterior(Posterior):
     def effective_parameters(self) -> Tensor:
         """Return how many weights the data determine at each mode, γ = D − tr P₀ P⁻¹, P₀ the prior's part of P; (M,).
 
-        Between 0 and D, float64; weights whose prior is flat count fully. MacKay (1992).
+        Between 0 and D, float64; weights with a flat prior count fully. MacKay (1992).
         """
         joint, covariance = self.model.prior.joint, self.gaussian.covariance
         if joint is not None and not joint.is_independent:
@@ -205,7 +206,7 @@ class LaplacePosterior(Posterior):
         """Return what is saved as JSON."""
         own = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
         tuned = bool(((self.strength_D != 1) & (self.strength_D != 0)).any())
-        # the scales themselves too, as the factor says nothing to a model that has them already
+        # the scales too: the factor means nothing for a model that already has them
         noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_scale != 1 else {}
         return {"curvature": self.curvature.kind, "tuned": tuned, **own, **noise}
 
@@ -213,14 +214,14 @@ class LaplacePosterior(Posterior):
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
         """Return the posterior rebuilt from what `tensors` and `settings` gave, with the model it was fitted with.
 
-        Its own model, with the prior and noise that were chosen, gives the same.
+        The posterior's own model, with the chosen prior and noise, gives the same.
         """
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
         reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
         model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
         if scales := tuple(settings.get("scales", ())):
             model = having(model, likelihood=having_scales(model.likelihood, scales))
-        else:  # the factor is 1, or all that the file says
+        else:  # the factor is 1, or the file holds nothing else
             model = having_noise(model, settings["noise_scale"])
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = (settings[name] for name in ("num_data", "num_targets", "noise_scale"))
@@ -229,7 +230,7 @@ class LaplacePosterior(Posterior):
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
-    """Return the model with independent normal priors of these precisions, around the means of its own."""
+    """Return the model with independent normal priors of these precisions, around its own prior means."""
     locs = model.prior.locs().to(precision_D)
     return having(model, prior=Joint.independent(locs, 1 / precision_D))
 
@@ -244,7 +245,7 @@ def having_noise(model: Any, factor: float) -> Any:
 
 
 def _warn_of(left: Dropped) -> None:
-    """Warn where a low rank leaves the evidence in doubt by more than a nat."""
+    """Warn where a low rank leaves the evidence uncertain by more than a nat."""
     m = int(left.doubt_M.argmax())
     doubt, share = float(left.doubt_M[m]) / 2, float(left.logdet_M[m]) / 2
     if doubt > 1:
@@ -256,13 +257,13 @@ def _warn_of(left: Dropped) -> None:
 
 
 def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
-    """Return a Gaussian posterior of one mode as a prior: what one task has taught, for the next.
+    """Return a Gaussian posterior of one mode as a prior for the next task.
 
     Args:
-        posterior: of one member.
+        posterior: a posterior of one member.
 
     Returns:
-        The prior over all weights together; pass it to `Model` as `prior`.
+        The joint prior over all weights; pass it to `Model` as `prior`.
 
     Raises:
         ValueError: if the posterior is a mixture.

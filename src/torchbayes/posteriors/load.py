@@ -21,17 +21,17 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
 
     Args:
         path: the file.
-        model: the model it was fitted with: layout, likelihood, prior and temperature must be the file's. Of a tuned
-            Laplace posterior it may also be that posterior's own: the prior and noise that were chosen are the file's.
+        model: the model it was fitted with: layout, likelihood, prior and temperature must be those in the file. For a
+            tuned Laplace posterior it may also be that posterior's own model; the chosen prior and noise are in the
+            file.
         calibration: makes a pass over training inputs; needed by networks with batch norm.
 
     Returns:
         The posterior, on the model's device.
 
     Raises:
-        ValueError: if the file is damaged, of an unknown kind, the `posterior.safetensors` or the draws of another run
-            than the one beside it, or of another layout, likelihood or prior than the model's; the message says in
-            what they differ.
+        ValueError: if the file is damaged, of an unknown kind, from another run than the rest of its directory, or of
+            another layout, likelihood or prior than the model's; the message says in what they differ.
     """
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
@@ -42,13 +42,13 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     try:
         _check_layout(path, header["layout"], model)
         run, settings = header.get("run"), header["settings"]
-        # under another name it is kept there, beside a run that it has nothing to do with
+        # a file of another name may be stored there without belonging to the run
         if run is not None and path.name == POSTERIOR and run_of(path.parent) not in {run, None}:
             raise ValueError(f"{path} belongs to another run than {path.with_name(CONFIG)}. {RESTORE}")
         if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
-        _check_model(path, header.get("model"), posterior.model)  # a tuned one has changed the one that was given
+        _check_model(path, header.get("model"), posterior.model)  # a tuned posterior has replaced the given model
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
@@ -65,10 +65,10 @@ def read_draws(
 
     Args:
         folder: the run directory.
-        model: what they are weights of.
-        run: the run they must belong to; any if None.
-        count: how many of each chain there must be, of which no more are returned; those there are if None.
-        verify: compare them with their checksums however many they are.
+        model: the model whose weights they are.
+        run: name of the run they must belong to; any if None.
+        count: number of draws per chain to return, which must exist; all if None.
+        verify: compare all with their checksums, however many there are.
 
     Returns:
         Tensor (M, S, D), on the model's device.
@@ -92,7 +92,7 @@ def read_draws(
 
 
 def _drawn(checkpoint: Path) -> int:
-    """Return how many draws there were when a checkpoint was written, 0 if it cannot be read."""
+    """Return the number of draws when a checkpoint was written, 0 if it cannot be read."""
     try:
         return int(read_header(checkpoint).get("about", {}).get("draws", 0))
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def _check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> Non
     """Check that a file holds weights of a model.
 
     Raises:
-        ValueError: if its layout is another.
+        ValueError: if its layout differs.
     """
     said = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
     if said:
@@ -114,10 +114,10 @@ def _check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> Non
 
 
 def _check_model(path: Path, about: dict[str, Any] | None, model: Model) -> None:
-    """Check that a file was made under a model; it may not say.
+    """Check that a file was made with this model, if the file records it.
 
     Raises:
-        ValueError: if likelihood, prior or temperature was another one.
+        ValueError: if likelihood, prior or temperature differ.
     """
     said = model_differences(about, model) if about else []
     if said:

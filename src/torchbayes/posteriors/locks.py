@@ -1,8 +1,8 @@
 """Locks that die with their process: one writer for a directory, and temporary files that are still being written.
 
-The lock proper is the operating system's, on an open file (`flock`, which Linux turns into a lock of the server on
-NFS). It ends with the process that took it, however that ends, so that a lock file that is left behind blocks nobody.
-Children that are forked do not hold it.
+The lock itself is the operating system's, on an open file (`flock`, which Linux turns into a lock on the server for
+NFS). It ends with the process that took it, however that process ends, so a leftover lock file blocks nobody. Forked
+children do not hold it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ except ImportError:  # Windows
     fcntl = None
 
 NAME = "run.lock"
-_BYTE = 1 << 30  # what is locked on Windows, where a locked byte cannot be read: behind the holder's name
+_BYTE = 1 << 30  # the byte locked on Windows, where a locked byte cannot be read: after the holder's name
 
 
 class FileWarning(UserWarning):
-    """A file is damaged, or not protected, in a way that does not keep it from being used."""
+    """A file is damaged or unprotected, but can still be used."""
 
 
 def take(handle: int) -> bool:
@@ -41,7 +41,7 @@ def take(handle: int) -> bool:
         Whether it is locked now; if not, another process has it.
 
     Raises:
-        OSError: if its file system knows no locks.
+        OSError: if its file system does not support locks.
     """
     if fcntl is not None:
         try:
@@ -61,16 +61,16 @@ def take(handle: int) -> bool:
 
 
 class Locked:
-    """The right to write to a directory, which one process has at a time; used with `with`.
+    """The right to write to a directory, held by one process at a time; a context manager.
 
-    `run.lock` in the directory says who has it. It is removed at the end; one that a killed process left is taken over.
+    `run.lock` in the directory names the holder. It is removed at the end; one left by a killed process is taken over.
     """
 
     def __init__(self, directory: str | Path) -> None:
         """Take the lock; the directory is made if needed.
 
         Args:
-            directory: what is written to.
+            directory: the directory to write to.
 
         Raises:
             BlockingIOError: if another process, or another fit of this one, is writing there; it says who.
@@ -81,7 +81,7 @@ class Locked:
         if self.directory.is_file():
             raise FileExistsError(f"`{self.directory}` is a file where a folder should be. Choose another directory.")
         self.directory.mkdir(parents=True, exist_ok=True)
-        # kept open, so that no directory made later is taken for this one
+        # kept open, so that a directory made later cannot get the same inode
         self._folder = os.open(self.directory, os.O_RDONLY) if os.name != "nt" else None
         self._handle: int | None = None
         try:
@@ -98,12 +98,12 @@ class Locked:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the directory back."""
+        """Release the directory."""
         handle, self._handle = self._handle, None
-        if handle is None:  # a child that was forked
+        if handle is None:  # a forked child
             return
         if _is_at(handle, self.path):
-            with suppress(OSError):  # Windows keeps files that are open
+            with suppress(OSError):  # Windows does not remove open files
                 self.path.unlink()
         self._close(handle)
 
@@ -128,11 +128,11 @@ class Locked:
             raise FileNotFoundError(
                 f"{self.directory} was removed or replaced while it was written to. What it held is gone; start anew."
             )
-        lost, self._handle = self._handle, self._taken()  # the lock file alone was removed
+        lost, self._handle = self._handle, self._taken()  # only the lock file was removed
         os.close(lost)
 
     def forget(self) -> None:
-        """Let go of the open file without giving the lock back, as a child that was forked must."""
+        """Close the file without releasing the lock, as a forked child must."""
         if self._handle is not None:
             self._close(self._handle)
             self._handle = None
@@ -151,7 +151,7 @@ class Locked:
                         f"{self.directory} is being written to by {_holder(self.path)}. Wait until that ends, or "
                         f"choose another directory."
                     )
-                # else its holder ended, and removed it, after it was opened here
+                # else its holder has finished, and removed it after it was opened here
                 if _is_at(handle, self.path) and (ours or not self._removed()):
                     _sign(handle)
                     return handle
@@ -161,7 +161,7 @@ class Locked:
             os.close(handle)
 
     def _opened(self) -> tuple[int, bool]:
-        """Return the lock file, open, and whether it can be written to, as that of another user cannot.
+        """Return the lock file, open, and whether it is writable, which another user's is not.
 
         Raises:
             PermissionError: if it can be neither made nor read.
@@ -174,7 +174,7 @@ class Locked:
             return os.open(self.path, os.O_RDONLY), False
 
     def _removed(self) -> bool:
-        """Return whether a lock file that names another holder could be removed; else it is held as it is."""
+        """Return whether a lock file that names another holder could be removed; else it is locked as it is."""
         try:
             self.path.unlink()
         except OSError:
@@ -185,7 +185,7 @@ class Locked:
         try:
             return take(handle)
         except OSError as error:
-            if not ours:  # NFS locks no file that is open for reading alone
+            if not ours:  # NFS does not lock files opened for reading only
                 raise PermissionError(
                     f"{self.path} is another user's, and its file system does not tell whether that user's process "
                     f"still writes there ({error.strerror}). Remove it if none does, or choose another directory."
@@ -220,16 +220,16 @@ def _is_at(handle: int, path: Path) -> bool:
 
 def _sign(handle: int) -> None:
     about = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with suppress(OSError):  # a full disk; the lock is there without the name of its holder
+    with suppress(OSError):  # a full disk: the lock holds without its holder's name
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, (json.dumps(about) + "\n").encode())
 
 
 def _holder(path: Path) -> str:
-    """Return in words who has a lock."""
+    """Return in words who holds a lock."""
     try:
         about = json.loads(path.read_text("utf-8"))
         return f"process {about['process']} on {about['host']}, since {about['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has just come or gone
+    except (OSError, ValueError, KeyError, TypeError):  # it was just created or removed
         return "another process"

@@ -36,7 +36,7 @@ class Point(Posterior):
 
     @property
     def default_draws(self) -> int:
-        """M: one draw per member is all there is."""
+        """M: a point mass has one distinct draw per member."""
         return self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
@@ -44,13 +44,13 @@ class Point(Posterior):
 
         Args:
             draws: S, a multiple of M.
-            seed: any, a point mass has no randomness.
+            seed: ignored, as a point mass has no randomness.
 
         Returns:
             Tensor (S, D).
 
         Raises:
-            ValueError: if S is not a multiple of M, or so many weights cannot be held.
+            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
         """
         as_seed(seed)
         draws = self.check_draws(draws)

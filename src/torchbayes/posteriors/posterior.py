@@ -1,4 +1,4 @@
-"""Posterior: what inference returns, something functions can be drawn from.
+"""Posterior: the result of inference, from which functions can be drawn.
 
 Every posterior carries the member axis M as an equal mixture: draw s comes from member s mod M, so any multiple of M
 draws weighs the members equally and the first M draws are one per member.
@@ -26,19 +26,19 @@ from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.problems import warn_of
 
 Calibration = Callable[[], Iterable[Any]]
-"""Makes a fresh pass over training inputs, batch by batch; batch-norm statistics of a draw are taken on it."""
+"""Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
 
 BUFFERS = "buffers."
 
 
 KINDS: dict[str, Any] = {}
-"""Every kind of posterior by the name that files have for it."""
+"""Every kind of posterior, by its name in files."""
 
 _Kind = TypeVar("_Kind", bound=Any)
 
 
 def readable(kind: _Kind) -> _Kind:
-    """Return a kind of posterior, whose files can be read from now on: a decorator of its class."""
+    """Return a kind of posterior, after registering it so that its files can be read: a class decorator."""
     KINDS[kind.kind] = kind
     return kind
 
@@ -53,8 +53,8 @@ class Posterior(ABC):
         statistics_known: whether batch-norm statistics in `buffers_M` belong to the draws; if not, each draw of a
             network with batch norm is recalibrated on training data.
         calibration: training inputs for batch-norm statistics; set by `fit`, not saved.
-        problems: what is known to be wrong with it, one clause each, such as "chain 2 never moved". They are saved, and
-            whatever uses the posterior warns of them.
+        problems: known problems, one clause each, such as "chain 2 never moved". They are saved, and functions that use
+            the posterior warn of them.
     """
 
     model: Model
@@ -73,11 +73,11 @@ class Posterior(ABC):
     @property
     @abstractmethod
     def default_draws(self) -> int:
-        """How many draws `predict` takes when it is not told."""
+        """How many draws `predict` takes by default."""
 
     @abstractmethod
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights (S, D), one draw a row; draw s is from member s mod M."""
+        """Return weights (S, D), one draw per row; draw s is from member s mod M."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -88,21 +88,21 @@ class Posterior(ABC):
         """Return the JSON-serialisable settings that define it, for saving."""
 
     def calibrated(self, calibration: Calibration) -> Self:
-        """Return the posterior with training inputs at hand, and with all that it has already worked out."""
+        """Return the posterior with training inputs, and with everything it has cached."""
         return self._having(calibration=calibration)
 
     def with_problems(self, problems: Iterable[str]) -> Self:
-        """Return the posterior with these problems beside those that it has, and all that it has worked out."""
+        """Return the posterior with these problems added, and with everything it has cached."""
         return self._having(problems=tuple(dict.fromkeys((*self.problems, *problems))))
 
     def _having(self, **fields: Any) -> Self:
-        found = copy(self)  # not `replace`, which would forget what is cached
+        found = copy(self)  # not `replace`, which would drop what is cached
         for name, value in fields.items():
             object.__setattr__(found, name, value)
         return found
 
     def check_draws(self, draws: int) -> int:
-        """Return `draws` if the members can be weighed equally with it.
+        """Return `draws` if it gives all members equal weight.
 
         Args:
             draws: S.
@@ -137,8 +137,8 @@ class Posterior(ABC):
             A callable inputs -> outputs (S, B, K).
 
         Raises:
-            ValueError: if S is not a multiple of M, so many weights cannot be held, or batch-norm statistics are needed
-                and no training inputs are at hand.
+            ValueError: if S is not a multiple of M, the weights do not fit in memory, or batch-norm statistics are
+                needed and there are no training inputs.
         """
         draws = self.check_draws(self.default_draws if draws is None else draws)
         warn_of(self.problems)
@@ -178,13 +178,13 @@ class Posterior(ABC):
 
 
 def packed(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the header of the file of a posterior."""
+    """Return the tensors and the header of a posterior's file."""
     buffers = {BUFFERS + n: b for n, b in (posterior.buffers_M or {}).items()}
     return {**posterior.tensors(), **buffers}, header_of(posterior, posterior.settings())
 
 
 def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header of the file of a posterior, with the settings of its tensors there."""
+    """Return the header of a posterior's file, with these settings."""
     return {
         "kind": posterior.kind,
         "layout": {name: list(shape) for name, shape in posterior.model.layout.shapes.items()},
@@ -196,7 +196,7 @@ def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
-    """Return standard normals (draws, size) on the device and of the dtype of `like`, row by row reproducible.
+    """Return standard normals (draws, size) on the device and of the dtype of `like`, reproducible row by row.
 
     Row s depends on (seed, s) alone, so the first draws of a longer request are the draws of a shorter one.
 
@@ -210,7 +210,7 @@ def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
         Tensor (draws, size).
 
     Raises:
-        ValueError: if so many cannot be held.
+        ValueError: if they do not fit in memory.
     """
     seed = as_seed(seed)
     check_memory(draws * size * like.itemsize, "the noise of the drawn weights", like.device, draws=draws)

@@ -1,4 +1,4 @@
-"""What is known to be wrong with a result, and the one place where the verbs that use it say so."""
+"""Known problems of results, and the one place where functions that use a result warn of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_GENERATED = "<string>"  # where the constructors of dataclasses come from
+_GENERATED = "<string>"  # the file name of generated dataclass constructors
 _LOOKED_AT = 1000
 
 
 class ProblemWarning(UserWarning):
-    """A result is used of which it is known that it should not be trusted."""
+    """A result is used that is known not to be trustworthy."""
 
 
 def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
     """Warn, in one line, if there are problems.
 
-    The warning points at the caller's own line outside the package, so that Python shows it once for that line.
+    The warning points at the caller's line outside the package, so that Python shows it once for that line.
 
     Args:
         problems: sentences without a full stop, such as "chain 2 never moved"; nothing happens if there are none.
-        what: what they are problems of.
+        what: what has the problems.
     """
     if problems:
         text = f"{what} should not be trusted: {'; '.join(problems)}."
@@ -35,9 +35,9 @@ def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
 
 
 def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
-    """Return what a check of a result finds, and the exception that ended the check, in words; empty if none did.
+    """Return the problems that a check of a result finds, and the exception that ended it, in words; empty if none did.
 
-    A check may meet networks and data that nobody thought of, and must not take the result with it.
+    A check may meet unforeseen networks and data, and must not lose the result.
 
     Args:
         check: returns the problems.
@@ -50,10 +50,10 @@ def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
 
 
 def warn_unchecked(raised: str, what: str = "this posterior") -> None:
-    """Warn if the check of a result ended with an exception; to be said once the result is safe.
+    """Warn if the check of a result ended with an exception; to be called once the result is saved.
 
     Args:
-        raised: the exception, as `checked` gives it; nothing happens if it is empty.
+        raised: the exception, as `checked` returns it; nothing happens if it is empty.
         what: what was checked.
     """
     if raised:
@@ -62,10 +62,10 @@ def warn_unchecked(raised: str, what: str = "this posterior") -> None:
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return a problem if what defines a posterior, as `Posterior.tensors` gives it, holds NaN or infinite numbers.
+    """Return a problem if the tensors that define a posterior, as `Posterior.tensors` gives them, are not all finite.
 
     Args:
-        tensors: by name; of one with more than 1,000 rows for a member, such as draws, as many are looked at.
+        tensors: by name; of one with more than 1,000 rows per member, such as draws, 1,000 are checked.
     """
     for name, tensor in tensors.items():
         for m, part in enumerate(tensor.unbind() if tensor.ndim > 1 else [tensor]):
@@ -76,7 +76,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _levels_to_caller() -> int:
-    """Return how many frames above the function that asks the first frame outside the package is."""
+    """Return how many frames the first one outside the package is above the calling function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _GENERATED)):
         level, frame = level + 1, frame.f_back

@@ -36,9 +36,9 @@ def start_of(
 
     Args:
         model: the model.
-        start: as of `fit`.
+        start: as for `fit`.
         seeds: one seed per member.
-        space: a subspace, at whose origin they start if nothing is said.
+        space: a subspace, at whose origin they start by default.
 
     Returns:
         Both.
@@ -55,7 +55,7 @@ def start_of(
 
 
 def _points(start: Posterior | Tensor) -> Posterior | Tensor:
-    """Return a start, as points of all weights if it is points in a subspace."""
+    """Return a start; points in a subspace become points over all weights."""
     if not isinstance(start, InSubspace) or not isinstance(start.inner, Point):
         return start
     return Point(start.model, start.space.lift(start.inner.weights_MD), buffers_M=start.buffers_M)
@@ -92,7 +92,7 @@ def _start_of(
 
 
 def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor, Buffers]:
-    """Return the weights and buffers a trained module holds, once per member.
+    """Return the weights and buffers of a trained module, once per member.
 
     Raises:
         ValueError: if its parameters do not match the model's network.
@@ -100,13 +100,13 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
     held = dict(module.named_parameters())
     own = model.network
     shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
-    said = Layout.of(own.picked.whole(own.layout.split(own.weights()))).differences(shapes)
+    said = Layout.of(own.mask.fill(own.layout.split(own.weights()))).differences(shapes)
     if said:
         raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
-    network = Network(module, own.random if own.picked.places else own.layout.names)
+    network = Network(module, own.random if own.mask.indices else own.layout.names)
     weights_D = model.given_weights()
     check_finite_start(start=network.weights())
-    weights_D[: network.layout.size] = network.layout.join(network.picked.take(held)).detach()
+    weights_D[: network.layout.size] = network.layout.join(network.mask.select(held)).detach()
     return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)
 
 

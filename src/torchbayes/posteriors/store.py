@@ -4,13 +4,13 @@ draws.json   format, run, chains M, weights D, dtype, layout, checksum: written 
 draws.bin    draw after draw, each a row for every chain: D weights and 8 bytes of checksum, little-endian; the number
              of draws is the file's length
 
-A reader maps the file into memory and sees every whole draw; a draw cut short by a kill or a full disk does not count.
-All rows have one stride, so what is mapped is a view (M, S, D), and (S M, D) too: all draws are used where they lie.
-The checksum of row r, counted from 0 through the whole file, is r plus the CRC-32 of the run's name and the weights, so
-that a row is known at its place in its run alone. Up to 256 MiB are verified whenever they are read, which takes 0.1 to
-0.2 s, and 0.2 s more for each million rows; longer files when `torchbayes diagnose` reads them or a run resumes.
-The file grows or is replaced. It is never cut by a whole draw, since the kernel kills who reads from a mapping behind
-the end of its file.
+A reader maps the file into memory and sees every complete draw; a draw cut short by a kill or a full disk does not
+count. All rows have one stride, so the map can be viewed as (M, S, D) and as (S M, D), without copying. The checksum of
+row r, counted from 0 through the whole file, is r plus the CRC-32 of the run's name and the weights, so that a row is
+valid only at its place in its run. Up to 256 MiB are verified whenever they are read, which takes 0.1 to 0.2 s, and 0.2
+s more for each million rows; longer files when `torchbayes diagnose` reads them or a run resumes. The file grows or is
+replaced. It is never shortened by a complete draw, since reading a mapping beyond the end of its file kills the
+process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from torchbayes.posteriors.files import FORMAT, advice, read_described, sweep, w
 
 _SUM = 8  # bytes of a checksum: a multiple of every dtype's, so that rows can be viewed as an array
 _AT_ONCE = 1 << 28  # bytes that are verified whenever they are read
-_PIECE = 1 << 20  # bytes read at a time, which stay in the cache; or one row
-# a private mapping would be charged to memory as if all of it were written; Python 3.11 has no name for the flag
+_PIECE = 1 << 20  # bytes read at a time, so that they stay in the cache; at least one row
+# else a private mapping counts as committed memory; Python 3.11 has no name for the flag
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _RESTORE = "Restore it or sample again."
@@ -47,21 +47,21 @@ class DrawFile:
 
     Attributes:
         path: draws.bin.
-        about: what draws.json says: `chains` M, `weights` D, `dtype`, `layout` and the `run` they belong to.
+        about: the content of draws.json: `chains` M, `weights` D, `dtype`, `layout` and the `run` they belong to.
         members: M.
         size: D.
         dtype: dtype of the weights.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Describe the file; `create` and `open` are how to get one."""
+        """Describe the file; use `create` or `open` to get one."""
         self.path, self.about = folder / "draws.bin", about
         self.members, self.size = int(about["chains"]), int(about["weights"])
         self.dtype = _DTYPES[about["dtype"]]
 
     @classmethod
     def create(cls, folder: str | Path, like_MD: Tensor, layout: Mapping[str, Any], *, run: str = "") -> DrawFile:
-        """Start an empty file, or take up the one that is there if it is of the same kind.
+        """Start an empty file, or continue the one that exists if it is of the same kind.
 
         Args:
             folder: where it goes; made if needed.
@@ -73,7 +73,7 @@ class DrawFile:
             The file.
 
         Raises:
-            TypeError: if the weights have a dtype that is not stored.
+            TypeError: if the dtype of the weights is not supported.
             ValueError: if the folder holds draws of another shape, dtype, layout or run, or its description is damaged.
         """
         folder = Path(folder)
@@ -101,14 +101,14 @@ class DrawFile:
             raise ValueError(f"{content} has no {header.name} beside it. Restore that, or choose another directory.")
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            content.touch()  # before its description, so that who finds that finds both
+            content.touch()  # before its description, so that a reader who finds that finds both
             write_described(header, about)
         content.touch()
         return cls(folder, about)
 
     @classmethod
     def open(cls, folder: str | Path) -> DrawFile:
-        """Open what `create` and `append` left, whether the run ended or not.
+        """Open the file of a run, finished or not.
 
         Args:
             folder: the run directory.
@@ -139,18 +139,18 @@ class DrawFile:
         return self.members * self.row_bytes
 
     def __len__(self) -> int:
-        """Return the number of whole draws."""
+        """Return the number of complete draws."""
         return self.path.stat().st_size // self.draw_bytes
 
     def append(self, weights_MD: Tensor) -> None:
-        """Write one draw of every chain behind the others.
+        """Append one draw of every chain.
 
         Args:
             weights_MD: the draw.
 
         Raises:
-            OSError: if it cannot be written, as on a full disk; what was there before is whole and readable.
-            ValueError: if it is not of the file's shape and dtype.
+            OSError: if it cannot be written, as on a full disk; earlier draws stay readable.
+            ValueError: if it does not have the file's shape and dtype.
         """
         assert sys.byteorder == "little", "draws.bin is little-endian"
         if weights_MD.shape != (self.members, self.size) or weights_MD.dtype != self.dtype:
@@ -177,15 +177,15 @@ class DrawFile:
             ) from error
 
     def sync(self) -> None:
-        """Wait until all draws are on the disk itself, so that they outlive a power cut."""
+        """Wait until all draws are physically on disk, so that they survive a power cut."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
 
     def truncate(self, count: int) -> None:
-        """Forget all draws but the first `count`, which must be sound, as when a run resumes from a checkpoint.
+        """Drop all draws but the first `count`, which must be valid, as when a run resumes from a checkpoint.
 
-        Who has read the file keeps the draws he sees: where whole draws are forgotten, the others go to a new file that
-        takes the place of the old one, which takes as much room as they do until nobody reads that any more.
+        Readers keep the draws that they have mapped: where complete draws are dropped, the others go to a new file that
+        replaces the old one, whose space is freed once nobody reads it any more.
 
         Args:
             count: draws to keep.
@@ -201,7 +201,7 @@ class DrawFile:
         with self.path.open("rb") as file:
             _verify(self, file, count)
         whole = count * self.draw_bytes
-        if len(self) == count:  # at most a draw that was cut short is behind them
+        if len(self) == count:  # followed at most by an incomplete draw
             os.truncate(self.path, whole)
             return
         with whole_file(self.path) as temporary:
@@ -209,22 +209,22 @@ class DrawFile:
             os.truncate(temporary, whole)
 
     def read(self, count: int | None = None, *, verify: bool = False) -> Tensor:
-        """Return whole draws as one tensor (M, S, D), mapped into memory: of large files only what is used is read.
+        """Return complete draws as one tensor (M, S, D), mapped into memory: of large files only what is used is read.
 
         What is written to the tensor is the reader's own, and never reaches the file.
 
         Args:
-            count: how many draws there must be, of which no more are returned; those there are if None.
-            verify: compare them with their checksums even if they are more than 256 MiB, which reads all of them.
+            count: number of draws to return, which must exist; all if None.
+            verify: compare draws with their checksums even beyond 256 MiB, which reads all of them.
 
         Returns:
             The draws.
 
         Raises:
-            ValueError: if there are fewer, or one that was verified is damaged.
+            ValueError: if there are fewer, or a verified one is damaged.
         """
         with self.path.open("rb") as file:
-            there = os.fstat(file.fileno()).st_size // self.draw_bytes  # of this very file: another may take its place
+            there = os.fstat(file.fileno()).st_size // self.draw_bytes  # of this open file: another may replace it
             count = there if count is None else count
             if there < count:
                 raise ValueError(f"{self.path} is damaged: it holds {there} draws, not {count}. {_RESTORE}")
@@ -239,7 +239,7 @@ class DrawFile:
 
 
 def _begun(run: str) -> int:
-    """Return what the checksum of every row of a run begins with."""
+    """Return the initial value of the checksum of every row of a run."""
     return zlib.crc32(run.encode())
 
 
@@ -254,7 +254,7 @@ def _verify(draws: DrawFile, file: BinaryIO, count: int) -> None:
     for first in range(0, rows, at_once):
         wanted = min(at_once, rows - first)
         content = file.read(wanted * draws.row_bytes)
-        whole = len(content) // draws.row_bytes  # fewer than wanted where another program has cut the file
+        whole = len(content) // draws.row_bytes  # fewer than expected if another program has shortened the file
         held = np.frombuffer(content, np.uint8, whole * draws.row_bytes).reshape(whole, draws.row_bytes)
         found = np.fromiter(map(zlib.crc32, held[:, :-_SUM], repeat(begun)), np.uint64, whole)
         found += np.arange(first, first + whole, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Posteriors in a subspace: over a few coordinates, and so over weights."""
+"""Posteriors in a subspace: over a few coordinates, and thereby over all weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _INNER = "inner."
 @readable
 @dataclass(frozen=True)
 class InSubspace(Posterior):
-    """w = lift(u), u ~ q(u): a posterior over the coordinates of a subspace, which speaks of the weights.
+    """w = lift(u), u ~ q(u): a posterior over the coordinates of a subspace, seen as one over the weights.
 
-    What asks for a posterior of one kind, as `Linearised`, `tune` and `diagnose` do, takes `inner`.
+    Functions that need a certain kind of posterior, such as `Linearised`, `tune` and `diagnose`, take `inner`.
 
     Attributes:
         inner: q(u), over the coordinates; its model is `space.model`, and gives the same functions.
@@ -39,7 +39,7 @@ class InSubspace(Posterior):
 
     @classmethod
     def of(cls, inner: Posterior, space: Subspace) -> InSubspace:
-        """Return the posterior over weights that one over coordinates makes."""
+        """Return the posterior over weights that a posterior over coordinates defines."""
         return cls(
             space.whole,
             inner,
@@ -61,17 +61,17 @@ class InSubspace(Posterior):
         return self.inner.default_draws
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights of drawn coordinates.
+        """Return the weights of drawn coordinates.
 
         Args:
             draws: S, a multiple of M.
-            seed: of the draws.
+            seed: seed of the draws.
 
         Returns:
             Tensor (S, D).
 
         Raises:
-            ValueError: if S is not a multiple of M, or so many weights cannot be held.
+            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
         """
         check_memory(draws * self.model.layout.size * self.space.origin_D.itemsize, "the drawn weights", draws=draws)
         return self.space.lift(self.inner.sample(draws, seed=seed))

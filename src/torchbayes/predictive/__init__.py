@@ -1,4 +1,4 @@
-"""What a posterior says at inputs: the model average by draws, and closed forms of linearised networks."""
+"""Predictions of a posterior: the model average over draws, and closed forms of linearised networks."""
 
 from torchbayes.predictive.average import Predictive, predict, stream
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace

@@ -26,6 +26,7 @@ from torchbayes.model.rows.batch import check_alike
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.quantiles import average_quantile
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Predictive:
 
     Attributes:
         outputs_SBK: outputs of the drawn functions, before the likelihood.
-        likelihood: what turns outputs into a distribution of targets.
+        likelihood: turns outputs into a distribution of targets.
         parameters: learned likelihood parameters of each draw, broadcasting against the outputs.
         function_variance: variance of each draw's outputs in closed form, (S, B, K), where a draw is a Gaussian over
             functions and the likelihood a normal one; None where draws are functions.
@@ -81,7 +82,7 @@ class Predictive:
 
     @property
     def _noise(self) -> Distribution:
-        """What the likelihood makes of the outputs."""
+        """The likelihood's distribution at the outputs."""
         return self.likelihood.distribution(self.outputs_SBK, self.parameters)
 
     @property
@@ -89,7 +90,7 @@ class Predictive:
         """Averaged class probabilities: (B, K) for classes; for Bernoulli the probability of 1, shape of the targets.
 
         Raises:
-            TypeError: if the likelihood is not one of classes.
+            TypeError: if the likelihood is not over classes.
         """
         return torch.as_tensor(self._classes.probs).mean(0)
 
@@ -117,10 +118,11 @@ class Predictive:
     def log_prob(self, targets: Any) -> Tensor:
         """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
 
-        Weights of rows and classes do not enter, and places to ignore count nothing. A soft label is Σ_k q_k log p(k).
+        Weights of rows and classes do not enter, and ignored places contribute nothing. A soft label gives Σ_k q_k log
+        p(k).
 
         Args:
-            targets: (B, ...) or a tree of such, each at the place of its output: labels of a causal language model as
+            targets: (B, ...) or a tree of such, aligned with the outputs: labels of a causal language model as
                 `model.unpack` moves them, one place earlier than in `labels=input_ids`.
 
         Returns:
@@ -142,15 +144,15 @@ class Predictive:
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy of the mean minus mean entropy: what the draws disagree about; (B, ...), at least 0, in nats.
+        """Entropy of the mean minus mean entropy: the disagreement of the draws; (B, ...), at least 0, in nats.
 
-        As the mean divergence from the mean, which keeps its digits where the draws nearly agree.
+        Computed as the mean divergence from the mean, which stays accurate where the draws nearly agree.
         """
         return self._entropies[2]
 
     @cached_property
     def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Total and expected entropy and mutual information, in one pass over the rows, a few of them at a time."""
+        """Total and expected entropy and mutual information, in one pass over the rows, a few at a time."""
         classes, found = self._classes, []
         by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
         given = torch.as_tensor(classes.logits if by_logits else classes.probs)
@@ -160,7 +162,7 @@ class Predictive:
         return total, expected, mutual
 
     def quantile(self, levels: Tensor | float) -> Tensor:
-        """Return quantiles of the average of univariate distributions, by bisection on its distribution function.
+        """Return quantiles of the average of univariate distributions; of counts these are counts.
 
         Args:
             levels: tensor (Q,) or one number, in (0, 1).
@@ -177,17 +179,8 @@ class Predictive:
         single, levels_Q = asked.ndim == 0, asked.reshape(-1)
         if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
             raise ValueError(f"`levels` must lie in (0, 1); got {asked.tolist()}.")
-        distribution = self.distribution
-        # the average's quantile lies between the smallest and the largest of the draws' quantiles
-        shape = (-1, *[1] * distribution.mean.ndim)
-        bounds = distribution.icdf(levels_Q.view(shape))
-        low, high = bounds.amin(1), bounds.amax(1)
-        goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
-        for _ in range(60):
-            middle = (low + high) / 2
-            below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high)[0] / 2 if single else (low + high) / 2
+        found = average_quantile(self.distribution, levels_Q)
+        return found[0] if single else found
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Return targets drawn from the average: draw s mod S, then its distribution.
@@ -200,7 +193,7 @@ class Predictive:
             Tensor (count, B, ...).
 
         Raises:
-            ValueError: if `count` is not positive, or so many samples cannot be held.
+            ValueError: if `count` is not positive, or the samples do not fit in memory.
         """
         check_counts(count=count)
         rounds = -(-count // self.draws)
@@ -215,7 +208,7 @@ class Predictive:
         """The S distributions of classes.
 
         Raises:
-            TypeError: if they are not of classes.
+            TypeError: if they are not over classes.
         """
         distribution = self.distribution
         if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
@@ -227,7 +220,7 @@ class Predictive:
 
 
 def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
-    """Return probabilities over all classes; of logits where there are, as 1 − p and log p lose their digits.
+    """Return probabilities over all classes; from logits where possible, as 1 − p and log p lose precision.
 
     Bernoulli gets an axis of two.
     """
@@ -238,7 +231,7 @@ def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
 
 
 def _check_parts(predictive: Predictive) -> None:
-    """Check what a predictive is made of.
+    """Check the parts of a predictive.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -255,7 +248,7 @@ def _check_parts(predictive: Predictive) -> None:
 
 
 class Source(Protocol):
-    """What gives predictives: functions drawn from a posterior, or a closed form."""
+    """A source of predictives: functions drawn from a posterior, or a closed form."""
 
     @property
     def model(self) -> Model:
@@ -306,7 +299,7 @@ def predict(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are left aside). A loader's
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored). A loader's
             outputs are kept, S · N · K numbers; use `stream` when that is too much.
         draws: S, a multiple of the members; the posterior's default if None. Not for functions.
         seed: seed of the draws.
@@ -371,7 +364,7 @@ def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator
 
 
 def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
-    """Return functions drawn from a posterior, or the given ones.
+    """Return functions drawn from a posterior, or those given.
 
     Raises:
         ValueError: if `draws` is given with functions and differs from their number.
@@ -384,7 +377,7 @@ def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int)
 
 
 def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
-    """Return what gives predictives: functions drawn from a posterior, the given ones, or the closed form itself.
+    """Return a source of predictives: functions drawn from a posterior, those given, or the closed form itself.
 
     Raises:
         ValueError: if `draws` is given where nothing is drawn, or a number is out of range.

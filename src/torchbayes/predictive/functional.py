@@ -5,8 +5,8 @@ kernel k(x, x') = J(x) S J(x')ᵀ. With Λ = L Lᵀ the curvature of the likelih
 
     Cov f(x) = k(x, x) − k(x, X) L A⁻¹ Lᵀ k(X, x),    log det P − log det S⁻¹ = log det A,
 
-the same predictive and evidence as Laplace with a dense matrix, by one of size N K instead of D (Khan et al. 2019;
-Immer et al. 2021). No matrix of D numbers is kept. Kernels are in double precision, whatever the network's.
+the same predictive and evidence as Laplace with a dense matrix, from a matrix of size N K instead of D (Khan et al.
+2019; Immer et al. 2021). No D × D matrix is formed. Kernels are in double precision, whatever the network's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchbayes.predictive.linearised import Functions, Link, checked, link_of, 
 
 @dataclass(frozen=True, eq=False)
 class FunctionalLaplace:
-    """A posterior over functions; goes where a posterior goes in `predict`, `stream` and `evaluate`.
+    """A posterior over functions; takes the place of a posterior in `predict`, `stream` and `evaluate`.
 
     Attributes:
         model: the model.
@@ -44,9 +44,9 @@ class FunctionalLaplace:
         root_NRK: Lᵀ, columns of Λ of every row.
         cholesky: of A, (N R, N R).
         log_likelihood: Σ log p(y|f) at the mode, float64, in nats.
-        link: as of `Linearised`.
+        link: as for `Linearised`.
         samples: functions drawn by "samples".
-        seed: of these.
+        seed: seed of these functions.
     """
 
     model: Model
@@ -68,7 +68,7 @@ class FunctionalLaplace:
         return self.log_likelihood + log_prior + len(prior) / 2 * math.log(2 * math.pi) - 0.5 * logdet
 
     def functions(self, inputs: Any, *, diagonal: bool = False) -> Functions:
-        """Return mean (1, B, K) and covariance (1, B, K, K) of the outputs, or variances alone (1, B, K).
+        """Return mean (1, B, K) and covariance (1, B, K, K) of the outputs, or only variances (1, B, K).
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such.
@@ -111,7 +111,7 @@ class FunctionalLaplace:
 
 
 def _doubled(linear: Linear) -> Linear:
-    """Return a linear form with its Jacobian in double precision: what the data leave of a variance is a difference."""
+    """Return a linear form with its Jacobian in double precision: posterior variances are differences."""
     return Linear(linear.outputs_BK, [part.double() for part in linear.parts])
 
 
@@ -126,16 +126,16 @@ def functional_laplace(
 ) -> FunctionalLaplace:
     """Return the functional form of a Laplace posterior with the dense Gauss-Newton matrix.
 
-    Time grows with (N R)³ and with N R D, memory with (N R)² and N times what a row takes in the layers, R the columns
-    of Λ of a row: K in a regression, K − 1 for K classes.
+    Time grows with (N R)³ and with N R D, memory with (N R)² and N times what a row takes in the layers, where R is the
+    number of columns of Λ per row: K in a regression, K − 1 for K classes.
 
     Args:
         model: its prior is normal, or has a precision at the mode.
-        data: all of it, as `fit` takes it.
+        data: all training data, as for `fit`.
         start: the mode: a trained module, a point posterior of one member, or flat weights.
-        link: as of `Linearised`.
-        largest: N R at most, R the columns of Λ of a row: the size of the matrix.
-        chunk: numbers that a piece of a Jacobian may take.
+        link: as for `Linearised`.
+        largest: bound on N R, the size of the matrix, where R is the number of columns of Λ per row.
+        chunk: numbers that a piece of a Jacobian may hold.
 
     Returns:
         The posterior over functions.

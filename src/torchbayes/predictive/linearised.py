@@ -2,14 +2,14 @@ r"""Predictives in closed form: a Gaussian posterior N(w*, Σ) pushed through th
 
     f(x) ~ N( f_{w*}(x), J(x) Σ J(x)ᵀ ),    J the Jacobian of the outputs in the weights
 
-is the predictive that a Laplace posterior with Gauss-Newton curvature belongs to (Khan et al. 2019; Immer et al. 2021):
-it is the exact posterior of a generalised linear model, and does not suffer where draws of weights leave the region in
-which the network is nearly linear. What becomes of f is said by the link:
+is the predictive that belongs to a Laplace posterior with Gauss-Newton curvature (Khan et al. 2019; Immer et al. 2021):
+that posterior is the exact one of a generalised linear model, whose predictive does not degrade where draws of weights
+leave the region in which the network is nearly linear. The link maps f to the targets:
 
     gaussian   regression: y ~ N(f*, J Σ Jᵀ + noise²), exact
     probit     softmax(f*_k / √(1 + π V_kk / 8)); for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992)
-    pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): every pair of classes by its own
-               probit, with correlations (Lu et al. 2020)
+    pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): one probit for every pair of
+    classes, with correlations (Lu et al. 2020)
     bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean
     samples    f drawn from the Gaussian: any likelihood
 """
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain, seen
-from torchbayes.curvature.discovery import SPREAD_ROWS, Findings
+from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg.matrices import eigh
@@ -51,7 +51,7 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "pairwise": (Categorical,),
     "bridge": (Categorical,),
 }
-_MANY = 100  # outputs, beyond which K² covariances of every row are left to who asks for them
+_MANY = 100  # outputs, beyond which K² covariances per row are computed only on request
 _CLOSED = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}
 
 
@@ -60,7 +60,7 @@ class Functions(NamedTuple):
 
     Attributes:
         mean_MBK: f_{w*}(x).
-        covariance_MBKK: J Σ Jᵀ; its diagonal alone, (M, B, K), where that was asked for.
+        covariance_MBKK: J Σ Jᵀ; only its diagonal, (M, B, K), if so requested.
     """
 
     mean_MBK: Tensor
@@ -71,17 +71,17 @@ class Functions(NamedTuple):
 class Linearised:
     """The linearised predictive of a Laplace or other Gaussian posterior.
 
-    It goes where a posterior goes in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
-    Links in closed form have no draws, so mutual information is that between members, 0 for a single one; that within a
-    member needs "samples".
+    It takes the place of a posterior in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
+    Links in closed form have no draws, so mutual information is that between members, 0 for a single one; within a
+    member it needs "samples".
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
         link: "auto" is "gaussian" for regression, "pairwise" for up to 100 classes, "probit" for more and for
-            Bernoulli, "samples" for other likelihoods. "probit" takes K variances in the place of K² covariances, but a
-            variance that all outputs have in common, to which softmax is blind, makes it unsure all the same.
+            Bernoulli, "samples" for other likelihoods. "probit" takes K variances instead of K² covariances, but is
+            made less confident by variance that all outputs share, although softmax does not depend on it.
         samples: functions drawn for each member by "samples".
-        seed: of these.
+        seed: seed of these functions.
         chunk: numbers that a piece of the rows may take: the bound on memory.
     """
 
@@ -119,7 +119,7 @@ class Linearised:
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such.
-            diagonal: return variances alone: for many outputs, K² is much more than K.
+            diagonal: return only variances: with many outputs, K² is much more than K.
 
         Returns:
             The Gaussians.
@@ -157,7 +157,7 @@ class Linearised:
             chunk_size: rows that go through the network at once, at most.
 
         Returns:
-            The predictive; its draws are the members, times `samples` where the link is that.
+            The predictive; its draws are the members, times `samples` with the link "samples".
 
         Raises:
             ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
@@ -171,8 +171,8 @@ class Linearised:
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
         """Return the network linearised at every member, and the member's covariance.
 
-        How the network is built is known from the fit, whose data show it, or looked for: again where there are more
-        rows than before.
+        The support of its layers is known from the fit, or determined from the inputs: again where there are more rows
+        than before.
         """
         text: str = getattr(self.posterior, "found", "")
         rows = 0 if text else min(batch_size(inputs), SPREAD_ROWS)
@@ -181,8 +181,8 @@ class Linearised:
             own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
             options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
-            found = Findings.parse(text) if text else None
-            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, findings=found)
+            found = LayerSupport.parse(text) if text else None
+            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, support=found)
             self._known[rows] = [
                 (
                     replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]),
@@ -227,15 +227,15 @@ def checked(model: Model, inputs: Any) -> Any:
 
 
 def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
-    """Return the link in use: the asked one, or the one that "auto" means.
+    """Return the link in use: the requested one, or the one that "auto" stands for.
 
     Args:
-        link: as of `Linearised`.
+        link: as for `Linearised`.
         likelihood: p(y | f).
         outputs: K.
 
     Raises:
-        ValueError: if it is unknown, or does not go with the likelihood.
+        ValueError: if it is unknown, or does not suit the likelihood.
     """
     check_choice(get_args(Link), link=link)
     if link == "auto":
@@ -248,7 +248,7 @@ def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
 
 
 def _goes_with(link: str, likelihood: Likelihood) -> bool:
-    """Return whether a closed form is that of a likelihood: of its distribution, or of its density for "gaussian"."""
+    """Return whether a closed form suits a likelihood: its distribution, or its density for "gaussian"."""
     plain = unweighted(likelihood)
     if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
         return False
@@ -266,24 +266,24 @@ def linked(
     samples: int = 100,
     seed: int = 0,
 ) -> Predictive:
-    """Return what a link makes of Gaussian outputs.
+    """Return the predictive of Gaussian outputs under a link.
 
     Args:
-        link: as `link_of` gives it.
+        link: as `link_of` returns it.
         model: the model.
-        weights_MD: of the members, for their learned likelihood parameters.
+        weights_MD: weights of the members, for their learned likelihood parameters.
         functions: inputs, diagonal -> Gaussian outputs; variances are enough for "gaussian" and "probit".
-        inputs: as `checked` gives them.
+        inputs: as `checked` returns them.
         rows: rows that go through the network at once, at most.
         samples: functions drawn for each member by "samples".
-        seed: of these.
+        seed: seed of these functions.
 
     Returns:
         The predictive, a mixture over the members.
     """
     pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
     found = (functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces)
-    if link in _CLOSED:  # piece by piece, as K² covariances of every row may be more than memory holds
+    if link in _CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
         return Predictive(torch.cat([_CLOSED[link](*each) for each in found], dim=1), model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
     parameters = {n: p.unsqueeze(1) for n, p in model.split(weights_MD)[1].items()}
@@ -296,7 +296,7 @@ def linked(
 
 
 def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:
-    """Return values of functions, (samples · M, B, K), draw s from member s mod M, each input on its own."""
+    """Return values of functions, (samples · M, B, K), draw s from member s mod M, independently for each input."""
     values, vectors = eigh(covariance_MBKK)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)

@@ -1,4 +1,4 @@
-"""What becomes of Gaussian outputs under a softmax or a sigmoid: closed forms of the averaged probabilities."""
+"""Closed forms of the average of a softmax or sigmoid over Gaussian outputs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     classes, along = mean.shape[-1], covariance.sum(-1)
     tiny = torch.finfo(mean.dtype).tiny
     marginal, total = covariance.diagonal(dim1=-2, dim2=-1), along.sum(-1, keepdim=True)
-    # where the Gaussian is on the plane already, what is left of the sum is rounding
+    # where the Gaussian is on the plane already, the rest of the sum is rounding
     rounding = 8 * classes**2 * torch.finfo(mean.dtype).eps * marginal.sum(-1, keepdim=True)
     along, total = torch.where(total > rounding, along, 0.0), total.clamp_min(tiny)
     mean = mean - along * mean.sum(-1, keepdim=True) / total
     variance = torch.maximum(marginal - along.square() / total, torch.finfo(mean.dtype).eps * marginal).clamp_min(tiny)
-    # in logarithms, lest e^f overflow
+    # in logarithms, as e^f may overflow
     spread = mean + torch.logsumexp(-mean, dim=-1, keepdim=True) - 2 * math.log(classes)
     constant = mean.new_tensor(1 - 2 / classes).log().expand_as(mean)
     return (torch.logaddexp(constant, spread) - variance.log()).log_softmax(-1)

@@ -1,6 +1,6 @@
 """Figures, tables and the HTML report, made from plain arrays.
 
-Nothing here knows of models or posteriors: what is drawn is handed over as arrays, numbers and names.
+Nothing here depends on models or posteriors: everything is passed as arrays, numbers and names.
 """
 
 from torchbayes.report import figures

@@ -1,6 +1,6 @@
 """The section of a report that says whether chains have converged: tables, remarks in words, pictures, one page.
 
-A `Diagnosis` is handed over as it is: it holds numbers and names only.
+A `Diagnosis` is passed directly: it holds numbers and names only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PER = 1000  # gradients that efficiencies are given for
 
 
 def space_numbers(diagnosis: Diagnosis, space: str) -> dict[str, float]:
-    """Return one space in numbers; what never moves is counted and left out of the others.
+    """Return the numbers of one space; quantities that never move are counted and left out of the others.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
         space: a name of its `spaces`.
 
     Returns:
@@ -60,7 +60,7 @@ def numbers(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis in numbers that JSON holds; None for what is not finite or not known.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
 
     Returns:
         chains, draws, gradients, `spaces` (as `space_numbers` gives them) and `by_chain` (one number per chain).
@@ -92,12 +92,12 @@ def space_table(diagnosis: Diagnosis, columns: Sequence[str] = tuple(_COLUMNS), 
     """Return the table of spaces: R-hat and effective sizes of weights, functions and log likelihoods.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
         columns: which, by their heads.
         caption: how to read it.
 
     Returns:
-        The table; columns that say nothing here are left out.
+        The table; columns without information are left out.
     """
     found = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
     entries = {head: [_entry(of_space[_COLUMNS[head][0]]) for of_space in found.values()] for head in columns}
@@ -112,7 +112,7 @@ def space_tables(diagnosis: Diagnosis) -> list[Table]:
     """Return the table of spaces in parts that fit a page: R-hat, and effective sizes where they are known.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
 
     Returns:
         One or two tables, the caption under the last.
@@ -126,7 +126,7 @@ def chain_table(diagnosis: Diagnosis) -> Table | None:
     """Return the table of chains: what the log says of each after burn-in.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
 
     Returns:
         The table; None without a log.
@@ -151,7 +151,7 @@ def caption(diagnosis: Diagnosis) -> str:
     """Return how to read the table of spaces.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
 
     Returns:
         Sentences.
@@ -168,10 +168,10 @@ def caption(diagnosis: Diagnosis) -> str:
 
 
 def remarks(diagnosis: Diagnosis) -> list[str]:
-    """Return what the numbers say, in words.
+    """Return an interpretation of the numbers, in words.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
 
     Returns:
         Sentences.
@@ -205,7 +205,7 @@ def remarks(diagnosis: Diagnosis) -> list[str]:
 
 
 def _log_remarks(diagnosis: Diagnosis) -> list[str]:
-    """Return what the log says of the chains after burn-in."""
+    """Return remarks on the log of the chains after burn-in."""
     record = diagnosis.record
     if record is None:
         return []
@@ -241,7 +241,7 @@ def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
     """Draw everything that applies.
 
     Args:
-        diagnosis: of a run.
+        diagnosis: diagnosis of a run.
 
     Returns:
         file name without ending -> picture.
@@ -283,11 +283,11 @@ def write_diagnosis(
     lead: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the page and its pictures, `rhat.png`, `ess.png` and `traces.png`, in the place of earlier ones.
+    """Write the page and its pictures, `rhat.png`, `ess.png` and `traces.png`, replacing earlier ones.
 
     Args:
-        directory: where; made if needed.
-        diagnosis: of a run.
+        directory: the directory; created if needed.
+        diagnosis: diagnosis of a run.
         title: heading.
         lead: what was run.
         settings: the configuration of the run.

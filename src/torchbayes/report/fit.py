@@ -10,7 +10,7 @@ from shlex import quote
 from typing import Any
 
 from torchbayes.assess.evaluate import Evaluation, evaluate
-from torchbayes.assess.numbers import Numbers, predicted_numbers
+from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
 from torchbayes.catalogue.methods import METHODS, classes
 from torchbayes.catalogue.problem import Setup
@@ -156,14 +156,14 @@ def lead(fitted: Fitted) -> list[str]:
     named = data.source if data.source.startswith(data.name) else f"{data.name} ({data.source})"
     said = [
         f"Data: {named}, {what} with {len(data.train.inputs):,} training and "
-        f"{len(data.test.inputs):,} test rows. "
+        f"{len(data.test.inputs):,} test rows. {' '.join([*data.notes, ''])}"
         f"Network: {with_settings(problem.network, problem.network_settings)}, {setup.model.layout.size:,} weights. "
         f"Likelihood: {likelihood_of(problem)}. Prior of the weights: {prior_of(problem)}."
         + (f" Temperature: {problem.temperature:g} (1 is Bayes)." if problem.temperature != 1 else ""),
         f"{_length(fitted)} {_predicts(fitted)}",
     ]
     if model_differences(describe_model(posterior.model), setup.model):
-        said[-1] += " The fit chose prior and noise by the evidence; those above are where it began."
+        said[-1] += " Prior or noise were tuned; those above are where it began."
     if posterior.problems:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
     if isinstance(posterior, Draws):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchbayes import metrics
 from torchbayes.assess.evaluate import Evaluation
-from torchbayes.assess.numbers import Numbers
+from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data
 from torchbayes.data.base import Standardise
 from torchbayes.metrics.scoring import hits

@@ -65,8 +65,9 @@ _RC: dict[Any, Any] = {
 }
 
 
-# Hues of Okabe & Ito (2008), told apart under the common forms of colour blindness, and four more. A method that has a
-# look of its own in the catalogue keeps it, so that a reader of two reports meets the same method in the same colour.
+# Hues of Okabe & Ito (2008), distinguishable under the common forms of colour blindness, and four more. A method that
+# has a look of its own in the catalogue keeps it, so that a reader of two reports meets the same method in the same
+# colour.
 _VARIATIONAL = Look("#cc79a7", "X")
 _KNOWN: dict[str, Look] = {key: _VARIATIONAL for key in ("vi", "mfvi", "variational")}
 _SPARE = (
@@ -271,7 +272,7 @@ def check_panels(**mappings: Any) -> None:
     """Check what figures are made of: name -> values.
 
     Raises:
-        TypeError: if one is no mapping.
+        TypeError: if one is not a mapping.
         ValueError: if one is empty.
     """
     for name, value in mappings.items():
@@ -305,8 +306,8 @@ def as_array(values: Any, ndim: int, name: str, *, finite: bool = False) -> np.n
         A new or shared array.
 
     Raises:
-        TypeError: if there is something else than numbers.
-        ValueError: if the number of axes is another, nothing is there, or a value is not finite where it must be.
+        TypeError: if it holds anything but numbers.
+        ValueError: if the number of axes is wrong, the array is empty, or a value is not finite where it must be.
     """
     try:
         plain = values.detach().cpu().double().numpy() if hasattr(values, "detach") else values
@@ -339,7 +340,7 @@ def png(figure: Figure, *, dpi: int = DPI) -> bytes:
 
 
 def savefig(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
-    """Save a figure as PNG, whole or not at all.
+    """Save a figure as PNG, completely or not at all.
 
     Args:
         figure: the figure.

@@ -15,7 +15,7 @@ from torchbayes.predictive.average import Source, predict
 from torchbayes.report import figures
 from torchbayes.report.html import Picture
 
-# The noise-free function of a toy, where there is a formula for it; in raw units.
+# The noise-free function of a toy problem, if there is a formula; in raw units.
 TRUTH: dict[str, Callable[[Tensor], Tensor]] = {"toy_sine": lambda x: torch.sin(3 * x)}
 
 

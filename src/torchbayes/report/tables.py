@@ -65,7 +65,7 @@ class Table:
 
         Raises:
             ValueError: see the class.
-            TypeError: if something is of another kind.
+            TypeError: if an argument is of the wrong kind.
         """
         columns = self.columns
         if (
@@ -176,7 +176,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _value(entry: Entry) -> float:
-    """Return what is compared: the number without its error, NaN for all else."""
+    """Return the number to compare, without its error; NaN for anything else."""
     number = entry[0] if isinstance(entry, tuple) else entry
     return math.nan if number is None or isinstance(number, str) else float(number)
 

@@ -11,7 +11,7 @@ from torchbayes.catalogue.problem import Problem
 
 
 def capital(sentence: str) -> str:
-    """Return a sentence with a capital at its beginning, but names such as cSGHMC as they are written."""
+    """Return a sentence with an initial capital, except for names such as cSGHMC."""
     return sentence[0].upper() + sentence[1:] if sentence.split(maxsplit=1)[0].islower() else sentence
 
 

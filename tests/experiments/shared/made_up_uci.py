@@ -1,4 +1,4 @@
-"""Made-up files in the place of the UCI sets: small ones, of which the loader is told, or of the true size."""
+"""Made-up files in the place of the UCI sets: small ones, registered with the loader, or of the true size."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags, check_memory, free_memory, size_of
-from torchbayes.curvature.collect import ROWS, Collector, Where, units
-from torchbayes.curvature.discovery import Findings, look, network_layers
-from torchbayes.curvature.exact import Beside, is_needed
+from torchbayes.curvature.collect import ROWS, Collector, Members, units
+from torchbayes.curvature.discovery import LayerSupport, layer_support, network_layers
+from torchbayes.curvature.exact import WithExact, is_needed
 from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.passes import EigenvalueSums, HessianSums, LowRankSums
 from torchbayes.curvature.roots import check_curved
@@ -37,7 +37,7 @@ SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
     "dense": lambda settings: DenseSums(settings.chunk),
     "low_rank": lambda settings: LowRankSums(settings.rank, settings.passes),
 }
-"""How every structure that a curvature may have adds up; a new one enters by a line here."""
+"""The sums of every structure; a new one is registered by a line here."""
 
 if TYPE_CHECKING:
     StructureName = str
@@ -60,9 +60,9 @@ class CurvatureSettings:
     """What is added up; the attributes are those of `Laplace`.
 
     Attributes:
-        exact: whether the dense matrix is added up too where the evidence may be asked for a noise scale and would
-            not tell it by the structure (`curvature.beside`).
-        check_mode: whether the gradient is added up too, which tells how far a mode is.
+        exact: whether the dense matrix is added up too, where the evidence may choose a noise scale and the structure
+            would not determine it (`curvature.exact`).
+        check_mode: whether the gradient is added up too, which shows how far away the mode is.
     """
 
     structure: StructureName
@@ -93,20 +93,20 @@ class CurvatureSettings:
 
     @property
     def sums(self) -> Sums:
-        """How the structure adds up."""
+        """The sums of the structure."""
         return HessianSums() if self.curvature == "hessian" else SUMS[self.structure](self)
 
-    def collector(self, model: Model, findings: Findings, *, beside: bool) -> Collector:
-        """Return what adds up the curvature, for a network that has been looked at."""
-        sums = Beside(self.sums, DenseSums(self.chunk)) if beside else self.sums
-        numbers = (findings.numbers[held] for held in sums.held)
-        rows = max(1, self.chunk // max(*numbers, findings.widest))
+    def collector(self, model: Model, support: LayerSupport, *, with_exact: bool) -> Collector:
+        """Return what adds up the curvature, for a network whose layer support is known."""
+        sums = WithExact(self.sums, DenseSums(self.chunk)) if with_exact else self.sums
+        numbers = (support.numbers[held] for held in sums.held)
+        rows = max(1, self.chunk // max(*numbers, support.widest))
         joint = self.joint_bias or self.sums.correlations == "all"  # the same matrix, and faster
-        network = network_layers(model, findings, joint_bias=joint)
+        network = network_layers(model, support, joint_bias=joint)
         return Collector(network, sums, self.curvature, self.samples, rows)
 
-    def beside(self, density: LogDensity, batch: Batch) -> bool:
-        """Return whether the dense matrix is added up too, for data of which this is the first batch."""
+    def needs_exact(self, density: LogDensity, batch: Batch) -> bool:
+        """Return whether the dense matrix is added up too, given the first batch of the data."""
         likelihood = density.model.likelihood
         if not self.exact or not fixed_noise(likelihood) or self.sums.correlations == "all":
             return False
@@ -116,7 +116,7 @@ class CurvatureSettings:
 
 @dataclass(frozen=True)
 class CurvaturePass:
-    """How far the passes are.
+    """The state of the passes.
 
     Attributes:
         weights_MD: the weights.
@@ -128,7 +128,7 @@ class CurvaturePass:
         step: batches seen.
         steps_per_epoch: length of a pass.
         num_targets: values of the targets so far, each as often as its row counts.
-        found: how the network is built, as `Findings.text`; empty before the first batch.
+        found: the support of the network's layers, as `LayerSupport.text`; empty before the first batch.
     """
 
     weights_MD: Tensor
@@ -150,7 +150,7 @@ class CurvaturePass:
 
 
 def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
-    """Check that what is added up can be held.
+    """Check that the sums fit in memory.
 
     Raises:
         ValueError: if it cannot.
@@ -176,12 +176,12 @@ def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_p
 def add(
     settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass, *, batch: Batch
 ) -> tuple[CurvaturePass, Tensor]:
-    """Add a batch; the tensors of `so_far` are given up.
+    """Add a batch; the tensors of `so_far` are overwritten.
 
     Args:
         settings: what is added up.
         density: the model with its number of rows, and the ranks that share them.
-        so_far: how far the passes are.
+        so_far: the state of the passes.
         batch: one batch per member, (M, B, ...).
 
     Returns:
@@ -189,19 +189,19 @@ def add(
 
     Raises:
         DivergedError: if the log likelihood is not finite.
-        ValueError: if no row of all the data counts.
+        ValueError: if no row of the data counts.
     """
     now, model = so_far, density.model
     if not now.found:
         first = batch.map(lambda t: t[0])
-        now = replace(now, found=look(model, now.weights_MD[0], first.inputs).text())
-    beside = Beside.made(now.sums) if now.sums else settings.beside(density, batch)
-    collector = settings.collector(model, Findings.parse(now.found), beside=beside)
-    where = Where(now.weights_MD, now.buffers, now.seeds)
-    now = now if now.sums else replace(now, sums=collector.empty(where))
+        now = replace(now, found=layer_support(model, now.weights_MD[0], first.inputs).text())
+    with_exact = WithExact.has_exact(now.sums) if now.sums else settings.needs_exact(density, batch)
+    collector = settings.collector(model, LayerSupport.parse(now.found), with_exact=with_exact)
+    members = Members(now.weights_MD, now.buffers, now.seeds)
+    now = now if now.sums else replace(now, sums=collector.empty(members))
     place = divmod(now.step, now.steps_per_epoch)
     gradient_MD = now.gradient_MD if settings.check_mode else None
-    found_M = collector.add_(dict(now.sums), where, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place)
+    found_M = collector.add_(dict(now.sums), members, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place)
     if not torch.isfinite(found_M).all():
         raise DivergedError(
             f"the log likelihood of batch {now.step} is not finite at the mode of member "
@@ -210,7 +210,7 @@ def add(
     if place[1] == now.steps_per_epoch - 1:
         if not now.sums[ROWS].all():
             raise ValueError("no row counts: all are ignored, or have weight 0. Look at the targets and their weights.")
-        collector.turn_(dict(now.sums), where, place[0])
+        collector.turn_(dict(now.sums), members, place[0])
     total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
     values = num_values(model.likelihood, rows_of(batch.targets, 0)) if place[0] == 0 else 0
     now = replace(now, log_likelihood_M=total_M, num_targets=now.num_targets + values, step=now.step + 1)
@@ -229,7 +229,7 @@ def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePa
         raise ValueError(f"the pass over the data is not over: {so_far.step} of {steps} batches. Resume the run.")
     model, weights_MD = density.model, so_far.weights_MD
     reference_MD, strength_D = units(model, weights_MD)
-    collector = settings.collector(model, Findings.parse(so_far.found), beside=Beside.made(so_far.sums))
+    collector = settings.collector(model, LayerSupport.parse(so_far.found), with_exact=WithExact.has_exact(so_far.sums))
     factor = model.scales(1, 1).likelihood
     curvature, exact = collector.curvature(so_far.sums, reference_MD), collector.exact(so_far.sums, reference_MD)
     if settings.curvature == "ggn":

@@ -70,16 +70,17 @@ class Laplace:
         curvature: "ggn" (exact generalised Gauss-Newton), "fisher" (by sampled targets), "empirical" (by the observed
             ones), "hessian" (exact, may be indefinite; dense alone, for small networks).
         prior: precision of the prior: "model" keeps the model's, "scalar" multiplies it by one factor, "layer" by one
-            for each layer, "weight" by one for each weight, chosen by the evidence (`tune` does the same later).
+            for each layer, "weight" by one for each weight, chosen by the evidence (`tune` can do the same later).
         noise: whether the evidence also chooses the noise scale of a regression whose scale is fixed.
-        batch_size: rows per step where the data do not bring their own batches.
+        batch_size: rows per step where the data are not batched already.
         samples: targets drawn for each row by "fisher".
-        sharing: how Kronecker factors see weights that are used at several places: "expand" or "reduce".
+        sharing: how Kronecker factors treat weights that are used at several places: "expand" or "reduce".
         joint_bias: whether a layer's biases share its Kronecker factors, as inputs that are 1.
         rank: directions of "low_rank".
-        passes: over the data for "low_rank": the first looks for directions, the last measures the curvature there.
+        passes: passes over the data for "low_rank": the first ones find directions, the last measures the curvature
+            along them.
         chunk: numbers that a piece of a batch may take: the bound on memory.
-        check_mode: say, as a problem of the posterior, where the gradient tells that a start is no mode; costs a
+        check_mode: report, as a problem of the posterior, a start whose gradient shows that it is not a mode; costs a
             backward pass.
         members: M, set by `fit` to the number of modes.
     """
@@ -169,10 +170,10 @@ class Laplace:
             density: the model with its number of rows, and the ranks that share them.
             state: the state; intact afterwards unless donated.
             batch: one batch per member, (M, B, ...).
-            donate: give the state's tensors up to save copies.
+            donate: overwrite the state's tensors, to save copies.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         now, nll_M = curvature_pass.add(
             self.curvature_settings, density, state if donate else state.clone(), batch=batch
@@ -180,7 +181,7 @@ class Laplace:
         return now, Info(nll_M)
 
     def draw(self, state: State) -> None:
-        """Return nothing: what the run leaves is in its state."""
+        """Return nothing: the result of the run is in its state."""
         del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
@@ -191,13 +192,13 @@ class Laplace:
         """
         del shelf
         found = curvature_pass.finish(self.curvature_settings, density, state)
-        # under the prior that was trained under, so before another is chosen
+        # under the prior of the training, so before another one is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []
         found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
-        _ = found.gaussian  # now, so that what is not positive definite is said here
+        _ = found.gaussian  # factorised now, so that an indefinite precision raises here
         return found.with_problems(problems)
 
     def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite; what is known of modes the posterior has told already."""
+        """Return whether numbers are not finite; problems of the modes are in the posterior already."""
         del state, history, source
         return not_finite(posterior.tensors())

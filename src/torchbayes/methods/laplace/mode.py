@@ -1,4 +1,4 @@
-"""What the sums at a mode are made into: the posterior, and a word where the mode is none."""
+"""Whether the weights of a Laplace posterior are a mode."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.posteriors.laplace import LaplacePosterior
 
 AWAY = "is not at a mode of this model"
-"""What is said of a member, as a problem, where the gradient of the log joint density is too large for a mode."""
+"""The problem reported where the gradient of the log joint density is too large for a mode."""
 
 
 def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
-    """Return a problem where the weights are further from a mode than draws of the posterior are.
+    """Return a problem where the weights are further below a mode than draws of the posterior are.
 
     With gradient g and precision P a step of Newton's method would raise the log joint density by ½ gᵀ P⁻¹ g. Draws of
     the posterior lie γ/2 below the mode in the directions that the data determine, γ = tr H P⁻¹ of them (MacKay 1992);
-    where the step would win more than that, the weights are not a mode in any sense that matters. What a low rank
-    leaves out of P is in the step with its diagonal: without it, the step would be as long as the prior is wide.
+    where the step would gain more than that, the weights are not a mode in any useful sense. The part of P that a low
+    rank leaves out enters the step by its diagonal: without it, the step would be as long as the prior is wide.
 
     Args:
         posterior: around the weights.
@@ -34,7 +34,7 @@ def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
         whole = posterior.curvature.covariance(posterior.strength_D + rest_MD)
         covariance = Scaled(posterior.reference_MD.rsqrt(), whole)
     gain_M = 0.5 * (gradient_MD * covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
-    determined_M = posterior.effective_parameters().clamp_min(0)  # less than 0 is rounding
+    determined_M = posterior.effective_parameters().clamp_min(0)  # below 0 only by rounding
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
     bad = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
     if not bad:

@@ -1,13 +1,13 @@
 r"""Online evidence: training in which the prior, and the noise of a regression, are chosen by the Laplace evidence.
 
-Epochs of descent on the log joint density alternate with a pass over the data that takes the curvature where the
-weights then are, and moves the factors d_g on the prior's precision to the maximum of
+Epochs of descent on the log joint density alternate with a pass over the data that computes the curvature at the
+current weights, and moves the factors d_g on the prior's precision to the maximum of
 
     log p(D | d) ≈ log p(D|w) + log p(w|d) + (D/2) log 2π − ½ log det (H + P(d))
 
 which is that of the network linearised at w, whether or not w is a mode (Immer et al. 2021, who take some steps of Adam
-towards it; here Newton's method goes all the way). No validation data are needed, and the posterior is at hand in the
-end.
+towards it; here Newton's method goes all the way). No validation data are needed, and the last pass gives the
+posterior.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_counts, check_schedule, check_share, check_training
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
@@ -55,15 +55,15 @@ class State:
     """What the next step needs.
 
     Attributes:
-        trajectory: the weights on their way down.
-        survey: the pass that is going on, or the last one.
+        trajectory: the state of the descent.
+        last_pass: the pass over the data that is under way, or the last one.
         strength_MD: d, factor on the precision of the model's prior, (1, D).
         noise_M: factor on the noise scale of a regression, (1,).
-        step: batches seen, by training or passes.
+        step: batches seen, in training and in passes.
     """
 
     trajectory: Trajectory
-    survey: CurvaturePass
+    last_pass: CurvaturePass = field(metadata={"stored_as": "survey"})
     strength_MD: Tensor
     noise_M: Tensor
     step: int
@@ -120,26 +120,27 @@ class Reweighted:
         return self.optimizer.slots(weights_MD)
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: dict[str, Tensor], *, lr: float) -> None:
-        """Take one step in place, by the gradient as it would be under the factors."""
+        """Take one step in place, with the gradient reweighted by the factors."""
         changed_MD = self.beta * (gradient_MD - self.prior_MD) + self.strength_MD * self.prior_MD
         self.optimizer.update(weights_MD, changed_MD, slots, lr=lr)
 
 
 @dataclass(frozen=True)
 class OnlineLaplace:
-    """Training under the evidence; gives a Laplace posterior whose model has the prior and noise that were found.
+    """Training with prior and noise chosen by the evidence; gives a Laplace posterior whose model has both.
 
     Attributes:
         structure: of the curvature: "diagonal", "kronecker", "ekfac", "dense", "low_rank".
         curvature: "ggn", "fisher" or "empirical".
         prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (diagonal alone), or
             none, "model".
-        noise: whether the noise scale of a regression with a fixed one is free. The model's is the start: take about
-            the standard deviation of the targets, as from a far smaller one the descent may end at a poorer evidence.
+        noise: whether the noise scale of a regression with a fixed one is free. The model's scale is the initial value:
+            choose about the standard deviation of the targets, as from a far smaller one the descent may end at a lower
+            evidence.
         epochs_of_descent: passes over the data that train; None for 50, or as many as make 2,000 steps.
         every: epochs of descent between passes that choose prior and noise; None for a twentieth of them, or 5.
-        burn_in: share of the descent before the first of those.
-        batch_size: rows per step where the data do not bring their own batches.
+        burn_in: share of the descent before the first such pass.
+        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the descent.
         samples: targets drawn for each row by "fisher".
@@ -163,7 +164,7 @@ class OnlineLaplace:
     sharing: Sharing = field(default="expand", kw_only=True)
     joint_bias: bool = field(default=True, kw_only=True)
     chunk: int = field(default=2**24, kw_only=True)
-    plan: Way | str = field(default="auto", kw_only=True)
+    plan: BackendName | str = field(default="auto", kw_only=True)
 
     members = 1
 
@@ -182,22 +183,22 @@ class OnlineLaplace:
         return Needs(batch_size=self.batch_size, network="train", fixed_rows=True)
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
-        """Return for every epoch of the run whether it trains; else it is a pass."""
+        """Return for every epoch of the run whether it trains or is a pass for the curvature."""
         epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
         return _order(epochs, round(self.burn_in * epochs), every, _curvature_settings(self).sums.passes)
 
     @property
     def epochs(self) -> int | None:
-        """Passes over the data, by training or else; None if the data decide."""
+        """Passes over the data, in training and for the curvature; None if they depend on the data."""
         return None if self.epochs_of_descent is None else self.epochs_at(1)
 
     def epochs_at(self, steps_per_epoch: int) -> int:
-        """Return the passes over the data, by training or else."""
+        """Return the passes over the data, in training and for the curvature."""
         return len(self.order(steps_per_epoch))
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, by training or else, for an epoch of so many minibatches."""
+        """Return the steps of a run, in training and for the curvature."""
         return self.epochs_at(steps_per_epoch) * steps_per_epoch
 
     def init(
@@ -206,7 +207,7 @@ class OnlineLaplace:
         """Return the state before the first step.
 
         Args:
-            density: the hot function.
+            density: the log joint density.
             weights_MD: where the descent starts.
             buffers: the network's buffers, (1, ...).
             seeds: one seed.
@@ -228,13 +229,13 @@ class OnlineLaplace:
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)
         curvature_pass.check_held(_curvature_settings(self), weights_MD)
-        survey = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        current_pass = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
-        return State(trajectory, survey, torch.ones_like(weights_MD), noise_M, 0)
+        return State(trajectory, current_pass, torch.ones_like(weights_MD), noise_M, 0)
 
     def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch, to train by or of a pass; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < self.length(state.survey.steps_per_epoch) else None
+        """Return the next minibatch, of training or of a pass; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < self.length(state.last_pass.steps_per_epoch) else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step, or add one batch to a pass; the last one of a pass chooses prior and noise.
@@ -243,28 +244,28 @@ class OnlineLaplace:
             density: the hot function.
             state: the state; intact afterwards unless donated.
             batch: one minibatch, (1, B, ...).
-            donate: give the state's tensors up to save copies.
+            donate: overwrite the state's tensors, to save copies.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
-        per_epoch = state.survey.steps_per_epoch
+        per_epoch = state.last_pass.steps_per_epoch
         order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
         if order[epoch]:
             now, nll_M, lr = _descend(self, density, state, batch=batch, donate=donate)
         else:
             begins = position == 0 and order[epoch - 1]
-            survey = _begun(state) if begins else state.survey if donate else state.survey.clone()
-            survey, nll_M = curvature_pass.add(_curvature_settings(self), density, survey, batch=batch)
-            now, lr = replace(state, survey=survey, step=state.step + 1), 0.0
-            if survey.step == _curvature_settings(self).sums.passes * survey.steps_per_epoch:
-                tuned = _tuned(self, density, survey)
+            current_pass = _begun(state) if begins else state.last_pass if donate else state.last_pass.clone()
+            current_pass, nll_M = curvature_pass.add(_curvature_settings(self), density, current_pass, batch=batch)
+            now, lr = replace(state, last_pass=current_pass, step=state.step + 1), 0.0
+            if current_pass.step == _curvature_settings(self).sums.passes * current_pass.steps_per_epoch:
+                tuned = _tuned(self, density, current_pass)
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
         return now, Info(nll_M, lr, float(now.strength_MD.log().mean().exp()), float(now.noise_M[0]))
 
     def draw(self, state: State) -> None:
-        """Return nothing: what the run leaves is in its state."""
+        """Return nothing: the result of the run is in its state."""
         del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
@@ -274,17 +275,17 @@ class OnlineLaplace:
             ValueError: if the run ended within a pass.
         """
         del shelf
-        found = _tuned(self, density, state.survey)
-        return found.with_problems(off_mode(found, state.survey.gradient_MD))
+        found = _tuned(self, density, state.last_pass)
+        return found.with_problems(off_mode(found, state.last_pass.gradient_MD))
 
     def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite; what is known of the mode the posterior has told already."""
+        """Return whether numbers are not finite; problems of the mode are in the posterior already."""
         del state, history, source
         return not_finite(posterior.tensors())
 
 
 def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:
-    """Return what a pass adds up."""
+    """Return the settings of a pass."""
     own = {"samples": method.samples, "sharing": method.sharing, "joint_bias": method.joint_bias, "chunk": method.chunk}
     return CurvatureSettings(method.structure, method.curvature, exact=method.noise, **own)  # type: ignore[arg-type]
 
@@ -304,12 +305,14 @@ def _begun(state: State) -> CurvaturePass:
     trajectory = state.trajectory
     options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
     fresh = curvature_pass.begin(trajectory.weights_MD, trajectory.buffers, **options)
-    return replace(fresh, found=state.survey.found)
+    return replace(fresh, found=state.last_pass.found)
 
 
-def _tuned(method: OnlineLaplace, density: LogDensity, survey: CurvaturePass) -> LaplacePosterior:
+def _tuned(method: OnlineLaplace, density: LogDensity, current_pass: CurvaturePass) -> LaplacePosterior:
     return tune(
-        curvature_pass.finish(_curvature_settings(method), density, survey), prior=method.prior, noise=method.noise
+        curvature_pass.finish(_curvature_settings(method), density, current_pass),
+        prior=method.prior,
+        noise=method.noise,
     )
 
 

@@ -12,7 +12,7 @@ from torchbayes.posteriors.problems import warn_of
 
 
 def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, Tensor]:
-    """Return the weights with the largest marginal variances, as a choice for `Model(random=...)`.
+    """Return the weights with the largest marginal variances, as masks for `Model(random=...)`.
 
     For a Gaussian posterior whose weights are independent it is the choice that leaves the smallest Wasserstein
     distance to the whole posterior (Daxberger et al. 2021, "Bayesian deep learning via subnetwork inference"). A
@@ -26,14 +26,14 @@ def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, T
         Parameter -> bool tensor of its shape, True for the chosen elements; parameters without any are left out.
 
     Raises:
-        ValueError: if there are not so many weights of the network, or its own weights were picked already.
+        ValueError: if the network has fewer weights, or its posterior is over a mask of weights already.
     """
     check_kind((LaplacePosterior, Gaussian), "a Laplace posterior or a Gaussian one", posterior=posterior)
     whole("size", size)
     warn_of(posterior.problems)
     gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     layout = posterior.model.network.layout
-    if posterior.model.network.picked.places:
+    if posterior.model.network.mask.indices:
         raise ValueError("the posterior is one over a subnetwork already. Start from one over all weights.")
     if not 1 <= size <= layout.size:
         raise ValueError(f"`size` must lie in 1..{layout.size}, the weights of the network; got {size}.")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_flags, check_kind
-from torchbayes.curvature.exact import SHARE
+from torchbayes.curvature.exact import PARAMETERS_PER_TARGET
 from torchbayes.linalg import Curvature
 from torchbayes.linalg.dropped import dropped
 from torchbayes.metrics import nll
@@ -41,20 +41,20 @@ _WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single prec
 _WIDE = math.log(1e4)  # |log factor| at most that held-out data may choose
 _DOUBT = "its noise scale was changed"
 _END = "its prior was changed"
-_WINDOW, _WINDOWS = 3.0, 20  # |change of a log factor| at most in one of so many descents
+_WINDOW, _WINDOWS = 3.0, 20  # largest |change of a log factor| in one descent, and the number of descents
 
 
 @dataclass(frozen=True)
-class Problem:
+class EvidenceProblem:
     """The evidence as a function of log factors.
 
     Attributes:
         curvature: H in units of the prior.
         group_D: group of each weight, int64; −1 for weights whose prior stays.
         squares_MD: r (w − μ)², squared size of each weight in units of the prior.
-        count: n, target values, each as often as its row counts; 0 if the noise stays.
+        count: n, number of target values, weighted as their rows; 0 if the noise stays.
         errors_M: R of each member.
-        free: whether the groups' factors are; else they stay 1.
+        free: whether the groups' factors are free; else they stay 1.
     """
 
     curvature: Curvature
@@ -81,7 +81,7 @@ class Problem:
         return found.index_add_(0, self.group_D[chosen], values_MD[:, chosen].sum(0).double())
 
     def spectra(self) -> list[Tensor] | None:
-        """Return the eigenvalues of each group, of all members, or None where one cuts through or not all are known."""
+        """Return the eigenvalues of each group, of all members, or None where they mix groups or some are unknown."""
         if dropped(self.curvature, torch.ones_like(self.group_D)).logdet_M.any():
             return None
         found: list[list[Tensor]] = [[] for _ in range(self.groups)]
@@ -105,16 +105,16 @@ def tune(
 
     The prior stays as it is up to a factor on its precision: one for all weights, one for each layer (a module, weights
     and biases together) or one for each weight. A prior that is not normal is taken as the normal with its curvature.
-    Learned parameters of the likelihood keep their prior. Under the chosen prior the mode is another one, and so are
-    the curvature and its evidence; tuning and training again in turn need not raise it every time, and where the data
-    say nothing of a layer its factor may run far.
+    Learned parameters of the likelihood keep their prior. The chosen prior has another mode, with another curvature and
+    evidence; alternating tuning and training need not raise the evidence every time, and the factor of a layer that the
+    data do not constrain may become extreme.
 
-    The noise is chosen by the exact curvature (`LaplacePosterior.exact`), at a scalar factor on the prior: structures
-    that leave correlations out count more parameters as determined by the data than there are targets, and by their
-    evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than 1,024 weights,
-    and where there are three targets or more for every weight and so no room for that, it is the structure's evidence;
-    the posterior tells where that is in doubt. At a mode under a noise scale far too large, the residuals are those of
-    a network that does not fit yet: train again under the tuned model, or use `OnlineLaplace`.
+    The noise is chosen by the exact curvature (`LaplacePosterior.exact`), with a scalar factor on the prior: structures
+    that leave correlations out may count more parameters as determined by the data than there are targets, and with
+    their evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than 1,024
+    weights, and where three targets or more per weight rule that out, the structure's evidence is used; the posterior
+    reports where that is in doubt. At a mode under a noise scale far too large, the residuals are those of a network
+    that does not fit yet: train again under the tuned model, or use `OnlineLaplace`.
 
     Args:
         posterior: as `fit` with `Laplace` gives it.
@@ -122,14 +122,14 @@ def tune(
         noise: whether the noise scale of a regression with a fixed one is free.
         on: held-out data, (inputs, targets) or a loader: maximise the log likelihood that the linearised predictive
             gives it, weighted as its rows are, over one factor ("scalar") and the noise precision, each within 1e-4 to
-            1e4; one at an end is told in `problems`. The mode stays, so the factor scales the covariance and no more:
-            a prior that was chosen so is not one to train under. None maximises the evidence.
+            1e4; a factor at a bound is reported in `problems`. The mode stays, so the factor only scales the
+            covariance: do not train under a prior chosen in this way. None maximises the evidence.
 
     Returns:
         The posterior under the chosen prior and noise; `model` has both.
 
     Raises:
-        ValueError: if the prior is flat or correlated, the model is tempered, or the combination cannot be.
+        ValueError: if the prior is flat or correlated, the model is tempered, or the combination is not supported.
         TypeError: if `noise` is asked for and the likelihood has no fixed noise scale.
     """
     check_kind(LaplacePosterior, "a Laplace posterior", posterior=posterior)
@@ -141,7 +141,7 @@ def tune(
     if prior == "model" and not noise:
         return posterior
     if noise:
-        having_noise(posterior.model, 2.0)  # says so if there is none
+        having_noise(posterior.model, 2.0)  # raises if there is no fixed noise
     anew = (*([] if prior == "model" else [_END]), *([_DOUBT] if noise else []))
     told = tuple(problem for problem in posterior.problems if not problem.startswith(anew))
     posterior = replace(posterior, problems=told)
@@ -153,18 +153,18 @@ def tune(
 
 
 def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> LaplacePosterior:
-    """Return the posterior at the maximum of the evidence; of the exact one for the noise, where it is at hand."""
+    """Return the posterior at the maximum of the evidence; for the noise by the exact curvature, where it is known."""
     if prior == "weight":
         _check_single(posterior)
-    if noise and (posterior.exact is not None or prior == "weight"):  # one noise for many precisions, then these
-        anew = prior in {"layer", "weight"}  # the ratios of the precisions, which are then those of the first prior
+    if noise and (posterior.exact is not None or prior == "weight"):  # first the noise at one factor, then the rest
+        anew = prior in {"layer", "weight"}  # the ratios of the precisions, so start from those of the first prior
         strength_D = torch.ones_like(posterior.strength_D) if anew else posterior.strength_D
         curvature = posterior.curvature if posterior.exact is None else posterior.exact
         alike = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
         chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
         posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale).with_problems(chosen.problems)
         return posterior if prior == "model" else _by_evidence(posterior, prior, False)
-    problem = problem_of(posterior, prior, noise=noise)
+    problem = evidence_problem(posterior, prior, noise=noise)
     if prior == "weight":
         return _by_weight(posterior, problem)
     spectra = problem.spectra()
@@ -175,13 +175,13 @@ def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Lap
 
 
 def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
-    """Return the posterior with a word on its noise where the curvature cannot tell it.
+    """Return the posterior, with a problem where its curvature cannot determine the noise.
 
     With γ parameters determined by n targets the noise variance is R/(n − γ) of the residuals; a structure that leaves
     correlations out counts too many, which matters where γ is a good part of n.
     """
     gamma, count = float(tuned.effective_parameters().max()), tuned.num_targets
-    if tuned.curvature.correlations == "all" or gamma < SHARE * count:
+    if tuned.curvature.correlations == "all" or gamma < PARAMETERS_PER_TARGET * count:
         return tuned
     return tuned.with_problems([
         f"{_DOUBT} by a factor {tuned.noise_scale:.3g} by a curvature without all correlations, which counts "
@@ -190,17 +190,17 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
     ])
 
 
-def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Problem:
+def evidence_problem(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> EvidenceProblem:
     """Return the evidence of a posterior as a function of the factors that are free.
 
     Args:
         posterior: the posterior.
-        prior: as of `tune`.
-        noise: as of `tune`.
+        prior: as for `tune`.
+        noise: as for `tune`.
     """
     model, mean_MD = posterior.model, posterior.mean_MD
     locs = model.prior.locs().to(mean_MD)
-    # in units of the prior that is in force, so that factors multiply what is there
+    # in units of the current prior, so that factors multiply it
     curvature = posterior.curvature.in_units(posterior.strength_D.rsqrt())
     squares_MD = posterior.reference_MD * posterior.strength_D * (mean_MD - locs) ** 2
     count, errors_M = 0, torch.zeros(len(mean_MD), dtype=torch.float64)
@@ -209,7 +209,9 @@ def problem_of(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> Pr
         scales = fixed_noise(model.likelihood)
         constant = sum(math.log(s * math.sqrt(2 * math.pi)) for s in scales) / len(scales)
         errors_M = -2 * (posterior.log_likelihood_M.cpu() + count * constant)
-    return Problem(curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model")
+    return EvidenceProblem(
+        curvature, _groups(model, prior).to(mean_MD.device), squares_MD, count, errors_M, prior != "model"
+    )
 
 
 def _groups(model: Model, prior: Groups) -> Tensor:
@@ -227,7 +229,7 @@ def _groups(model: Model, prior: Groups) -> Tensor:
     return torch.cat(found)
 
 
-def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int = 60) -> tuple[Tensor, float]:
+def newton(spectra: list[Tensor], problem: EvidenceProblem, start: Tensor, *, steps: int = 60) -> tuple[Tensor, float]:
     """Return the log factors (G,) and log β at the maximum of the evidence.
 
     With t = d/(βλ + d) the gradient is ½ (n_g − d U_g − Σ t) and ½ (n − β R − Σ (1 − t)), and the second derivatives
@@ -237,7 +239,7 @@ def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int
         spectra: eigenvalues of each group.
         problem: the evidence.
         start: log factors to begin with, (G,).
-        steps: at most so many.
+        steps: maximum number of steps.
 
     Returns:
         log d and log β.
@@ -266,8 +268,8 @@ def newton(spectra: list[Tensor], problem: Problem, start: Tensor, *, steps: int
     return point[:-1], float(point[-1])
 
 
-def _descend(problem: Problem) -> tuple[Tensor, float]:
-    """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS, a Cholesky factor a step."""
+def _descend(problem: EvidenceProblem) -> tuple[Tensor, float]:
+    """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS with Cholesky factors."""
     from scipy.optimize import minimize  # slow to import
 
     members, sizes_G = len(problem.squares_MD), problem.totals(torch.ones_like(problem.squares_MD)).cpu()
@@ -291,7 +293,7 @@ def _descend(problem: Problem) -> tuple[Tensor, float]:
         return -float(value), -gradient.numpy()
 
     point, free = np.zeros(problem.groups + 1), np.array([problem.free] * problem.groups + [problem.count > 0])
-    for _ in range(_WINDOWS):  # a line search that may go anywhere goes where the matrix is singular in any precision
+    for _ in range(_WINDOWS):  # an unbounded line search goes where the matrix is numerically singular
         low, high = (np.clip(point + side * _WINDOW * free, -_WIDEST, _WIDEST) for side in (-1, 1))
         bounds = list(zip(low, high, strict=True))
         found = minimize(negative, point, jac=True, method="L-BFGS-B", bounds=bounds,
@@ -303,7 +305,7 @@ def _descend(problem: Problem) -> tuple[Tensor, float]:
 
 
 def _check_single(posterior: LaplacePosterior) -> None:
-    """Check that every weight can have a precision of its own.
+    """Check that every weight can have its own precision.
 
     Raises:
         ValueError: if the curvature is not diagonal or there are several modes.
@@ -315,11 +317,11 @@ def _check_single(posterior: LaplacePosterior) -> None:
         )
 
 
-def _by_weight(posterior: LaplacePosterior, problem: Problem) -> LaplacePosterior:
+def _by_weight(posterior: LaplacePosterior, problem: EvidenceProblem) -> LaplacePosterior:
     """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0."""
     values, squares = problem.curvature.diagonal()[0].double(), problem.squares_MD[0].double()
     product = values * squares
-    # 2H / (HU + √((HU)² + 4HU)), which stands firm where the weight is near its prior mean
+    # 2H / (HU + √((HU)² + 4HU)), which is stable where the weight is near its prior mean
     factors = 2 * values / (product + (product**2 + 4 * product).sqrt())
     kept = problem.group_D < 0
     bound = math.exp(_WIDEST)

@@ -5,10 +5,11 @@ Step size by dual averaging (Hoffman and Gelman 2014, section 3.2): with accepta
     h_t = (1 − 1/(t + t0)) h_{t−1} + (δ − α_t)/(t + t0)
     log ε_{t+1} = μ − (√t/γ) h_t,     log ε̄_t = t^−κ log ε_t + (1 − t^−κ) log ε̄_{t−1}
 
-with μ = log(10 ε_1), γ = 0.05, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. The sum h has no bound of its own, and would
-wind up where ε has no effect. So ε is held within a factor of 10 of ε̄, within one of 10⁶ of exp μ, and below a bound
-that the method sets, and h becomes what gives that ε (back-calculation; Åström and Hägglund 1995, section 3.5). A few
-rejections in a row at the start then cost a factor of ten and not of millions, for which leapfrog steps would pay.
+with μ = log(10 ε_1), γ = 0.05, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. The sum h is unbounded, and would wind up
+where ε has no effect. So ε is kept within a factor of 10 of ε̄, within one of 10⁶ of exp μ, and below a bound that the
+method sets, and h is set to the value that gives that ε (back-calculation; Åström and Hägglund 1995, section 3.5). A
+few rejections in a row at the start then cost a factor of ten in ε, not of millions, which leapfrog steps would have to
+make up.
 
 The inverse mass is the variance of the weights in windows of doubling length, shrunk to a constant as in Stan (Stan
 reference manual, section 15.2).
@@ -78,12 +79,12 @@ class StepSize:
         return replace(self, step_size_M=self.average_M.exp()) if self.count else self
 
     def restarted(self) -> StepSize:
-        """Return memory that begins anew at the present step sizes, as after a change of mass."""
+        """Return memory restarted at the present step sizes, as after a change of mass."""
         return StepSize.at(self.step_size_M)
 
 
 @dataclass(frozen=True)
-class Spread:
+class RunningVariance:
     """Running variance of the weights of M chains, by Welford's rule.
 
     Attributes:
@@ -97,25 +98,25 @@ class Spread:
     count: int
 
     @classmethod
-    def empty(cls, weights_MD: Tensor) -> Spread:
-        """Return the variance of nothing."""
+    def empty(cls, weights_MD: Tensor) -> RunningVariance:
+        """Return the variance before any weights are seen."""
         return cls(torch.zeros_like(weights_MD), torch.zeros_like(weights_MD), 0)
 
-    def collect(self, weights_MD: Tensor) -> Spread:
+    def collect(self, weights_MD: Tensor) -> RunningVariance:
         """Return the variance with one more vector of weights."""
         count = self.count + 1
         before = weights_MD - self.mean_MD
         mean_MD = self.mean_MD + before / count
-        return Spread(mean_MD, self.squares_MD + before * (weights_MD - mean_MD), count)
+        return RunningVariance(mean_MD, self.squares_MD + before * (weights_MD - mean_MD), count)
 
     def inverse_mass(self, groups: Sequence[slice] = ()) -> Tensor:
-        """Return the variances, shrunk to a thousandth of their mean as if that had been seen five times.
+        """Return the variances, shrunk towards a thousandth of their mean with the weight of five observations.
 
         Args:
             groups: slices of the flat vector that share one variance, such as layers; none for one per weight.
 
         Returns:
-            Tensor (M, D); of each chain by itself, so that chains stay independent.
+            Tensor (M, D), computed for each chain separately, so that chains stay independent.
         """
         variance_MD = self.squares_MD / max(self.count - 1, 1)
         for where in groups:

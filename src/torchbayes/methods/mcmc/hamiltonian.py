@@ -14,7 +14,7 @@ from torchbayes.checks import check_choice, given
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.faults import travelled
-from torchbayes.methods.mcmc.adaptation import Spread, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import RunningVariance, StepSize, windows
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import begin
 
@@ -67,7 +67,7 @@ class State:
     log_density_M: Tensor
     log_likelihood_M: Tensor
     step_size: StepSize
-    spread: Spread
+    spread: RunningVariance
     inverse_mass_MD: Tensor
     length: float
     seeds: tuple[int, ...]
@@ -75,7 +75,7 @@ class State:
 
 
 def check(method: Hamiltonian) -> None:
-    """Check the settings both have.
+    """Check the settings that all have.
 
     Raises:
         ValueError: if one is out of range.
@@ -98,7 +98,7 @@ def start(
         density: the target.
         weights_MD: where the chains start.
         seeds: one seed per chain.
-        length: τ; 0 where trajectories find their own.
+        length: τ; 0 where trajectories determine their own.
 
     Returns:
         The state.
@@ -118,7 +118,7 @@ def start(
         first_M = first_M.clamp(max=length or math.inf)
     else:
         first_M = torch.full((len(weights_MD),), float(method.step_size), dtype=torch.float64)
-    spread = Spread.empty(weights_MD)
+    spread = RunningVariance.empty(weights_MD)
     values = (value.gradient, value.log_density, value.log_likelihood)
     return State(weights_MD, *values, StepSize.at(first_M), spread, inverse_mass_MD, length, tuple(seeds), 0)
 
@@ -130,7 +130,7 @@ def momenta(state: State, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """Return size and number of the fewest steps that fill trajectories.
+    """Return the size and the least number of steps that cover trajectories.
 
         L = ⌈τ/ε⌉ steps of size τ/L, or at most `bound` steps of size ε
 
@@ -147,7 +147,7 @@ def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Ten
 
 
 def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M: Tensor) -> State:
-    """Return the state after what an iteration of burn-in teaches: a step size, and at the end of a window a mass.
+    """Return the state after adaptation in burn-in: a new step size, and at the end of a window a new mass.
 
     Args:
         method: the settings.
@@ -162,15 +162,16 @@ def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M
         return state
     step_size, spread, mass_MD = state.step_size, state.spread, state.inverse_mass_MD
     if method.step_size is None:
-        # a step longer than the trajectory would do what one of its length does; the average must be able to get there
+        # steps longer than the trajectory act like one of its length; the bound is twice it so that the average can
+        # reach it
         longest = 2 * state.length or math.inf
         step_size = step_size.adapted(acceptance_M, method.target_acceptance, longest=longest)
     if method.mass in {"diagonal", "layer"} and state.step > method.burn_in // 10:
         spread = spread.collect(state.weights_MD)
         if state.step in windows(method.burn_in):
             layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
-            found_MD, spread = spread.inverse_mass(tuple(layers)), Spread.empty(state.weights_MD)
-            # a chain that stood still has learned nothing
+            found_MD, spread = spread.inverse_mass(tuple(layers)), RunningVariance.empty(state.weights_MD)
+            # a chain that has not moved keeps its mass
             mass_MD = torch.where((found_MD > 0).all(-1, keepdim=True), found_MD, mass_MD)
             step_size = step_size.restarted() if method.step_size is None else step_size
     if state.step == method.burn_in:
@@ -190,7 +191,7 @@ def known_prior(density: Density, what: str) -> Tensor:
 
     Args:
         density: the target.
-        what: what it is wanted for.
+        what: what it is needed for, in words.
 
     Returns:
         Float64 tensor (D,).
@@ -238,7 +239,7 @@ def first_step_size(
             inverse_mass_MD=inverse_mass_MD,
         )
         ratio_M = end.value.log_density - kinetic(end.momentum_MD, inverse_mass_MD) - before_M
-        easy_M = (ratio_M > math.log(0.5)).cpu()  # not a number is not easy
+        easy_M = (ratio_M > math.log(0.5)).cpu()  # NaN counts as rejected
         wanted_M = torch.where(easy_M, 1.0, -1.0).double()
         direction_M = torch.where(direction_M == 0, wanted_M, direction_M)
         searching_M &= wanted_M == direction_M

@@ -1,25 +1,24 @@
-"""What is known to be wrong with chains, by what their steps saw after burn-in and by the weights they left.
+"""Known problems of chains, judged by what their steps reported after burn-in and by their draws.
 
-Only what makes chains worthless counts, not what makes them short; `diagnose` says how good the others are.
+Only what makes chains worthless counts, not what makes them short; `diagnose` assesses the others.
 
 - A chain whose weights are not finite, that never moved, or that accepted fewer than 1 % of its proposals: a sampler
   that is any use accepts far more, the slowest of them 23 % (Roberts and Rosenthal 2001).
 - Divergences in more than one iteration in five of a chain, or in more than one in 200 of all chains, where Stan
-  complains of any. Chains do not enter the part of a target that is too steep for their steps: on a curved one, E[x²]
-  was 1.4 to 2.4 in place of 4 with 0.8 to 1.3 % of them, and R-hat at most 1.04. Trajectories that meet a wall, behind
-  which there is no density, are not among them: they are rejected, and the chain is right.
+  complains of any. Chains do not enter parts of a target that are too steep for their steps: on a curved one, E[x²] was
+  1.4 to 2.4 instead of 4 with 0.8 to 1.3 % of divergences, and R-hat at most 1.04. Trajectories that leave the support
+  do not count as divergences: they are rejected, and the chain is correct.
 - E-BFMI below 0.2, the bound of Betancourt (2016, "Diagnosing suboptimal cotangent disintegrations"): momenta hardly
   change the energy, and tails are not reached.
 - R-hat above 1.5 of the log density or the log likelihood: chains that agree have 1, those that have not converged 1.1
   and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies. Weights
-  of a network may differ because hidden units can be exchanged, but log densities may not. Those of a density that is
-  no network's are judged as well, all of them or 1,000 spread over them, where R-hat of one weight in twenty is above
-  1.5, or that of the raw values of a single one above 3, as of chains in modes apart.
+  of a network may differ because hidden units can be exchanged, but log densities may not. Where the density is not
+  that of a network, weights are judged as well, all of them or 1,000 spread over them: R-hat of one weight in twenty
+  must not be above 1.5, nor that of a single weight's raw values above 3, as in chains in separate modes.
 
-The last two are judged by 100 iterations or more, the others by 20, weights that are not finite by any. A sampler that
-reports some of these numbers is judged by them: one without momentum has no energies, so neither divergences nor E-BFMI
-are asked for. Of samplers on minibatches, which see noisy densities and accept whatever comes, only the weights are
-judged.
+The last two need 100 iterations or more, the others 20, weights that are not finite any number. A sampler is judged by
+those of these numbers that it reports: one without momentum has no energies, so neither divergences nor E-BFMI. For
+samplers on minibatches, which see noisy densities and accept every step, only the weights are judged.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from torchbayes.methods.protocol import History
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
 _SOME, _MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
-_LOOKED_AT = 1000  # weights whose R-hat is looked at
-_BLOCK = 1 << 22  # weights that are looked at at once
+_LOOKED_AT = 1000  # weights whose R-hat is computed
+_BLOCK = 1 << 22  # weights that are read at once
 
 
 def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple[str, ...]:
-    """Return what is wrong with the chains that left weights and a log.
+    """Return the problems of chains, from their draws and their log.
 
     Args:
-        weights_MSD: what they left.
-        history: the log, with a line for every iteration of a sampler on all the data. Of one on minibatches the
-            weights alone are judged.
+        weights_MSD: their draws.
+        history: the log, with a line for every iteration of a sampler on all the data. For one on minibatches only the
+            weights are judged.
         burn_in: iterations that do not count.
     """
     seen = history.columns(after=burn_in)
-    # a column of nothing but NaN is one that this sampler does not report
+    # a column of NaN alone is one that this sampler does not report
     columns = {name: seen[name] for name in _COLUMNS if name in seen and not seen[name].isnan().all()}
     exact = "acceptance" in columns
     return problems(weights_MSD, columns if exact else {}, fault=history.first("fault", after=burn_in))
@@ -58,18 +57,18 @@ def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple
 def problems(
     weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str = "", identified: bool = False
 ) -> tuple[str, ...]:
-    """Return what is wrong with chains.
+    """Return the problems of chains.
 
     Args:
-        weights_MSD: what they left; read in blocks.
-        columns: what every iteration after burn-in saw, by name, each (M, R); empty for samplers on minibatches, else
-            with `acceptance`, and of the others what the sampler reports.
+        weights_MSD: their draws; read in blocks.
+        columns: what every iteration after burn-in reported, by name, each (M, R); empty for samplers on minibatches,
+            else with `acceptance` and whatever else the sampler reports.
         fault: the first exception of the density.
-        identified: whether every weight means the same in all chains, as those of a network do not.
+        identified: whether weights are identified across chains, unlike those of a network.
 
     Returns:
-        One clause for each problem; none if nothing is known to be wrong. A chain with one problem is not judged by
-        the next ones.
+        One clause for each problem; empty if none is known. A chain with one problem is not judged by the next
+        criteria.
     """
     found = []
     finite_M, still_M = _weights(weights_MSD)
@@ -98,10 +97,10 @@ def momentum_ebfmi(columns: Mapping[str, Tensor]) -> Tensor | None:
     """Return E-BFMI of each chain, or None for samplers without momentum, which have no energies.
 
     Args:
-        columns: what iterations saw, each (M, R).
+        columns: what iterations reported, each (M, R).
 
     Returns:
-        Float64 tensor (M,); None too where energies are not finite, or fewer than 2.
+        Float64 tensor (M,); also None where energies are not finite, or fewer than 2.
     """
     energy_MR = columns.get("energy")
     if energy_MR is None or energy_MR.shape[1] < 2 or not torch.isfinite(energy_MR).all():
@@ -119,7 +118,7 @@ def named(which_M: Tensor) -> str:
 
 
 def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which chains left finite weights alone, and which left the same ones all the time."""
+    """Return which chains have finite draws only, and which have constant ones."""
     chains, draws, size = weights_MSD.shape
     finite_M, still_M = torch.ones(2, chains, dtype=torch.bool)
     for block in weights_MSD.split(max(1, _BLOCK // max(1, chains * size)), dim=1) if draws else ():
@@ -129,7 +128,7 @@ def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights_agree(weights_MSD: Tensor) -> list[str]:
-    """Return what is wrong with chains whose weights disagree."""
+    """Return the problems of chains whose weights disagree."""
     size = weights_MSD.shape[2]
     looked_at_P = torch.arange(min(size, _LOOKED_AT)) * size // min(size, _LOOKED_AT)
     values_MSP = weights_MSD[:, :, looked_at_P].cpu()
@@ -141,12 +140,12 @@ def _weights_agree(weights_MSD: Tensor) -> list[str]:
 
 
 def _who(chains_M: Tensor) -> str:
-    """Return who disagrees where some chains are looked at."""
+    """Return in words which chains disagree, where only some are judged."""
     return "chains disagree" if chains_M.sum() > 1 else f"the halves of {named(chains_M)} disagree"
 
 
 def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
-    """Return what is wrong with how chains move that do move."""
+    """Return the problems of how moving chains mix."""
     found, iterations = [], columns["acceptance"].shape[1]
     missing_M = momentum_ebfmi(columns)
     if missing_M is not None and iterations >= _SOME and {"divergent", "outside"} <= columns.keys():

@@ -5,17 +5,17 @@ steps, and accepts the end with probability min(1, exp(H(w, v) − H(w', v'))). 
 
     τ = (π/2) σ √T
 
-a quarter of the period of a direction that the prior alone decides, with prior standard deviation σ. The step size ε is
-the largest step that may be taken, and the length is kept whatever it is:
+a quarter of the period of a direction that the prior alone determines, with prior standard deviation σ. The step size ε
+is an upper bound, and the length τ is kept whatever it is:
 
     L = ⌈τ / ε⌉ steps of size τ / L
 
 since near half a period a trajectory ends at −w, and the chain keeps the energy it has. Energies are sums in float64.
 
-ε is given, or found for each chain by dual averaging during burn-in. What that sees is the acceptance at τ / L, which
-does not change while L does not: where few steps fill a trajectory, it settles at the L whose acceptance is nearest to
-the target δ, between 2δ − 1 and 1. A trajectory that ends where there is no density, as behind a wall, teaches nothing:
-it would end there at any step size.
+ε is given, or found for each chain by dual averaging during burn-in. Dual averaging sees the acceptance at τ / L, which
+is constant while L is: where a few steps cover a trajectory, it settles at the L whose acceptance is nearest to the
+target δ, between 2δ − 1 and 1. A trajectory that ends outside the support does not count: it would end there at any
+step size.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class HMC(Sampler):
     """Hamiltonian Monte Carlo on all the data.
 
     Attributes:
-        step_size: ε, the largest step; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
+        step_size: ε, the largest step; None adapts it to `target_acceptance` during burn-in, for each chain separately.
         trajectory: τ, in units of the weights (of √mass times weights where the mass is not unit); None for
             (π/2) σ √T with the largest prior standard deviation σ. With a mass from the prior or adapted, σ is 1.
-        jitter: each iteration's τ is multiplied by a number uniform in [1 − jitter, 1 + jitter], drawn anew for each
-            chain: a direction whose period divides τ would otherwise always end where it began.
+        jitter: each iteration's τ is multiplied by a number uniform on [1 − jitter, 1 + jitter], drawn for each chain:
+            a direction whose period divides τ would otherwise always return to its start.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor.
         target_acceptance: δ of the adaptation.
         max_leapfrogs: bound on L. Trajectories that need more are cut short, and their steps have size ε.
-        accept_in_burn_in: accept whatever comes during burn-in, as Izmailov et al. do, unless its energy is not finite.
-        leapfrogs_in_burn_in: bound on L while the step size is adapted, which passes through small ones: about as many
-            as a tree of NUTS has in Stan. A step size that is given knows no such bound.
+        accept_in_burn_in: accept every proposal of finite energy during burn-in, as Izmailov et al. do.
+        leapfrogs_in_burn_in: bound on L while the step size is adapted, and may be small for a while: about the size of
+            a NUTS tree in Stan. Not used with a given step size.
     """
 
     step_size: float | None = None
@@ -121,7 +121,7 @@ class HMC(Sampler):
             donate: not used; every iteration makes new tensors.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         del batch, donate
         mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
@@ -136,7 +136,7 @@ class HMC(Sampler):
             inverse_mass_MD=mass_MD,
         )
         kinetic_M, kinetic_end_M = kinetic(momentum_MD, mass_MD), kinetic(end.momentum_MD, mass_MD)
-        # potential and kinetic differences are formed apart: both are small beside the energies
+        # potential and kinetic differences are formed separately: both are small compared with the energies
         error_M = (state.log_density_M - end.value.log_density) + (kinetic_end_M - kinetic_M)
         accepted_M, probability_M = metropolis(-error_M, state.seeds, state.step)
         if self.accept_in_burn_in and state.step < self.burn_in:
@@ -152,7 +152,7 @@ class HMC(Sampler):
             *diverged(error_M),
             faults,
         )
-        # a step too long for a smooth density shows in the momentum, a wall does not
+        # a step too long for a smooth density shows in the momentum, a boundary of the support does not
         wall_M = ~torch.isfinite(end.value.log_density) & (kinetic_end_M - kinetic_M < DIVERGENCE)
         seen_M = torch.where(wall_M, self.target_acceptance, probability_M)
         return learned(self, density, new, acceptance_M=seen_M), info
@@ -170,7 +170,7 @@ class HMC(Sampler):
         return filled(length_M, largest_M, bound)
 
     def _length(self, density: Density) -> float:
-        """Return τ before it is jittered."""
+        """Return τ without jitter."""
         if self.trajectory is not None:
             return self.trajectory
         if self.mass != "unit":

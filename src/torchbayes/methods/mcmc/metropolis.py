@@ -56,7 +56,7 @@ class RandomWalk(Sampler):
 
     Attributes:
         step_size: ε; None adapts it during burn-in, from 2.38/√D.
-        target_acceptance: what it is adapted to.
+        target_acceptance: acceptance rate that ε is adapted to.
     """
 
     step_size: float | None = None
@@ -90,7 +90,7 @@ class RandomWalk(Sampler):
             donate: not used.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
@@ -106,7 +106,7 @@ class MALA(Sampler):
 
     Attributes:
         step_size: ε; None adapts it during burn-in, from 1.65/D^(1/6).
-        target_acceptance: what it is adapted to.
+        target_acceptance: acceptance rate that ε is adapted to.
     """
 
     step_size: float | None = None
@@ -139,14 +139,14 @@ class MALA(Sampler):
             donate: not used.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1 = _column(state.step_size.step_size_M, noise_MD)
         proposal_MD = state.weights_MD + step_M1**2 / 2 * state.gradient_MD + step_M1 * noise_MD
         value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
-        # (w − w' − ε²/2 g') / ε, the noise that would lead back, from the noise that led here: no difference of weights
+        # (w − w' − ε²/2 g') / ε, the noise of the reverse move, from that of the forward move: no difference of weights
         back_MD = noise_MD + step_M1 / 2 * (state.gradient_MD + value.gradient)
         log_forward_M, log_back_M = (-0.5 * n.double().square().sum(-1) for n in (noise_MD, back_MD))
         log_ratio_M = (value.log_density - state.log_density_M) + (log_back_M - log_forward_M)
@@ -154,7 +154,7 @@ class MALA(Sampler):
 
 
 def _check(method: RandomWalk | MALA) -> None:
-    """Check the settings both have.
+    """Check the settings that both have.
 
     Raises:
         ValueError: if one is out of range.
@@ -186,7 +186,7 @@ def _decide(
     log_ratio_M: Tensor,
     faults: Faults,
 ) -> tuple[State, Info]:
-    """Return the state after accepting or not, and what was seen."""
+    """Return the state after accepting or rejecting, and the info of the step."""
     accepted_M, probability_M = metropolis(log_ratio_M, state.seeds, state.step)
     step_size, step = state.step_size, state.step + 1
     if method.step_size is None and step <= method.burn_in:

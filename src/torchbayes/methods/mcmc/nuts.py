@@ -3,9 +3,10 @@ r"""The No-U-Turn sampler (Hoffman and Gelman 2014), multinomial, with the gener
 A trajectory is doubled, forwards or backwards in time at random, until it turns back on itself or diverges; the next
 weights are drawn from its points with probabilities ∝ exp(−H), a doubling at a time and in favour of the newer half.
 Doubling j adds a subtree of 2^j leapfrog steps. With v₋, v₊ the momenta of its ends and ρ the sum of all its momenta
-less (v₋ + v₊)/2, a subtree turns when v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0: by the trapezoid rule M⁻¹ρ is the way from one end to
-the other. Where two halves are joined, each of them with the next step of the other is asked too, as in Stan. Else a
-doubling on a normal target could go from less than half a period to more than a whole one, and round and round.
+less (v₋ + v₊)/2, a subtree turns when v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0: by the trapezoid rule M⁻¹ρ is the displacement from
+one end to the other. Where two halves are joined, each of them extended by the next step of the other is checked too,
+as in Stan. Otherwise a doubling on a normal target could go from less than half a period to more than a whole one,
+without ever turning.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TreeInfo:
 
     Attributes:
         step: what every sampler on all the data reports.
-        saturated_M: 1.0 where the trajectory was still to grow when it had `max_doublings` doublings.
+        saturated_M: 1.0 where the trajectory reached `max_doublings` doublings without turning.
     """
 
     step: Info
@@ -47,15 +48,16 @@ class TreeInfo:
 
 @dataclass(frozen=True)
 class NUTS(Sampler):
-    """The No-U-Turn sampler on all the data: HMC that finds the length of its trajectories itself.
+    """The No-U-Turn sampler on all the data: HMC that chooses the length of its trajectories itself.
 
     Attributes:
-        step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain by itself.
+        step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain separately.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor.
         target_acceptance: δ of the adaptation.
         max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps. The
-            log says under `saturated` how often trajectories were cut short by it, which makes a chain slow, not wrong.
+            log reports under `saturated` how often trajectories were cut short by it, which makes a chain slow, not
+            wrong.
     """
 
     step_size: float | None = None
@@ -104,7 +106,7 @@ class NUTS(Sampler):
             donate: not used; every iteration makes new tensors.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         del batch, donate
         momentum_MD = momenta(state, state.inverse_mass_MD)

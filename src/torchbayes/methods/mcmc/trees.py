@@ -1,8 +1,8 @@
 """The trees of NUTS: trajectories that double until they turn, of many chains at once.
 
-Subtrees are built one step after the other, without recursion (Phan et al. 2019, Lao and Dillon 2020): where smaller
-subtrees begin, momentum and ρ are kept on a stack, and a step whose number ends in k binary ones closes k subtrees.
-Chains advance together, and the density is asked for those alone whose trees still grow: L of the M.
+Subtrees are built step by step, without recursion (Phan et al. 2019, Lao and Dillon 2020): momentum and ρ at the
+beginnings of smaller subtrees are kept on a stack, and a step whose number ends in k binary ones closes k subtrees.
+Chains advance together, and the density is evaluated only for the L of M chains whose trees still grow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Chosen(NamedTuple):
     value: Value
 
     def replaced(self, here_L: Tensor, new: _Chosen) -> _Chosen:
-        """Return these points, but the new ones at some rows."""
+        """Return these points, with some rows replaced by the new ones."""
         value = Value(*(choose(here_L, n, o) for n, o in zip(new.value, self.value, strict=True)))
         return _Chosen(choose(here_L, new.weights_MD, self.weights_MD), value)
 
@@ -54,22 +54,22 @@ class _Rows:
     """Fields with a row for each of the L chains that still grow."""
 
     def keep(self, growing_L: Tensor) -> None:
-        """Leave out the chains that have stopped, so that no step has to pick the others."""
-        kept = _where(growing_L)
+        """Drop the chains that have stopped, so that no step has to select the others."""
+        kept = _indices(growing_L)
         for name, part in vars(self).items():
-            setattr(self, name, _picked(part, kept))
+            setattr(self, name, _select(part, kept))
 
 
-def _where(mask_L: Tensor) -> Tensor:
-    """Return the numbers of the rows at which a mask is true."""
+def _indices(mask_L: Tensor) -> Tensor:
+    """Return the indices of the rows at which a mask is true."""
     return mask_L.nonzero().squeeze(-1)
 
 
-def _picked(part: Any, rows: Tensor) -> Any:
+def _select(part: Any, rows: Tensor) -> Any:
     """Return some rows of a tensor, or of all tensors in lists and named tuples."""
     if isinstance(part, Tensor):
         return part.index_select(0, rows.to(part.device))
-    parts = [_picked(one, rows) for one in part]
+    parts = [_select(one, rows) for one in part]
     return parts if isinstance(part, list) else type(part)(*parts)
 
 
@@ -102,13 +102,13 @@ class _Subtree(_Rows):
     log_weight_L: Tensor
     acceptance_L: Tensor
     chosen: _Chosen
-    beginnings: list[_Beginning]  # of the subtrees within it that are not yet over, from the largest
+    beginnings: list[_Beginning]  # of the unfinished subtrees within it, from the largest
 
     def leap(self, density: Density, number: int) -> tuple[Tensor, Faults]:
         """Take leapfrog step `number`.
 
         Returns:
-            H_0 − H, with −∞ for what is not finite, and what was raised.
+            H_0 − H, with −∞ where it is not finite, and the exceptions raised.
         """
         previous_LD, before_LD = self.end.momentum_LD, self.sum_LD
         phase, faults = travelled(
@@ -134,7 +134,7 @@ class _Subtree(_Rows):
         return gain_L, faults
 
     def turned(self, number: int) -> Tensor:
-        """Return where one of the subtrees that end with step `number` turns back, bool (L,)."""
+        """Return whether a subtree that ends with step `number` turns back, bool (L,)."""
         closed = (~number & (number + 1)).bit_length() - 1  # ones at the end of the number
         momentum_LD = self.end.momentum_LD
         right = Half(momentum_LD, momentum_LD, momentum_LD)  # at first, this step alone
@@ -150,14 +150,14 @@ class _Subtree(_Rows):
 
 
 class Trees:
-    """The trajectories of one iteration, of all chains, and what is seen of them."""
+    """The trajectories of one iteration, of all chains, and their statistics."""
 
     def __init__(self, state: State, momentum_MD: Tensor, energy_M: Tensor) -> None:
         self._state = state
         start = _Point(state.weights_MD, momentum_MD, state.gradient_MD)
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
         nothing_M = torch.zeros_like(energy_M)
-        self.chosen = _Chosen(state.weights_MD, value)  # of the trajectories that are over
+        self.chosen = _Chosen(state.weights_MD, value)  # of the finished trajectories
         self.growing = _Growing(
             torch.arange(len(momentum_MD), device=momentum_MD.device),
             state.inverse_mass_MD,
@@ -177,7 +177,7 @@ class Trees:
         """Add a subtree of 2^doubling leapfrog steps at a random end of every trajectory that still grows."""
         uniforms_LU = self._uniforms(doubling)
         forwards_L, log_uniform_L = uniforms_LU[:, 0] < 0.5, uniforms_LU[:, 1].log()
-        subtree = self._sprouted(forwards_L, uniforms_LU[:, 2:].log())
+        subtree = self._new_subtrees(forwards_L, uniforms_LU[:, 2:].log())
         start_LD = subtree.end.momentum_LD
         for number in range(2**doubling):
             self._grow(subtree, density, number)
@@ -185,7 +185,7 @@ class Trees:
                 break
         else:
             self._count(subtree, slice(None), 2**doubling)
-        # a subtree that turned or diverged within is left out, and its trajectory is over
+        # a subtree that turned or diverged within is discarded, and its trajectory is finished
         if len(subtree.chain_L) < len(start_LD):
             whole_L = torch.zeros_like(forwards_L).index_fill_(0, subtree.place_L, value=True)
             self._retain(whole_L)
@@ -194,10 +194,10 @@ class Trees:
             self._join(subtree, forwards_L, log_uniform_L, start_LD)
 
     def stop(self) -> Tensor:
-        """Take what was drawn from the trajectories that still grow.
+        """Finish the trajectories that still grow, keeping the points drawn from them.
 
         Returns:
-            Which they are, bool (M,).
+            Which trajectories these are, bool (M,).
         """
         growing_M = torch.zeros_like(self.divergent_M).index_fill_(0, self.growing.chain_L, value=True)
         self._retain(torch.zeros_like(self.growing.chain_L, dtype=torch.bool))
@@ -209,7 +209,7 @@ class Trees:
         numbers = uniforms(seeds, Purpose.TREE, self._state.step, doubling, count=2 + 2**doubling)
         return numbers.to(self.growing.energy_L.device)
 
-    def _sprouted(self, forwards_L: Tensor, log_uniforms_LU: Tensor) -> _Subtree:
+    def _new_subtrees(self, forwards_L: Tensor, log_uniforms_LU: Tensor) -> _Subtree:
         """Return the subtrees before their first step."""
         trees = self.growing
         nothing_L = torch.zeros_like(trees.energy_L)
@@ -229,7 +229,7 @@ class Trees:
         )
 
     def _grow(self, subtree: _Subtree, density: Density, number: int) -> None:
-        """Take a leapfrog step in every subtree, and leave out those that turn or diverge."""
+        """Take a leapfrog step in every subtree, and drop those that turn or diverge."""
         gain_L, faults = subtree.leap(density, number)
         growing_L = gain_L >= -DIVERGENCE
         if number % 2:
@@ -241,17 +241,17 @@ class Trees:
             return
         self.divergent_M[subtree.chain_L] = gain_L < -DIVERGENCE
         self.outside_M[subtree.chain_L] = gain_L == -torch.inf
-        self._count(subtree, _where(~growing_L), number + 1)
+        self._count(subtree, _indices(~growing_L), number + 1)
         subtree.keep(growing_L)
 
     def _count(self, subtree: _Subtree, rows: Tensor | slice, steps: int) -> None:
-        """Add up the steps of subtrees that are over, and their probabilities of acceptance."""
+        """Add up the steps of finished subtrees, and their probabilities of acceptance."""
         chains = subtree.chain_L[rows]
         self.leapfrogs_M[chains] += steps
         self.acceptance_M[chains] += subtree.acceptance_L[rows]
 
     def _join(self, subtree: _Subtree, forwards_L: Tensor, log_uniform_L: Tensor, start_LD: Tensor) -> None:
-        """Make whole subtrees part of their trajectories, and end those that turn."""
+        """Join complete subtrees to their trajectories, and finish those that turn."""
         trees, end = self.growing, subtree.end
         backwards, forwards = trees.ends
         far_LD = choose(forwards_L, backwards.momentum_LD, forwards.momentum_LD)
@@ -270,9 +270,9 @@ class Trees:
             self._retain(~turned_L)
 
     def _retain(self, growing_L: Tensor) -> None:
-        """Let the other trajectories end with what was drawn from them."""
-        trees, old, over = self.growing, self.chosen, _where(~growing_L)
-        chains, (weights, value) = trees.chain_L[over], _picked(trees.chosen, over)
+        """Finish the other trajectories with the points drawn from them."""
+        trees, old, over = self.growing, self.chosen, _indices(~growing_L)
+        chains, (weights, value) = trees.chain_L[over], _select(trees.chosen, over)
         self.chosen = _Chosen(
             old.weights_MD.index_copy(0, chains, weights),
             Value(*(o.index_copy(0, chains, n) for n, o in zip(value, old.value, strict=True))),
@@ -298,7 +298,7 @@ def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) 
     """Return which subtrees turn back when they are joined, or either half with the step of the other next to it.
 
     Args:
-        pairs: halves that are joined: the one that was there, and the one that begins where that ends.
+        pairs: halves that are joined: the earlier one, and the one that begins where it ends.
         inverse_mass_MD: diagonal of M⁻¹.
 
     Returns:
@@ -322,8 +322,8 @@ def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD:
 
     Args:
         first_MD: momenta at one end.
-        last_MD: momenta at the other.
-        sum_MD: the sum of all momenta, those included.
+        last_MD: momenta at the other end.
+        sum_MD: the sum of all momenta, both ends included.
         inverse_mass_MD: diagonal of M⁻¹.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Methods that descend: MAP, SWA and SWAG, with optimisers and what a descent is worth."""
+"""Methods by gradient descent: MAP, SWA and SWAG, with optimisers and checks of their results."""

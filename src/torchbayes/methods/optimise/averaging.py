@@ -12,7 +12,7 @@ from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import PiecewiseLinear
 from torchbayes.model.model import Batch
 
-# where they are not set: how many snapshots, and the averaging phase's share of the optimiser's learning rate
+# defaults: number of snapshots, and the averaging learning rate as a share of the optimiser's
 USUAL_SNAPSHOTS, USUAL_SHARE = 50, 0.25
 
 
@@ -49,8 +49,8 @@ def check_averaging(settings: Averaging) -> None:
     """Check the settings.
 
     Raises:
-        ValueError: if one is not in its range.
-        TypeError: if the optimiser is no object of that kind.
+        ValueError: if one is out of range.
+        TypeError: if the optimiser is not an optimiser object.
     """
     check_training(settings)
     check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
@@ -64,14 +64,14 @@ def averaging_step(
     """Take one optimiser step on the SWAG paper's schedule, and say whether the weights are then collected.
 
     Args:
-        settings: of the method.
+        settings: the method.
         density: the hot function.
         trajectory: where the members are.
         batch: one minibatch per member, (M, B, ...).
-        donate: give the trajectory's tensors up.
+        donate: overwrite the trajectory's tensors.
 
     Returns:
-        The new trajectory, what was seen, and whether a snapshot is due.
+        The new trajectory, the info of the step, and whether a snapshot is due.
     """
     own = settings.averaging_lr
     share = USUAL_SHARE if own is None else own / settings.optimizer.lr
@@ -81,13 +81,13 @@ def averaging_step(
 
 
 def averaging_start(trajectory: Trajectory, burn_in: float) -> int:
-    """Return the steps before the averaging phase: round(burn_in · epochs) epochs, and at most all but one."""
+    """Return the steps before the averaging phase: round(burn_in · epochs) epochs, at most all but one."""
     epochs = trajectory.total_steps // trajectory.steps_per_epoch
     return min(round(burn_in * epochs), epochs - 1) * trajectory.steps_per_epoch
 
 
 def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> int:
-    """Return how many snapshots the whole run will take: at most one a step."""
+    """Return how many snapshots the whole run will take: at most one per step."""
     steps = trajectory.total_steps - averaging_start(trajectory, burn_in)
     wanted = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
     return min(wanted, steps)

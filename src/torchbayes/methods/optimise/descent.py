@@ -20,21 +20,21 @@ from torchbayes.model.rows.batch import tensors_of
 from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose, mix
 
-# a run whose length is not set: enough steps to train a small table, where an epoch has few
+# default length of a run: enough steps to train on a small table, where an epoch has few
 USUAL_EPOCHS, USUAL_STEPS = 50, 2000
-# marks a field of a state whose content need not be kept from step to step, nor in a checkpoint
+# marks a field of a state whose content is scratch space, kept neither between steps nor in checkpoints
 WORKSPACE = {"workspace": True}
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Where M members are on their way down.
+    """The state of a descent of M members.
 
     Attributes:
         weights_MD: weights.
         slots: the optimiser's memory.
         buffers: the network's buffers of each member, (M, ...).
-        gradient_MD: memory for the gradient, used again at every step; what it holds means nothing between steps.
+        gradient_MD: memory for the gradient, reused at every step; its content means nothing between steps.
         seeds: one seed per member.
         step: steps taken.
         steps_per_epoch: length of an epoch.
@@ -52,12 +52,12 @@ class Trajectory:
 
     @property
     def trajectory(self) -> Trajectory:
-        """Itself, as states of other methods have one."""
+        """Itself: states of other methods have a trajectory as an attribute."""
         return self
 
     @property
     def done(self) -> float:
-        """Share of the run that is over, in [0, 1]."""
+        """Completed share of the run, in [0, 1]."""
         return self.step / self.total_steps
 
     def clone(self) -> Trajectory:
@@ -77,7 +77,7 @@ class Info:
 
     Attributes:
         loss_M: negative log joint density per observation of each member on its batch, in nats.
-        nll_M: the part of it that is the data: mean negative log likelihood of the batch's rows, in nats.
+        nll_M: the data's part of it: mean negative log likelihood of the batch's rows, in nats.
         lr: learning rate of the step.
     """
 
@@ -95,7 +95,7 @@ class Info:
 
 
 class Descent(ABC):
-    """What methods that descend share: minibatches from the first step to the last, nothing drawn on the way."""
+    """What gradient descent methods share: minibatches from the first step to the last, and no draws."""
 
     epochs: int | None
     batch_size: int
@@ -115,17 +115,17 @@ class Descent(ABC):
         return Visit("minibatch", now.step) if now.step < now.total_steps else None
 
     def draw(self, state: Any) -> None:
-        """Return nothing: what the run leaves is in its state."""
+        """Return nothing: the result of the run is in its state."""
         del state
 
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
-        """Return what is wrong with the result, by the training rows: see `torchbayes.methods.optimise.health`."""
+        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         return problems_of(posterior, state, source)
 
 
 class Update(Protocol):
-    """What a step needs of an optimiser."""
+    """The part of an optimiser that a step needs."""
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
         """Take one step in place."""
@@ -183,12 +183,12 @@ def descend(
         donate: give up `trajectory`: its tensors are overwritten and must not be used again. Saves three copies.
 
     Returns:
-        The new trajectory, and what was seen.
+        The new trajectory, and the info of the step.
 
     Raises:
         DivergedError: if a loss or gradient is not finite; the weights are then those before the step.
     """
-    # buffers are few and small: always cloned, so that a diverging batch leaves no trace in batch-norm statistics
+    # buffers are few and small: always cloned, so that a diverging batch does not change batch-norm statistics
     now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
     seeds = [mix(Purpose.STEP, seed, now.step) for seed in now.seeds]
     loss_M, gradient_MD, log_likelihood_M = density.loss(

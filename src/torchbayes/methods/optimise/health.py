@@ -1,17 +1,17 @@
-r"""What a fit by descent is worth: whether its result explains the very rows it was trained on.
+r"""Checks of a fit by gradient descent: whether its result explains the rows it was trained on.
 
 All numbers are mean log likelihoods of a target, in nats, over about 512 training rows spread over the data, in whole
-batches: rows of a network that sees them together are looked at together.
+batches, since a network may couple the rows of a batch.
 
     c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
     ℓ    at the weights where the trajectory ended
-    a    at the average of SWA and SWAG, or the mean of that of S draws of SWAG
-    t    of what these draws predict together, (1/n) Σ log (1/S) Σ_s p(y_i | w_s)
+    a    at the average of SWA and SWAG, or its mean over S draws of SWAG
+    t    of the average prediction of these draws, (1/n) Σ log (1/S) Σ_s p(y_i | w_s)
 
 A trajectory has learned nothing where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and
 more than half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
 half a nat a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as
-much, or a nat: where noise is learned, single draws that are too sure may be far off though all together are not.
+much, or a nat: where noise is learned, single overconfident draws may be far off although their average is not.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from torchbayes.posteriors.problems import not_finite
 _ROWS, _DRAWS = 512, 8
 _WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
 _EXPLODED = 100.0  # prior standard deviations
-_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not looked for
+_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
 _LARGE = 1000.0  # root mean square of inputs
-_RISING = 0.01  # nats: a search that gained as much in its last step has not come near the highest value
-_BLOCK = 1 << 22  # weights that are looked at at once
+_RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
+_BLOCK = 1 << 22  # weights that are read at once
 
 
 class End(Protocol):
@@ -60,7 +60,7 @@ class End(Protocol):
 
 
 class Descending(Protocol):
-    """The state of a method that descends."""
+    """The state of a gradient descent method."""
 
     @property
     def trajectory(self) -> End:
@@ -69,9 +69,9 @@ class Descending(Protocol):
 
 
 def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) -> list[str]:
-    """Return what is wrong with the result of a descent, as clauses.
+    """Return the problems of the result of a descent, as clauses.
 
-    What is found does not depend on whether the run was interrupted, or which processes shared it.
+    They do not depend on whether the run was interrupted, or which processes shared it.
 
     Args:
         posterior: the result.
@@ -100,9 +100,9 @@ def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: in
     """Return the log likelihood of every row under draws of every member.
 
     Args:
-        posterior: with training inputs at hand, if its network needs them.
+        posterior: with training inputs for recalibration, if its network needs them.
         batches: the rows.
-        draws: S of every member; their seeds are 0 to S − 1.
+        draws: S, draws of every member, with seeds 0 to S − 1.
 
     Returns:
         Float64 tensor (S, M, B), in nats; −∞ where it is not finite.
@@ -120,7 +120,7 @@ def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tens
     buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
     one = Functions(drawn.model, drawn.weights_SD[m : m + 1], buffers)
     learned = {n: p[0] for n, p in one.parameters.items()}
-    # a batch is not cut: the network may see its rows together
+    # a batch is not split: the network may couple its rows
     outputs = (one(b.inputs, chunk_size=b.size)[0] for b in batches)
     each = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
     return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
@@ -134,8 +134,8 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
         batches: the rows.
 
     Returns:
-        c in nats; −∞ where rows do not tell: there are too few of them or too many outputs, the shape of the outputs is
-        not the same for all, a target is the same in all rows, or the likelihood has no bound.
+        c in nats; −∞ where the rows do not determine it: there are too few of them or too many outputs, output shapes
+        differ, a target is the same in all rows, or the likelihood is unbounded.
     """
     (shape, *others), rows = {_shape(model, batch) for batch in batches}, sum(batch.size for batch in batches)
     own = model.likelihood.parameters()
@@ -156,10 +156,10 @@ def _shape(model: Model, batch: Batch) -> tuple[int, ...]:
 
 
 def _still(model: Model, batches: Sequence[Batch]) -> bool:
-    """Return whether a real target, or all there is, is the same in all rows.
+    """Return whether a real-valued target, or every target, is the same in all rows.
 
-    A constant then meets it exactly, which is no merit where other rows differ, as of targets that are seldom not zero.
-    A label or flag may be the same beside targets that vary.
+    A constant then fits it exactly, which means nothing where other rows differ, as with targets that are rarely
+    nonzero. A label or flag may be constant alongside targets that vary.
     """
     rows = [tensors_of(observed(model.likelihood, batch.targets)) for batch in batches]
     if any(len({t.shape[1:] for t in column}) > 1 for column in zip(*rows, strict=True)):
@@ -171,7 +171,7 @@ def _still(model: Model, batches: Sequence[Batch]) -> bool:
 
 
 def _values(model: Model, batches: Sequence[Batch]) -> float:
-    """Return the number of targets, each as often as it counts; 1 if none does."""
+    """Return the weighted number of targets; 1 if none counts."""
     return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
 
 
@@ -184,9 +184,9 @@ def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Ma
 def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
     """Return the highest value, to about 1e-3; −∞ if none is found.
 
-    Steps go by the signs of the gradient, so that targets may be of any size: they grow while a sign stays and shrink
-    when it turns (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
-    highest value, or it is not reached, the last steps gain much.
+    Steps use the signs of the gradient, so that targets may have any scale: they grow while a sign persists and shrink
+    when it flips (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
+    maximum, or it is not reached, the last steps still gain much.
     """
     steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
     best, second = -math.inf, -math.inf
@@ -195,7 +195,7 @@ def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
             with torch.enable_grad():
                 found = value()
                 gradients = torch.autograd.grad(found, free)
-        except (ValueError, RuntimeError):  # a likelihood may refuse outputs that no network gives
+        except (ValueError, RuntimeError):  # a likelihood may reject outputs that no network gives
             break
         second, best = sorted((second, best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
         for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
@@ -219,7 +219,7 @@ def _worthless(last_M: Tensor, constant: float) -> list[str]:
 
 
 def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float) -> list[str]:
-    """Return what is said of the mean of the snapshots, and of draws around it."""
+    """Return the problems of the mean of the snapshots, and of draws around it."""
     count = _values(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
     bearable_M = (gain_M / 2).clamp_min(_BROKEN)
@@ -239,7 +239,7 @@ def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, c
 
 
 def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor) -> list[str]:
-    """Return what is said where an average, or draws around it, have lost what the trajectory had."""
+    """Return the problem where an average, or draws around it, have lost what the trajectory had learned."""
     bad = broken_M.nonzero()[:, 0].tolist()
     if not bad:
         return []
@@ -262,7 +262,7 @@ def _exploded(model: Model, weights_MD: Tensor) -> list[str]:
 
 
 def _distances(prior: BoundPrior, weights_MD: Tensor) -> Tensor:
-    """Return the root mean square of (w − mean)/std of each member, float64 (M,), in blocks: weights may be many."""
+    """Return the root mean square of (w − mean)/std of each member, float64 (M,), in blocks to bound memory."""
     total_M = torch.zeros(len(weights_MD), dtype=torch.float64)
     for segment in prior.segments:
         loc_D, std_D = (segment.each(value).cpu().split(_BLOCK) for value in (segment.loc, segment.std))
@@ -273,7 +273,7 @@ def _distances(prior: BoundPrior, weights_MD: Tensor) -> Tensor:
 
 
 def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
-    """Return what is said of large inputs to a network that does not normalise anything."""
+    """Return the problem of large inputs to a network without normalisation layers."""
     if any("Norm" in type(module).__name__ for module in model.network.module.modules()):
         return []
     size = _size_at_first_layer(model, batches[0])
@@ -286,16 +286,16 @@ def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
 
 
 def _size_at_first_layer(model: Model, batch: Batch) -> float:
-    """Return the root mean square of what the first layer with random weights is given; 0 where it is not known.
+    """Return the root mean square of the inputs to the first layer with random weights; 0 where it is not known.
 
-    Not of the inputs themselves: the network may scale them first, add them as a mask or look them up in a table. Only
-    layers of torch are looked at; what others do with what they are given is not known.
+    Not of the network's inputs: it may scale them first, add them as a mask or look them up in a table. Only layers of
+    torch are considered; what others do with their inputs is not known.
     """
     seen: list[Tensor | None] = []
 
     def see(layer: nn.Module, given: tuple[Any, ...]) -> None:
         del layer
-        if not seen:  # a number is made of it later, which breaks no graph of a network that is compiled
+        if not seen:  # converted to a number later, so as not to break the graph of a compiled network
             first = next((x for x in given if isinstance(x, Tensor)), None)
             seen.append(first if first is None else first.detach().clone())
 

@@ -1,9 +1,9 @@
-r"""Whether a learned noise scale is that of rows the network has not seen, or of rows that it interpolates, or wider.
+r"""Whether a learned noise scale fits new rows, or is too small because the network interpolates, or too large.
 
-The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that passes through the
-rows takes the noise towards zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
+The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that interpolates the
+rows drives the noise to zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
 Gaussian process with K = J S Jᵀ, whose prediction of every row from all others is known in closed form (Rasmussen and
-Williams 2006, section 5.4.2; T is 1 but where the likelihood alone is tempered):
+Williams 2006, section 5.4.2; T is 1 unless the likelihood alone is tempered):
 
     y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
 
@@ -37,8 +37,8 @@ _CHUNK = 2**24
 def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
 
-    Members differ in nothing that matters here, so one is looked at; and only small data are, of at most 2,048 values,
-    under a network with half as many weights or more: fewer cannot make residuals a third of what they should be.
+    Members do not differ in this respect, so one is checked; and only small data, of at most 2,048 values, under a
+    network with half as many weights or more: fewer cannot make residuals a third of what they should be.
 
     Args:
         posterior: a point or a Gaussian.
@@ -53,7 +53,7 @@ def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
         return []
     try:
         rows = source.rows()
-    except (ValueError, RuntimeError):  # batches that cannot be put together, such as texts padded batch by batch
+    except (ValueError, RuntimeError):  # batches that cannot be concatenated, such as texts padded batch by batch
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
     mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian) else posterior.weights_MD
@@ -80,7 +80,7 @@ def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
 
 
 def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers | None = None) -> Tensor | None:
-    """Return y − μ of every value when it is left out, float64 (N, K), under the network linearised at the weights.
+    """Return the leave-one-out residuals y − μ, float64 (N, K), of the network linearised at the weights.
 
     Args:
         model: with a learned noise scale and a prior of known standard deviations.
@@ -100,12 +100,12 @@ def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers |
         if tangent.row_numbers * rows.size > _NUMBERS:
             return None
         outputs_NK, parts = tangent.linear(rows.inputs)
-    except (ValueError, RuntimeError):  # a network whose Jacobian cannot be had: a check must not end a fit
+    except (ValueError, RuntimeError):  # no Jacobian of this network: a check must not end a fit
         return None
     if outputs_NK.numel() > _LARGEST:
         return None
     kernel = sum(_kernel(part, prior.variance_MD[0]) for part in parts)
-    # a likelihood that is tempered alone has T times the variance; what T divides both by cancels
+    # tempering the likelihood alone multiplies its variance by T; a joint T cancels
     factor = model.temperature if model.tempering == "likelihood" else 1.0
     noise_NK = factor * model.split(weights_D)[1]["log_scale"].double().exp().square().expand_as(outputs_NK)
     centred_D = weights_D - model.prior.locs().to(weights_D)
@@ -119,7 +119,7 @@ def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers |
 
 
 def _kernel(part: Part, variance_D: Tensor) -> Tensor:
-    """Return J S Jᵀ of a layer, float64 (N K, N K): where the variance is that of all units, (g gᵀ) ∘ (a S aᵀ)."""
+    """Return J S Jᵀ of a layer, float64 (N K, N K): (g gᵀ) ∘ (a S aᵀ) where all units have the same variances."""
     variance_GOI = variance_D[part.layer.index]
     if part.is_plain and part.columns is not None and bool((variance_GOI == variance_GOI[:, :1]).all()):
         given_GNI = part.plain_given().transpose(0, 1)
@@ -135,7 +135,7 @@ def _kernel(part: Part, variance_D: Tensor) -> Tensor:
 
 
 def _moved(model: Model, weights_D: Tensor, along_D: Tensor, inputs: Any, buffers: Buffers | None) -> Tensor:
-    """Return J v by central differences, which every network allows: float64 (N, K)."""
+    """Return J v by central differences, which work for every network: float64 (N, K)."""
     step = 1e-2
     with torch.no_grad():
         ahead, behind = (

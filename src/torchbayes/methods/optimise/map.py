@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -33,8 +33,8 @@ class MAP(Descent):
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
-        batch_size: rows per step where the data do not bring their own batches.
+        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
@@ -45,7 +45,7 @@ class MAP(Descent):
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
-    plan: Way | str = "auto"
+    plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_training(self)
@@ -79,10 +79,10 @@ class MAP(Descent):
             density: the hot function.
             state: the state; intact afterwards unless donated.
             batch: one minibatch per member, (M, B, ...).
-            donate: give the state's tensors up to save copies.
+            donate: overwrite the state's tensors, to save copies.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         lr = self.optimizer.lr * self.schedule.factor(state.done)
         return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)

@@ -1,7 +1,7 @@
 """Optimisers of torch.optim on the stacked vector (M, D): frozen settings, and slots that belong to the state.
 
 The update rules are PyTorch's own functional forms, fused where the build has them. They are elementwise, so M members
-take one call. `update` changes weights and slots in place; who must keep them clones first.
+take one call. `update` changes weights and slots in place; callers that need the old ones clone first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SGD:
     Attributes:
         lr: learning rate on the mean loss per observation.
         momentum: μ.
-        nesterov: whether to look ahead.
+        nesterov: whether to use Nesterov momentum.
     """
 
     lr: float = 0.05
@@ -106,7 +106,7 @@ class Adam:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): w ← (1 − lr · weight_decay) w before the step.
 
-    The decay is added to whatever the model's prior does; with `priors.Flat()` it is the only pull to zero.
+    The decay is added to the effect of the model's prior; with `priors.Flat()` it is the only shrinkage.
 
     Attributes:
         lr: learning rate.
@@ -141,7 +141,7 @@ class AdamW:
 
 
 def _check_adam(settings: Adam | AdamW) -> None:
-    """Check the settings both have.
+    """Check the settings that both have.
 
     Raises:
         ValueError: if one is out of range.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -52,12 +52,12 @@ class SWA(Descent):
 
     Attributes:
         members: M, independent runs; several make MultiSWA.
-        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
-        batch_size: rows per step where the data do not bring their own batches.
+        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase.
         burn_in: share of the epochs before averaging starts.
-        per_epoch: snapshots per epoch; None spreads 50 over the averaging phase, however long its epochs are.
+        per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
@@ -68,7 +68,7 @@ class SWA(Descent):
     averaging_lr: float | None = None
     burn_in: float = 0.5
     per_epoch: int | None = None
-    plan: Way | str = "auto"
+    plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_averaging(self)
@@ -101,10 +101,10 @@ class SWA(Descent):
             density: the hot function.
             state: the state; intact afterwards unless donated.
             batch: one minibatch per member, (M, B, ...).
-            donate: give the state's tensors up to save copies.
+            donate: overwrite the state's tensors, to save copies.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
         if not due:

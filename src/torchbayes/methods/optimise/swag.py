@@ -2,7 +2,7 @@ r"""SWAG: a Gaussian around the SWA solution from the moments of the SGD traject
 
 With snapshots θ_1 … θ_n, their mean θ̄ and running mean θ̄_t:
 
-    v = (1/n) Σ_t (θ_t − θ̄)²          (kept by Welford's rule; equals the second raw moment minus the squared mean)
+    v = (1/n) Σ_t (θ_t − θ̄)²          (updated by Welford's rule; equals the second raw moment minus the squared mean)
     F = rows θ_t − θ̄_t of the last K snapshots
     Σ = scale · [ diag(v) + Fᵀ F / (K − 1) ],     scale = ½
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import Way
+from torchbayes.density.plans import BackendName
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
@@ -30,7 +30,7 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 
-# Smallest variance kept, so that densities exist; far below anything that moves a float32 weight.
+# Smallest variance, so that densities exist; far below anything that moves a float32 weight.
 VARIANCE_FLOOR = 1e-30
 
 
@@ -41,7 +41,7 @@ class Moments:
     Attributes:
         mean_MD: mean of the snapshots.
         squares_MD: sum of squared deviations from the mean.
-        deviations_MKD: θ_t − θ̄_t of the last K snapshots; slot t mod K.
+        deviations_MKD: θ_t − θ̄_t of the last K snapshots, in slot t mod K.
         snapshots: n.
     """
 
@@ -87,7 +87,7 @@ class Moments:
         return replace(old, snapshots=count)
 
     def covariance(self, scale: float | None) -> Diagonal | LowRankPlusDiagonal:
-        """Return Σ, with K the number of deviations that were really collected.
+        """Return Σ, with K the number of deviations actually collected.
 
         Args:
             scale: factor on both parts; ½ with a low-rank part and 1 without if None.
@@ -117,7 +117,7 @@ class State:
 
     Attributes:
         trajectory: the running weights.
-        moments: what has been collected.
+        moments: moments of the snapshots so far.
     """
 
     trajectory: Trajectory
@@ -135,13 +135,13 @@ class SWAG(Descent):
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data; None is 50, or more where these have fewer than 2,000 steps.
-        batch_size: rows per step where the data do not bring their own batches.
+        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior.
         burn_in: share of the epochs before averaging starts.
-        per_epoch: snapshots per epoch; None spreads 50 over the averaging phase, however long its epochs are.
-        rank: K, snapshots kept for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
+        per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
+        rank: K, deviations retained for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
@@ -155,7 +155,7 @@ class SWAG(Descent):
     per_epoch: int | None = None
     rank: int = 20
     scale: float | None = None
-    plan: Way | str = "auto"
+    plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_averaging(self)
@@ -203,10 +203,10 @@ class SWAG(Descent):
             density: the hot function.
             state: the state; intact afterwards unless donated.
             batch: one minibatch per member, (M, B, ...).
-            donate: give the state's tensors up to save copies.
+            donate: overwrite the state's tensors, to save copies.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
         """
         trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
         if not due:

@@ -8,9 +8,9 @@ r"""Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), in two forms
 
     v ← (1 − α) v + ε ∇log p(w) + √(2 (α − b) ε T) z,      w ← w + v
 
-With v = √ε m and b = 0 they are one chain as long as ε does not change; when it does, m keeps its scale and v does not.
-V ← λ V + (1 − λ) ∇log p(w)² elementwise; the drift that a changing A would need is left out. The gradient is that of
-the full-data log density, estimated from a minibatch. With `Cycles` this is cSGHMC (Zhang et al. 2020).
+With v = √ε m and b = 0 they are the same chain as long as ε does not change; when it does, m keeps its scale and v does
+not. V ← λ V + (1 − λ) ∇log p(w)² elementwise; the drift term for a changing A is left out. The gradient is that
+of the full-data log density, estimated from a minibatch. With `Cycles` this is cSGHMC (Zhang et al. 2020).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class State:
     Attributes:
         weights_MD: weights.
         momentum_MD: m or v.
-        squares_MD: V; nothing, (M, 0), without preconditioner.
+        squares_MD: V; empty, (M, 0), without preconditioner.
         seeds: one seed per chain.
         step: steps taken.
     """
@@ -131,7 +131,7 @@ class SGHMC(Sampler):
             donate: give up `state`: its tensors are overwritten and must not be used again.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
 
         Raises:
             DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
@@ -139,7 +139,7 @@ class SGHMC(Sampler):
             ValueError: if the density has the wrong shape.
         """
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else _copy(state)
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
@@ -149,7 +149,7 @@ class SGHMC(Sampler):
             noise_MD = scaled_noise(state, state.step, variance**0.5)
         mass_MD = None
         if self.preconditioned:
-            # the first step has nothing to average with
+            # the first step has no average yet
             now.squares_MD.lerp_(drift_MD.square(), 1 - self.decay if state.step else 1.0)
             mass_MD = now.squares_MD.sqrt().add_(self.floor)
             noise_MD = None if noise_MD is None else noise_MD.mul_(mass_MD.sqrt())

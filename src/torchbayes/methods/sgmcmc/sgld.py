@@ -7,10 +7,10 @@ with the gradient of the full-data log density estimated from a minibatch. Witho
     V ← λ V + (1 − λ) ∇log p(w)²,     G = 1/(√V + δ)
 
 elementwise. The exact dynamics has a further drift (T ε_t/2) Σ_j ∂G_ij/∂w_j, which needs second derivatives and is left
-out, as Li et al. leave it out. It can be neglected while V hardly changes as w crosses the target, and not for small
-steps: V then follows every gradient, and the law is p(w)/G(w) normalised. On N(0, 1) with exact gradients the variance
-is 1.1, 1.5 and 1.9 at ε = 0.1, 0.01 and 0.001, and 2 in the limit. With all the data and without preconditioner the
-chain is the unadjusted Langevin algorithm; MALA corrects it.
+out, as in Li et al. It is negligible while V hardly changes as w crosses the target, but not for small steps: V then
+follows every gradient, and the stationary law is p(w)/G(w), normalised. On N(0, 1) with exact gradients the variance is
+1.1, 1.5 and 1.9 at ε = 0.1, 0.01 and 0.001, and 2 in the limit. With all the data and without preconditioner the chain
+is the unadjusted Langevin algorithm; MALA corrects it.
 
 On a normal density of variance σ² with exact gradients the stationary variance is σ²/(1 − ε/(4σ²)).
 """
@@ -29,7 +29,7 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class State:
 
     Attributes:
         weights_MD: weights.
-        squares_MD: V; nothing, (M, 0), without preconditioner.
+        squares_MD: V; empty, (M, 0), without preconditioner.
         seeds: one seed per chain.
         step: steps taken.
     """
@@ -116,7 +116,7 @@ class SGLD(Sampler):
             donate: give up `state`: its tensors are overwritten and must not be used again.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
 
         Raises:
             DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
@@ -124,13 +124,13 @@ class SGLD(Sampler):
             ValueError: if the density has the wrong shape.
         """
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else _copy(state)
         drift_MD = value.gradient.mul_(heat)
         noisy = self.schedule.noisy(state.step)
         noise_MD = scaled_noise(state, state.step, (step_size * heat) ** 0.5) if noisy else None
         if self.preconditioned:
-            # the first step has nothing to average with
+            # the first step has no average yet
             share = 1 - self.decay if state.step else 1.0
             now.squares_MD.lerp_(drift_MD.square(), share)
             inverse_MD = (now.squares_MD.sqrt() + self.floor).reciprocal_()

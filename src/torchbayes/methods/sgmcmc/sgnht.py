@@ -2,15 +2,15 @@ r"""The stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014).
 
     m ← m − h ξ m + h ∇log p(w) + √(2 a h T) z,     w ← w + h m,     ξ ← ξ + h (mᵀm/D − T)
 
-The friction ξ of each chain adapts until the kinetic energy is that of temperature T, so that gradient noise of unknown
-size is absorbed. h = √ε and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density,
+The friction ξ of each chain adapts until the kinetic energy is that of temperature T, so that it absorbs gradient noise
+of unknown size. h = √ε, and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density,
 estimated from a minibatch.
 
 Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
-would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as
-cyclical samplers explore (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of burn-in
-ξ = a too: the kinetic energy of a chain that falls towards the mass of the density is not thermal, and what ξ gains by
-it goes at hT a step alone.
+would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as in
+the exploration of cyclical samplers (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of
+burn-in ξ = a too: the kinetic energy of a chain that falls towards the bulk of the density is not thermal, and ξ would
+lose the excess by only hT per step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchbayes.methods.checks import check_positive
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, looked_at, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SGNHT(Sampler):
             donate: give up `state`: its tensors are overwritten and must not be used again.
 
         Returns:
-            The new state, and what was seen.
+            The new state, and the info of the step.
 
         Raises:
             DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
@@ -119,7 +119,7 @@ class SGNHT(Sampler):
             ValueError: if the density has the wrong shape.
         """
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
-        value, info = looked_at(density, state, batch, method=self, step_size=step_size)
+        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = (
             state
             if donate

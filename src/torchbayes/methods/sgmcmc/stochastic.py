@@ -65,7 +65,7 @@ class Info:
 
 
 def check(method: Stochastic) -> None:
-    """Check the settings all have.
+    """Check the settings that all have.
 
     Raises:
         ValueError: if one is out of range.
@@ -89,8 +89,8 @@ def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
-def looked_at(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
-    """Return the density before a step, once it is known to be finite, and what the step saw.
+def evaluate_finite(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
+    """Return the density before a step, after checking that it is finite, and the info of the step.
 
     Args:
         density: the target.

@@ -1,8 +1,8 @@
-r"""Categorical: class labels, with weights of classes, labels to leave out, soft and smoothed labels.
+r"""Categorical: class labels, with class weights, ignored labels, soft labels and label smoothing.
 
 With counts c_k of the classes at one place, log p = Σ_k c_k log softmax(f)_k. A label y has c_k = w_k [k = y], soft
-labels q have c_k = w_k q_k, smoothing puts (1 − ε) q + ε / K in the place of q, and an ignored place has c = 0: what
-`torch.nn.functional.cross_entropy` sums with the same settings. The curvature is Σ_k c_k (diag(p) − p pᵀ).
+labels q have c_k = w_k q_k, smoothing puts (1 − ε) q + ε / K in the place of q, and an ignored place has c = 0, as in
+`torch.nn.functional.cross_entropy` with the same settings. The curvature is Σ_k c_k (diag(p) − p pᵀ).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Categorical:
     Targets of the outputs' shape in floating point are soft labels: a distribution over the classes for each row.
 
     Attributes:
-        weights: how often an observation of each class counts in the fit, K numbers >= 0; once if None. Metrics do not
-            count by them: weights of rows are `Weighted`.
-        ignore_index: label of places that are left out, in fits and metrics; every label is a class if None.
+        weights: how often an observation of each class counts in the fit, K numbers >= 0; once if None. Metrics ignore
+            them; for weights of rows see `Weighted`.
+        ignore_index: label of places that fits and metrics ignore; every label is a class if None.
         label_smoothing: ε in [0, 1), share of each label that is spread over all classes in the fit.
     """
 
@@ -95,7 +95,7 @@ class Categorical:
             _check_labels(targets, outputs.shape[:-1], classes, ignored=self.ignore_index)
 
     def counted(self, outputs: Tensor, targets: Tensor) -> Counted:
-        """Return labels that count as often as their class, or the distribution that all counts together are."""
+        """Return labels weighted by class, or soft labels proportional to c, weighted by its sum."""
         soft = targets.is_floating_point()
         if not soft and not self.label_smoothing:
             return Counted(_PLAIN, _labels(self, targets), None if _plain(self) else _weights(self, outputs, targets))
@@ -105,7 +105,7 @@ class Categorical:
         return Counted(_PLAIN, labels.movedim(0, -1), total)
 
     def scored(self, outputs: Tensor, targets: Tensor) -> Counted:
-        """Return the labels, those to ignore with weight 0."""
+        """Return the labels, with weight 0 where they are ignored."""
         judge = Categorical(ignore_index=self.ignore_index)
         if self.ignore_index is None or targets.is_floating_point():
             return Counted(judge, targets)
@@ -141,7 +141,7 @@ def _plain(likelihood: Categorical) -> bool:
 
 
 def _labels(likelihood: Categorical, targets: Tensor) -> Tensor:
-    """Return labels with class 0 in the place of ignored ones."""
+    """Return labels with ignored ones replaced by class 0."""
     return targets if likelihood.ignore_index is None else targets.masked_fill(targets == likelihood.ignore_index, 0)
 
 

@@ -19,8 +19,8 @@ class Custom:
     """Any function of the outputs that returns a torch Distribution. `Model` wraps a bare callable in it.
 
     Attributes:
-        function: outputs (..., B, K) -> Distribution over targets: batch shape (..., B) or (..., B, more), with any
-            event shape behind. Made with `validate_args=False` it can be vectorised over members.
+        function: outputs (..., B, K) -> Distribution over targets: batch shape (..., B) or (..., B, more), followed by
+            any event shape. With `validate_args=False` it can be vectorised over members.
     """
 
     function: Callable[[Tensor], Distribution]
@@ -36,18 +36,18 @@ class Custom:
         return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
-        """Return what the function makes of the outputs."""
+        """Return the distribution that the function gives."""
         del parameters
         return self.function(outputs)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
-        """Return the distribution's log probability, summed over every axis behind B."""
+        """Return the distribution's log probability, summed over every axis after B."""
         distribution = self.distribution(outputs, parameters)
         targets = aligned(targets, distribution, outputs.ndim)
         return per_datum(distribution.log_prob(targets), targets, len(distribution.event_shape))
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check that the distribution is one over these targets, and has the rows in its batch shape.
+        """Check that the distribution is over these targets, with the rows in its batch shape.
 
         Raises:
             ValueError: if its shape is not the targets'.
@@ -67,7 +67,7 @@ class Custom:
 
 
 def as_likelihood(given: Likelihood | Callable[[Tensor], Distribution]) -> Likelihood:
-    """Return a likelihood: the given one, or a bare function of the outputs wrapped in `Custom`.
+    """Return a likelihood: the one given, or a bare function of the outputs wrapped in `Custom`.
 
     Raises:
         TypeError: if it is a class where an object is needed, or neither.

@@ -22,8 +22,8 @@ from torchbayes.model.priors.univariate import Normal, Prior, check_prior
 class Gaussian:
     """y ~ N(f, scale²): regression with fixed, per-output or learned noise.
 
-    A learned scale is a weight like the others: its mode goes to zero as a network comes to pass through the training
-    rows. `fit` says so where rows are few (`Posterior.problems`).
+    A learned scale is a weight like the others: its mode tends to zero as the network comes to interpolate the training
+    rows. `fit` reports this where rows are few (`Posterior.problems`).
 
     Attributes:
         scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred
@@ -148,7 +148,7 @@ class HeteroscedasticGaussian:
         check_real(targets, torch.Size((*outputs.shape[:-1], width // 2)))
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
-        """Return columns of the Fisher information of (m, r): 1/s² and ½ (ds²/dr)²/s⁴, with nothing between them."""
+        """Return columns of the Fisher information of (m, r): 1/s² and ½ (ds²/dr)²/s⁴, uncorrelated."""
         del targets, parameters
         raw = outputs.chunk(2, dim=-1)[1]
         variance = F.softplus(raw) + self.floor

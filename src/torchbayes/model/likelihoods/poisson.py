@@ -14,6 +14,14 @@ from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 
+class Counts(distributions.Poisson):
+    """A Poisson distribution that knows its distribution function."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return P(Y <= value) = Q(floor(value) + 1, rate), the regularised upper incomplete gamma function."""
+        return torch.where(value < 0, 0.0, torch.special.gammaincc(value.clamp_min(0).floor() + 1, self.rate))
+
+
 @dataclass(frozen=True)
 class Poisson:
     """y ~ Poisson(e^f): counts; outputs are log rates."""
@@ -25,7 +33,7 @@ class Poisson:
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Poisson(exp(f))."""
         del parameters
-        return distributions.Poisson(outputs.exp(), validate_args=False)
+        return Counts(outputs.exp(), validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k y_k f_k − e^{f_k} − log y_k!."""

@@ -1,6 +1,6 @@
 """What a likelihood offers, what it may offer, and how to ask it.
 
-Every likelihood has the four methods of `Likelihood`. These more are optional, and each speaks of log p(y|f) as that
+Every likelihood has the four methods of `Likelihood`. The following are optional, and each refers to log p(y|f) as its
 class computes it:
 
     curvature_root(outputs, targets, parameters)     columns r, (R, B, ...), with Σ_r r rᵀ = Λ, the Fisher information
@@ -8,11 +8,11 @@ class computes it:
     score_root(outputs, targets, parameters)         columns with Σ_r r rᵀ = E[s sᵀ], s = ∇_f log p(y|f), the mean over
                                                      what the targets leave open (soft labels)
     parameter_information(outputs, targets, parameters)   name -> information of learned parameters, (B, ...)
-    counted(outputs, targets), scored(outputs, targets)   the same targets as plain ones that count some times
+    counted(outputs, targets), scored(outputs, targets)   the same targets as plain ones with weights
     average_log_prob(outputs_SBK, targets, parameters)    log (1/S) Σ_s p(y|f_s)
 
-A subclass that changes `log_prob`, or anything else that a base computes with, does not inherit them (`own`): it is
-differentiated instead, at the observed targets.
+A subclass that changes `log_prob`, or anything else that its base computes with, does not inherit them (`own`): its log
+probability is differentiated instead, at the observed targets.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Likelihood(Protocol):
 
 
 class Counted(NamedTuple):
-    """Targets as plain ones that count some times: log p(y|f) is the sum over places of c log p_plain(y|f).
+    """Targets as plain ones with weights: log p(y|f) is the sum over places of c log p_plain(y|f).
 
     Attributes:
-        likelihood: the plain one.
-        targets: as it takes them.
-        weights: c, (B,), or (B, ...) of the places of a row, over which log p_plain and its curvature are sums; None
-            where each counts once.
+        likelihood: the plain likelihood.
+        targets: targets of the plain likelihood.
+        weights: c, (B,), or (B, ...) of the places of a row, over which log p_plain and its curvature sum; None where
+            each counts once.
     """
 
     likelihood: Likelihood
@@ -91,16 +91,16 @@ class Counted(NamedTuple):
 
     @property
     def row_weights(self) -> Tensor | None:
-        """How often each row counts, (B,): as often as the place of it that counts most."""
+        """How often each row counts, (B,): the largest weight among its places."""
         return self.weights if self.weights is None or self.weights.ndim == 1 else self.weights.flatten(1).amax(1)
 
 
 def own(likelihood: Likelihood, name: str) -> bool:
-    """Return whether a likelihood has an optional method, and no subclass has changed what that method speaks of.
+    """Return whether a likelihood has an optional method, and no subclass has changed what that method refers to.
 
     Args:
-        likelihood: any.
-        name: of the method.
+        likelihood: any likelihood.
+        name: name of the method.
     """
     order = type(likelihood).__mro__
     giver = next((kind for kind in order if name in vars(kind)), None)
@@ -113,12 +113,12 @@ def own(likelihood: Likelihood, name: str) -> bool:
 
 
 def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
-    """Return targets as they are fitted: `log_prob` is that of the plain likelihood, times the weights.
+    """Return targets as fits use them: `log_prob` is that of the plain likelihood, times the weights.
 
     Args:
-        likelihood: any.
+        likelihood: any likelihood.
         outputs: (B, ..., K).
-        targets: as it takes them.
+        targets: its targets.
     """
     if own(likelihood, "counted"):
         return likelihood.counted(outputs, targets)  # type: ignore[attr-defined]
@@ -126,15 +126,15 @@ def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
 
 
 def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
-    """Return targets as predictions are judged by them.
+    """Return targets as metrics use them.
 
-    Weights of rows count here too; those of classes and smoothed labels are means of fitting and do not; what is
-    ignored has weight 0, and log probability 0 under the plain likelihood.
+    Weights of rows count here too. Class weights and label smoothing serve the fit and do not count; ignored places
+    have weight 0, and log probability 0 under the plain likelihood.
 
     Args:
-        likelihood: any.
+        likelihood: any likelihood.
         outputs: (B, ..., K).
-        targets: as it takes them; for `Weighted` also without weights.
+        targets: its targets; for `Weighted` also without weights.
     """
     if own(likelihood, "scored"):
         return likelihood.scored(outputs, targets)  # type: ignore[attr-defined]
@@ -147,9 +147,9 @@ def average_log_prob(
     """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats.
 
     Args:
-        likelihood: any.
+        likelihood: any likelihood.
         outputs_SBK: outputs of S functions.
-        targets: as it takes them.
+        targets: its targets.
         parameters: learned parameters, broadcasting against the outputs.
     """
     if own(likelihood, "average_log_prob"):

@@ -10,13 +10,13 @@ from torch.distributions import Distribution
 
 
 def per_datum(elementwise: Tensor, targets: Tensor, event: int = 0) -> Tensor:
-    """Return the sum over the axes of the targets behind the batch axis; the last `event` ones are summed already."""
+    """Return the sum over the axes of the targets after the batch axis; the last `event` ones are summed already."""
     extra = targets.ndim - 1 - event
     return elementwise.flatten(-extra).sum(-1) if extra > 0 else elementwise
 
 
 def like(targets: Tensor, width: int) -> Tensor:
-    """Return targets (B,) with the trailing axis of one-column outputs, lest they broadcast to (B, B)."""
+    """Return targets (B,) with the trailing axis of one-column outputs, so that they do not broadcast to (B, B)."""
     return targets.unsqueeze(-1) if targets.ndim == 1 and width == 1 else targets
 
 
@@ -27,7 +27,7 @@ def log_prob_under(distribution: Distribution, targets: Tensor) -> Tensor:
 
 
 def aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
-    """Return targets (B,) with the trailing axis of a distribution that kept that of its one-column outputs."""
+    """Return targets (B,) with a trailing axis where the distribution kept that of its one-column outputs."""
     batch = distribution.batch_shape
     return like(targets, batch[-1]) if len(batch) == ndim and not distribution.event_shape else targets
 

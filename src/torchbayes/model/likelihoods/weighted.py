@@ -1,4 +1,4 @@
-"""Weighted: rows that count more than once, or less."""
+"""Weighted: rows that count more or less than once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Weighted:
 
     A row of weight w is w rows: fits, curvature, evidence, noise and metrics but ece_mass are those of data in which it
     is repeated.
-    A row of weight 0 is not there. `num_data`, the scale of minibatches and of the mean loss, stays the number of
+    A row of weight 0 has no effect. `num_data`, the scale of minibatches and of the mean loss, stays the number of
     rows. Predictions are judged by targets (y, w), or by y alone, where each row counts once. Loaders that yield
     (x, y, w) are read by `Model(batch=lambda row: (row[0], (row[1], row[2])))`.
 
@@ -60,10 +60,10 @@ class Weighted:
         return torch.where(weights == 0, 0.0, weights * self.base.log_prob(outputs, values, parameters))
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check the weights, and the targets proper by the base.
+        """Check the weights, and let the base check the targets.
 
         Raises:
-            TypeError: if targets are no pair.
+            TypeError: if targets are not a pair.
             ValueError: if there is not one weight for each row, finite and at least 0.
         """
         if not isinstance(targets, tuple | list) or len(targets) != 2:
@@ -82,11 +82,11 @@ class Weighted:
         self.base.check(outputs, values)
 
     def counted(self, outputs: Tensor, targets: Any) -> Counted:
-        """Return what the base counts, times the weights."""
+        """Return the base's weighted targets, times the weights of the rows."""
         return _times(counted(self.base, outputs, targets[0]), targets[1].to(outputs.dtype))
 
     def scored(self, outputs: Tensor, targets: Any) -> Counted:
-        """Return what the base is judged by, times the weights; targets without weights count once.
+        """Return the base's targets for metrics, times the weights of the rows; targets without weights count once.
 
         Raises:
             TypeError: if targets are neither a tensor nor a pair.
@@ -99,7 +99,7 @@ class Weighted:
 
 
 def _times(found: Counted, weights: Tensor) -> Counted:
-    """Return counts times weights of the rows."""
+    """Return targets whose weights are multiplied by those of the rows."""
     if found.weights is None:
         return found._replace(weights=weights)
     return found._replace(weights=found.weights * weights.view(-1, *[1] * (found.weights.ndim - 1)))
@@ -113,7 +113,7 @@ def unweighted(likelihood: Likelihood) -> Likelihood:
 
 
 def map_values(function: Callable[[Any], Any], likelihood: Likelihood, targets: Any) -> Any:
-    """Return targets with `function` applied to the targets proper; the weights of a weighted likelihood stay."""
+    """Return targets with `function` applied, but not to the weights of a weighted likelihood."""
     if isinstance(likelihood, Weighted) and isinstance(targets, tuple | list) and len(targets) == 2:
         return map_values(function, likelihood.base, targets[0]), targets[1]
     return function(targets)
@@ -139,7 +139,7 @@ def observed(likelihood: Likelihood, targets: Any) -> Any:
 def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the fixed scales of normal noise, weighted or not: one, or one per output; empty if there are none.
 
-    A subclass of `Gaussian` that changes the log probability has none: its noise is its own affair.
+    A subclass of `Gaussian` that changes the log probability has none: nothing is known of its noise.
     """
     plain = unweighted(likelihood)
     return plain.scales if isinstance(plain, Gaussian) and own(plain, "curvature_root") else ()
@@ -158,7 +158,7 @@ def rescaled(likelihood: Likelihood, factor: float) -> Likelihood:
 
 
 def having_scales(likelihood: Likelihood, scales: tuple[float, ...]) -> Likelihood:
-    """Return the likelihood with other fixed scales of its noise; itself where it has not as many."""
+    """Return the likelihood with other fixed noise scales; itself if it has another number of them."""
     if len(fixed_noise(likelihood)) != len(scales):
         return likelihood
     if isinstance(likelihood, Weighted):

@@ -66,8 +66,8 @@ class BoundPrior:
 
         Args:
             layout: the names and shapes of the random weights.
-            rules: one prior for all, or glob -> prior, first match wins; or one over all weights together.
-            shapes: of the whole parameters of which only some elements are random; a prior may depend on them.
+            rules: one prior for all, or glob -> prior, first match wins; or a joint prior over all weights.
+            shapes: full shapes of parameters of which only some elements are random; a prior may depend on them.
 
         Raises:
             ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or not
@@ -121,7 +121,7 @@ class BoundPrior:
 
     @property
     def joint(self) -> Joint | None:
-        """The prior over all weights together, if it is one."""
+        """The joint prior over all weights, if there is one."""
         prior = self.segments[0].prior
         return prior if isinstance(prior, Joint) else None
 
@@ -136,7 +136,7 @@ class BoundPrior:
         return torch.tensor([isinstance(s.prior, Flat) for s in self.segments]).repeat_interleave(sizes)
 
     def names(self, chosen_D: Tensor) -> str:
-        """Return in words how many weights of which parameters are chosen by a bool tensor (D,)."""
+        """Return in words how many weights of which parameters a bool tensor (D,) selects."""
         counts = {name: int(chosen_D[where].sum()) for name, where in self.layout.slices.items()}
         sizes = zip(counts.items(), self.layout.sizes, strict=True)
         return ", ".join(f"{count} of the {size} weights of `{name}`" for (name, count), size in sizes if count)
@@ -198,7 +198,7 @@ class BoundPrior:
             segment.add_gradient_(gradient, weights, scale)
 
     def add_rest_(self, gradient: Tensor | None, weights: Tensor, scale: float) -> Tensor:
-        """Do what is left to do once −½ ((w − loc)/scale)² of the normal segments is done elsewhere.
+        """Add what remains of log p(w) where −½ ((w − loc)/scale)² of the normal segments is computed elsewhere.
 
         Args:
             gradient: tensor (..., D); receives the gradient of the segments that are not normal, unless it is None.
@@ -226,7 +226,7 @@ def _total(prior: Prior, weights: Tensor) -> Tensor:
 
 
 def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
-    """Return the derivative of log p elementwise; 0 from the order on at which it does not depend on w."""
+    """Return the derivative of log p of some order, elementwise; 0 where a lower one does not depend on w."""
     with torch.enable_grad():
         leaf = weights.detach().requires_grad_()
         found = prior.log_prob(leaf)
@@ -238,7 +238,7 @@ def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
 
 
 def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
-    """Check the precision (..., n) of a segment whose prior is of any form.
+    """Check the precision (..., n) of a segment with any prior.
 
     Raises:
         ValueError: if it is not positive and finite everywhere.
@@ -259,7 +259,7 @@ def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
 
 
 def _check_support(prior: Prior, glob: str) -> None:
-    """Check that a prior has a density wherever weights may go.
+    """Check that a prior has a density on all real numbers.
 
     Raises:
         ValueError: if it is a torch Distribution over a part of the real numbers.
@@ -272,7 +272,7 @@ def _check_support(prior: Prior, glob: str) -> None:
 
 
 def _said(prior: Prior) -> str:
-    """Return the prior in words; a torch Distribution as its user wrote it."""
+    """Return the prior in words; a torch Distribution as the user wrote it."""
     return repr(getattr(prior, "distribution", prior))
 
 

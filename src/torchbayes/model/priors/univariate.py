@@ -41,7 +41,7 @@ class Prior(Protocol):
 
 @runtime_checkable
 class SampledPrior(Prior, Protocol):
-    """A prior that weights can be drawn from: every proper one of this module."""
+    """A prior that can be sampled: every proper one of this module."""
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU."""
@@ -62,7 +62,7 @@ PriorRules = PriorLike | Mapping[str, PriorLike]
 
 
 def check_prior(**values: Any) -> None:
-    """Check that arguments are priors of every weight, not classes or names of such.
+    """Check that arguments are univariate priors, not classes or names of such.
 
     Raises:
         TypeError: if one is not.
@@ -78,7 +78,7 @@ def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 
 def _uniforms(shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Return numbers in (0, 1): middles of 2⁵² cells, of which neither 0 nor 1 is one."""
+    """Return numbers in (0, 1), midpoints of 2⁵² cells, so never 0 or 1."""
     return (torch.randint(2**52, shape, generator=generator).double() + 0.5) / 2**52
 
 
@@ -339,7 +339,7 @@ class Univariate:
 
     @property
     def std(self) -> float:
-        """The distribution's standard deviation; infinite where it has none or does not know it."""
+        """The distribution's standard deviation; infinite where it is undefined or not implemented."""
         try:
             return float(self.distribution.stddev)
         except NotImplementedError:
@@ -347,7 +347,7 @@ class Univariate:
 
     @property
     def loc(self) -> float:
-        """The distribution's mean; 0 where it has none or does not know it."""
+        """The distribution's mean; 0 where it is undefined or not implemented."""
         try:
             mean = float(self.distribution.mean)
         except NotImplementedError:
@@ -356,7 +356,7 @@ class Univariate:
 
     @property
     def everywhere(self) -> bool:
-        """Whether its support is all real numbers, as far as it says what that is."""
+        """Whether its support is all real numbers, or not declared."""
         try:
             support = self.distribution.support
         except NotImplementedError:

@@ -1,8 +1,8 @@
 """Batches: rows of inputs and targets, and the parts of the inputs that all rows share.
 
-Inputs and targets are trees: a tensor, or a tuple or mapping of trees. The first axis of every tensor is that of the
-rows (the second, behind the members, where these have rows of their own). What all rows share, such as a table of
-context or the edges of a graph, is wrapped in `Shared`; it is handed to the network as it is and never cut.
+Inputs and targets are trees: a tensor, or a tuple or mapping of trees. The first axis of every tensor is the rows (the
+second, after the members, where each member has its own rows). What all rows share, such as a table of context or the
+edges of a graph, is wrapped in `Shared`; it is handed to the network unchanged and never sliced.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Shared:
 
 
 class Batch(NamedTuple):
-    """What a step consumes: a tuple, so it can be built by hand.
+    """The rows that a step reads: a tuple, so it can be built by hand.
 
     Attributes:
-        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows. What the
-            model names as `shared` has neither axis.
+        inputs: tensor (B, ...), or a tuple or mapping of such; (M, B, ...) when members have their own rows. Inputs
+            that the model names in `shared` have neither axis.
         targets: tensor (B, ...), or a tuple or mapping of such, likewise.
     """
 
@@ -51,12 +51,12 @@ class Batch(NamedTuple):
         return batch_size(self.inputs)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `function` applied to every tensor but those that all rows share."""
+        """Return the batch with `function` applied to every tensor except those that all rows share."""
         return Batch(on_rows(function, self.inputs), on_rows(function, self.targets))
 
 
 def on_rows(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Return the tree with `function` applied to every tensor; what is shared, and what is none, stays as it is."""
+    """Return the tree with `function` applied to every tensor; shared parts and other leaves stay as they are."""
     if isinstance(tree, Tensor):  # most trees; walking one costs more than a small kernel
         return function(tree)
     return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
@@ -68,7 +68,7 @@ def rows_of(tree: Any, where: slice | int | Tensor) -> Any:
 
 
 def row_axes(tree: Any, axis: int | None) -> Any:
-    """Return `axis` for every tensor of the tree and None for all else, as `vmap` takes them."""
+    """Return `axis` for every tensor of the tree and None for everything else: the `in_dims` of `vmap`."""
     return pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, tree)
 
 
@@ -87,7 +87,7 @@ def batch_size(tree: Any, axis: int = 0) -> int:
 
 
 def unshared(tree: Any) -> Any:
-    """Return the tree with what is shared in the place of its wrapper."""
+    """Return the tree with shared parts unwrapped."""
     if isinstance(tree, Tensor):
         return tree
     return pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, Shared) else leaf, tree)
@@ -102,19 +102,19 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def copied(tree: Any) -> Any:
-    """Return the tree with copies of all tensors, shared ones too, in the place of the tensors."""
+    """Return the tree with all tensors copied, shared ones too."""
     return pytree.tree_map_only(Tensor, torch.clone, unshared(tree))
 
 
 def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a tree of tensors on a device, floating ones of a dtype; arrays and numbers become tensors.
+    """Return a tree of tensors on a device, floating-point ones of a dtype; arrays and numbers become tensors.
 
-    In what is shared, flags and the like stay what they are.
+    In shared parts, flags and the like are left unchanged.
 
     Args:
         tree: inputs or targets.
         device: where they go.
-        dtype: of floating ones.
+        dtype: dtype of floating-point tensors.
 
     Raises:
         TypeError: if something is neither a tensor nor made of numbers.
@@ -136,7 +136,7 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Return all tensors of a tree, those that are shared too."""
+    """Return all tensors of a tree, including shared ones."""
     return [leaf for leaf in pytree.tree_leaves(unshared(tree)) if isinstance(leaf, Tensor)]
 
 
@@ -144,11 +144,11 @@ def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
     """Return inputs with some of them wrapped in `Shared`.
 
     Args:
-        inputs: a mapping, whose entries are named by their keys, or a tuple or list, by their places.
+        inputs: a mapping, whose entries are named by key, or a tuple or list, whose entries are named by position.
         names: which are shared.
 
     Returns:
-        The inputs; those that are wrapped already stay.
+        The inputs; entries that are wrapped already stay.
 
     Raises:
         ValueError: if the inputs do not have such an entry.
@@ -172,14 +172,14 @@ def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
 
 
 def check_rows(tree: Any, what: str = "inputs") -> None:
-    """Check that all tensors have equally many rows.
+    """Check that all tensors have the same number of rows.
 
     Args:
         tree: inputs or targets.
         what: which of them.
 
     Raises:
-        ValueError: if they have not, or a tensor has no axis of rows.
+        ValueError: if they do not, or a tensor has no axis of rows.
     """
     if isinstance(tree, Tensor) and tree.ndim:
         return
@@ -206,7 +206,7 @@ def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], what: str) -> str:
 
 
 def check_equally_many(batch: Batch) -> None:
-    """Check that inputs and targets belong together.
+    """Check that inputs and targets have the same number of rows.
 
     Raises:
         ValueError: if they differ in their number of rows.
@@ -225,7 +225,7 @@ def stack(batches: Sequence[Batch]) -> Batch:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of all batches behind one another.
+    """Return the rows of all batches, concatenated.
 
     Raises:
         ValueError: if what all rows share differs between them.
@@ -234,7 +234,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 
 def check_alike(first: Any, tree: Any, what: str) -> None:
-    """Check that the rows of a batch have the shape of those of the first batch, so that all can be put together.
+    """Check that the rows of a batch have the shape of those of the first batch, so that batches can be concatenated.
 
     Args:
         first: tensor (B, ...) of the first batch, or a tree of such.
@@ -242,7 +242,7 @@ def check_alike(first: Any, tree: Any, what: str) -> None:
         what: which they are.
 
     Raises:
-        ValueError: if they have not.
+        ValueError: if they do not.
     """
     before, here = ([tuple(t.shape[1:]) for t in tensors_of(each)] for each in (first, tree))
     for one, other in zip(before, here, strict=True):
@@ -255,11 +255,11 @@ def check_alike(first: Any, tree: Any, what: str) -> None:
 
 
 def padded(tensors: Sequence[Tensor], value: float) -> list[Tensor]:
-    """Return tensors (B, ...) made as long as the longest of them along each axis but the first.
+    """Return tensors (B, ...) padded to the length of the longest along each axis but the first.
 
     Args:
-        tensors: of equally many axes.
-        value: what is put behind.
+        tensors: with the same number of axes.
+        value: the padding.
     """
     longest = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
 

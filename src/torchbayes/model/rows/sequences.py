@@ -1,11 +1,11 @@
-"""Labels of sequences of tokens: with which of its outputs a network compares each, found out by asking it.
+"""Labels of token sequences: which output a network compares with each label, found out by probing its loss.
 
 Causal language models of Hugging Face are given `labels=input_ids` and compare the output at place t with the label at
 place t + 1 within their own loss; models that classify tokens, and some decoders, compare it with the label at place t.
-No name tells them apart, so the network's loss is asked: does it depend on the first label?
+No attribute tells them apart, so the network's loss is probed: does it depend on the first label?
 
-Labels that are one place ahead of the tokens already, as in (tokens[:, :-1], tokens[:, 1:]), are told by their values,
-batch by batch, and stay where they are.
+Labels that are one place ahead of the tokens already, as in (tokens[:, :-1], tokens[:, 1:]), are recognised by their
+values, batch by batch, and stay where they are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.weighted import map_values, unweighted
 from torchbayes.model.rows.batch import Batch, arguments, copied, rows_of
 
-IGNORED = -100  # the label that Hugging Face leaves out
+IGNORED = -100  # the label that Hugging Face ignores
 
 
 class Labels:
-    """Puts labels of tokens at the places of the outputs that they are compared with."""
+    """Aligns labels of tokens with the outputs that they are compared with."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Keep the network; it is asked once, at the first batch of labelled tokens."""
+        """Keep the network; it is probed once, at the first batch of labelled tokens."""
         self._module = module
         self._asked, self._later = False, None
 
@@ -38,17 +38,17 @@ class Labels:
         """Return the batch, its labels moved one place forward where the network compares them so.
 
         Args:
-            batch: rows; if the labels are not integers (B, T) for tokens (B, T), nothing is done. Nor is it if they are
-                one place ahead of the tokens already.
-            likelihood: whose `ignore_index`, the label that it leaves out, is put at the last place, which has none.
-                Of a weighted likelihood the labels are those of its pairs (labels, weights).
+            batch: rows; unchanged unless the labels are integers (B, T) for tokens (B, T), and if they are one place
+                ahead of the tokens already.
+            likelihood: its `ignore_index` fills the last place, which has no next token. For a weighted likelihood, the
+                labels are those of its pairs (labels, weights).
 
         Returns:
             The batch.
 
         Raises:
-            ValueError: if labels must be moved and the likelihood cannot leave the last place out, or if the labels
-                are the tokens themselves and the network does not say how it compares them.
+            ValueError: if labels must be moved and the likelihood cannot ignore the last place, or if the labels are
+                the tokens themselves and the network's loss does not show how it compares them.
         """
         ignored = getattr(unweighted(likelihood), "ignore_index", None)
 
@@ -58,7 +58,7 @@ class Labels:
         return batch._replace(targets=map_values(one, likelihood, batch.targets))
 
     def check(self, batch: Batch, likelihood: Likelihood) -> None:
-        """Check a batch that may have been made by hand, and whose labels are to be at their places.
+        """Check a batch, possibly made by hand, whose labels should be aligned already.
 
         Args:
             batch: rows.
@@ -85,7 +85,7 @@ class Labels:
         map_values(one, likelihood, batch.targets)
 
     def _compares_later(self, inputs: Any, labels: Tensor) -> bool | None:
-        """Return whether the network compares outputs with labels one place later; it is asked once."""
+        """Return whether the network compares outputs with labels one place later; it is probed once."""
         if not self._asked:
             self._asked, self._later = True, _compares_later(self._module, inputs, labels)
         return self._later
@@ -100,7 +100,7 @@ class Labels:
                 "the labels are the input tokens themselves, so the network would learn to copy them. Give Model "
                 "`batch=`, a function that returns (inputs, targets), such as tokens[:, :-1] and tokens[:, 1:]."
             )
-        # labels that agree with both, as those of equal tokens do, are the next tokens wherever they stand
+        # labels that fit both readings, as where all tokens are equal, are correct either way
         if not later or (ahead is not False and same is False):
             return labels
         if ignored is None:
@@ -112,15 +112,15 @@ class Labels:
 
 
 def _seen(labels: Tensor, tokens: Tensor, ignored: int | None) -> tuple[bool | None, bool | None]:
-    """Return whether labels are the tokens at their places, and those one place ahead; None if none counts."""
+    """Return whether labels equal the tokens at the same places, and those one place ahead; None if no label counts."""
     counts = (labels >= 0) if ignored is None else (labels >= 0) & (labels != ignored)
-    # the token behind the last label of a row may be padding, so a label is compared where the next one counts too
+    # the token after the last label of a row may be padding, so a label is compared where the next one counts too
     ahead = _agree(labels[:, :-1], tokens[:, 1:], counts[:, :-1] & counts[:, 1:])
     return _agree(labels, tokens, counts), ahead
 
 
 def _agree(labels: Tensor, tokens: Tensor, counts: Tensor) -> bool | None:
-    """Return whether labels are tokens wherever they count; None if none does."""
+    """Return whether labels equal tokens wherever they count; None if none counts."""
     return bool(((labels == tokens) | ~counts).all()) if counts.any() else None
 
 
@@ -134,7 +134,7 @@ def _tokens(inputs: Any, targets: Any) -> Tensor | None:
 
 
 def _compares_later(module: nn.Module, inputs: Any, targets: Tensor) -> bool | None:
-    """Return whether a network's own loss compares outputs with the labels one place later; None if it does not say.
+    """Return whether a network's own loss compares outputs with the labels one place later; None if it has no loss.
 
     Such a loss depends on the last label and not on the first.
     """

@@ -46,7 +46,7 @@ class Source(Protocol):
         ...
 
     def site(self, number: int, members: int) -> Batch:
-        """Return a fixed part of the rows, of as many as an epoch has batches, every tensor (M, B, ...)."""
+        """Return one of the fixed parts of the rows, as many as an epoch has batches, every tensor (M, B, ...)."""
         ...
 
     def some(self, count: int) -> list[Batch]:
@@ -64,18 +64,18 @@ def even_bounds(num_data: int, batch_size: int) -> list[int]:
     return [num_data * step // steps for step in range(steps + 1)]
 
 
-def spread(count: int, total: int) -> list[int]:
+def evenly_spaced(count: int, total: int) -> list[int]:
     """Return at most `count` numbers out of 0..total − 1, evenly spaced."""
     count = min(count, total)
     return [total * k // count for k in range(count)]
 
 
 def whole_batches(count: int, bounds: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of about `count` rows spread over a table, in lists as long as its batches have `bounds`."""
+    """Return the indices of about `count` rows spread over a table, in lists of the lengths of its batches."""
     total, size = bounds[-1], bounds[1]
     if total <= count:
         return [list(range(a, b)) for a, b in pairwise(bounds)]
-    chosen = spread(max(count // size, 1) * size, total)
+    chosen = evenly_spaced(max(count // size, 1) * size, total)
     return [chosen[at : at + size] for at in range(0, len(chosen), size)]
 
 
@@ -85,7 +85,7 @@ def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
 
 
 class Table:
-    """Rows held in tensors: the fast case."""
+    """Rows held in tensors: the fastest source."""
 
     def __init__(self, model: Model, rows: Batch, batch_size: int) -> None:
         """Keep the rows on the model's device."""
@@ -139,7 +139,7 @@ class Table:
 
 
 class Loader:
-    """A map-style Dataset or a DataLoader over one, read by indices so that members have orders of their own."""
+    """A map-style Dataset or a DataLoader over one, read by index so that each member has its own order."""
 
     def __init__(self, model: Model, loader: DataLoader) -> None:
         """Take dataset, collation, batch size and workers from the loader; a loader without shuffling keeps its order.
@@ -242,7 +242,7 @@ def _plain_shuffle(sampler: Any, num_data: int) -> bool:
 
 
 class Stream:
-    """Ready-made batches that can be iterated again and again; all members share their order."""
+    """Ready-made batches that can be iterated repeatedly; all members share their order."""
 
     def __init__(self, model: Model, batches: Iterable[Any]) -> None:
         """Count the rows in one pass.
@@ -287,13 +287,13 @@ class Stream:
         return concatenate([_checked(self._model, self._first, batch) for batch in self._batches])
 
     def site(self, number: int, members: int) -> Batch:
-        """Return a batch of the stream, the same for all members; those before it are passed over."""
+        """Return a batch of the stream, the same for all members; earlier batches are skipped."""
         rows = _checked(self._model, self._first, next(islice(iter(self._batches), number, None)))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
         """Return whole batches spread over the stream."""
-        wanted = set(spread(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
+        wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
         return [_checked(self._model, self._first, b) for number, b in enumerate(self._batches) if number in wanted]
 
     def check(self) -> None:
@@ -306,7 +306,7 @@ class Stream:
 
 
 class First:
-    """The first batch of some data, checked against the model, so that later ones need no pass through the network."""
+    """The first batch, checked against the model, so that later ones need no pass through the network."""
 
     def __init__(self, model: Model, batch: Batch) -> None:
         """Check the batch.
@@ -318,7 +318,7 @@ class First:
         self._shapes = _shapes(batch.targets)
 
     def check(self, batch: Batch) -> Batch:
-        """Return a later batch if its values are as good.
+        """Return a later batch, once its values are checked.
 
         Targets of another shape, as in texts padded batch by batch, are left to the likelihood.
 
@@ -338,17 +338,17 @@ def _checked(model: Model, first: First | None, batch: Any) -> Batch:
 
 
 def _shapes(targets: Any) -> Any:
-    """Return the shapes of the targets of a row."""
+    """Return the shapes of one row's targets."""
     return on_rows(lambda tensor: tensor.shape[1:], targets)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:
-    """Turn whatever the user has into a `Source`.
+    """Turn the user's data into a `Source`.
 
     Args:
         model: the model; its batch hook reads what the data yield.
         data: a tuple (inputs, targets) of tensors, a mapping of tensors, a Dataset, a DataLoader or a list of batches.
-        batch_size: rows per batch where the data do not bring their own.
+        batch_size: rows per batch where the data are not batched already.
 
     Returns:
         The source.

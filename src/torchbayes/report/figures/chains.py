@@ -34,7 +34,7 @@ POINTS = 2000  # most points of a trace that are drawn
 
 _COUNTS = "number of quantities\n(logarithmic)"
 _OFFSET = 0.005  # R-hat is drawn at the logarithm of its excess over one plus this
-# Spaces, unlike methods, are told apart by these, so that no reader takes a space for a method.
+# Colours of spaces differ from those of methods, so that no reader confuses the two.
 _SPACES = (("#14606b", "-"), ("#a3324b", "--"), ("#7a3e9d", ":"))
 
 
@@ -42,8 +42,8 @@ _SPACES = (("#14606b", "-"), ("#a3324b", "--"), ("#7a3e9d", ":"))
 def rhat_histogram(spaces: Mapping[str, Any]) -> Figure:
     """Draw histograms of R-hat of several spaces on one axis, with logarithmic counts, as Izmailov et al. (2021) do.
 
-    The horizontal axis is logarithmic in R-hat − 1, so that 1.01 and 1.1, the bounds in use, are seen beside chains
-    that do not mix at all. Values below one are drawn at one, infinite ones in the last bin.
+    The horizontal axis is logarithmic in R-hat − 1, so that 1.01 and 1.1, the bounds in use, remain visible next to
+    chains that do not mix at all. Values below one are drawn at one, infinite ones in the last bin.
 
     Args:
         spaces: name -> R-hat of its quantities, (R,); the first is filled. NaN, of what never moves, is left out.
@@ -129,7 +129,7 @@ def ess_histograms(spaces: Mapping[str, tuple[Any, Any]], *, chains: int, draws:
         axes.xaxis.set_major_formatter(_plain)
         axes.xaxis.set_minor_formatter(lambda _number, _position: "")
         axes.yaxis.set_major_formatter(_plain)
-    grid[0].set_ylim(bottom=0.7)  # once both are drawn: the upper end stays where it is
+    grid[0].set_ylim(bottom=0.7)  # once both are drawn, to keep the upper limit
     grid[0].set_ylabel(_COUNTS)
     note_below(figure, "effective sample size (logarithmic)")
     legend_above(figure, handles)
@@ -221,7 +221,7 @@ def _rank_panel(axes: Axes, values_MS: np.ndarray, colours: list[str]) -> None:
 
 
 def _colours(chains: int) -> list[str]:
-    """Return a colour for each chain, dark to light, told apart in grey and by the colour blind."""
+    """Return a colour for each chain, dark to light, distinguishable in grey and by colour-blind readers."""
     import matplotlib as mpl
     from matplotlib.colors import to_hex
 

@@ -1,4 +1,4 @@
-"""Several measures against one thing that is changed: a panel per measure, a line per model."""
+"""Several measures against one varied quantity: a panel per measure, a line per model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measure_curves(
 
     Args:
         panels: measure -> {model: values of shape (P, R)}; R repeats are averaged.
-        places: where the P values stand: numbers, or names that are spread evenly.
+        places: positions of the P values: numbers, or names that are spaced evenly.
         label: what the places are.
         over: what the R repeats are.
         levels: measure -> (name, value) of a level to compare with, drawn dashed.

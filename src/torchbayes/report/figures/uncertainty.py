@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FEW = 10  # a bin with fewer points says little: drawn hollow, and the curve passes it by
+FEW = 10  # a bin with fewer points is unreliable: drawn hollow, and skipped by the curve
 
 
 class Bins(Protocol):
@@ -135,7 +135,7 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
     sure = count >= FEW
     diagram.fill_between(confidence[sure], confidence[sure], accuracy[sure], color=look.colour, alpha=0.16, linewidth=0)
     for chosen, face, line in ((sure, look.colour, "-"), (~sure, "white", "none")):
-        if chosen.any():  # an empty line that is not clipped breaks matplotlib's layout
+        if chosen.any():  # an empty line without clipping breaks matplotlib's layout
             diagram.plot(
                 confidence[chosen], accuracy[chosen], color=look.colour, markerfacecolor=face, linestyle=line,
                 marker=look.marker, markersize=4.2, linewidth=1.4, clip_on=False, zorder=3,
@@ -157,7 +157,7 @@ def _write_counts(shares: Axes, bins: Bins) -> None:
         shares.annotate(text, at, (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=6)
 
 
-# Data sets, unlike methods, are told apart by these, so that no reader takes a data set for a method.
+# Colours of data sets differ from those of methods, so that no reader confuses the two.
 _FOREIGN = (("#7a3e9d", "-"), ("#b8860b", "--"), ("#14606b", "-."), ("#a3324b", ":"))
 
 
@@ -168,7 +168,7 @@ def entropy_histograms(
     """Draw the predictive entropy on the test set and on foreign data, one panel per method.
 
     Entropies lie between 0 (certain) and log K (uniform). The better method has its foreign data further right without
-    moving the test set. Shares are drawn on a square-root axis, for the first bin of a good classifier dwarfs the rest.
+    moving the test set. Shares are drawn on a square-root axis, as the first bin of a good classifier dwarfs the rest.
 
     Args:
         methods: name -> (entropies of the test set, {foreign set: its entropies}), in nats, shapes (N,).

@@ -1,0 +1,223 @@
+"""The commands that use a saved posterior: `evaluate`, `predict` and `tune`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torchbayes as tb
+from torchbayes.catalogue.problem import Setup
+from torchbayes.checks import as_file
+from torchbayes.cli.options import new_parser, parse
+from torchbayes.cli.terminal import print_table, say
+
+_DRAWS = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
+
+
+def evaluate(argv: list[str]) -> None:
+    """Evaluate a saved posterior on its test set, on rows of yours or on foreign images; or published predictions.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if it is not clear what to evaluate.
+    """
+    parser = new_parser("evaluate", (evaluate.__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
+    parser.add_argument(
+        "--predictions", type=str | None, default=None, help="npz file with arrays `probs` (rows, classes) and `labels`"
+    )
+    parser.add_argument(
+        "--data",
+        type=str | None,
+        default=None,
+        help="a file or folder with inputs and targets, as those of the run; or a foreign set: how well it is told "
+        "from the run's own test set",
+    )
+    parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parse(parser, argv)
+    if (chosen["run"] is None) == (chosen["predictions"] is None):
+        raise ValueError("say what to evaluate: the directory of a fit, or --predictions FILE.npz (one of them).")
+    found = _saved(chosen) if chosen["predictions"] is None else _published(Path(chosen["predictions"]))
+    if chosen["json"]:
+        print(json.dumps(found, indent=1))
+        return
+    from torchbayes.report import Table
+
+    print_table(Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": ".4f"}))
+
+
+def _published(path: Path) -> dict[str, float]:
+    # metrics of published predictions
+    from zipfile import is_zipfile
+
+    import numpy as np
+    import torch
+
+    from torchbayes.data.files import read_arrays
+
+    if not is_zipfile(as_file(path)):
+        raise ValueError(f"{path} is not an npz file.")
+    probs, labels = read_arrays(path, "probs", "labels")
+    if probs.dtype.kind != "f" or labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(
+            f"{path} must hold `probs` in floating point and `labels` as integers (rows,); got {probs.dtype} of shape "
+            f"{probs.shape} and {labels.dtype} of shape {labels.shape}. Labels that are whole numbers can be written "
+            f"with .astype(int)."
+        )
+    predictive, labels = tb.Predictive.from_probs(torch.from_numpy(probs)), labels.astype(np.int64)
+    wrong = labels[(labels < 0) | (labels >= probs.shape[-1])]
+    if len(wrong):
+        raise ValueError(
+            f"`labels` of {path} must lie in 0..{probs.shape[-1] - 1}, as `probs` has {probs.shape[-1]} columns; got "
+            f"{wrong[0]}. Relabel those rows or leave them out."
+        )
+    return tb.evaluate(predictive, torch.from_numpy(labels)).metrics
+
+
+def _saved(chosen: dict[str, Any]) -> dict[str, float]:
+    # metrics of a saved posterior on its test set or on rows of the user, or of telling foreign images from it
+    from torchbayes.catalogue.config import load_run
+    from torchbayes.catalogue.loading import is_file
+    from torchbayes.predictive.linearised import preferred
+
+    setup, posterior = load_run(Path(chosen["run"]))
+    data, name = setup.data, chosen["data"]
+    rows = tuple(data.test)
+    if name is not None and is_file(name):
+        rows, name = _labelled(setup, Path(name)), None
+    with setup.problem.threading():
+        functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
+        own = tb.evaluate(functions, rows, target_scale=setup.target_scale)
+    if name is None or name == data.name:
+        return own.metrics
+    from torchbayes.data import out_of_distribution
+
+    foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
+    if own.scores is None:
+        raise ValueError(f"foreign sets are for classifiers; {chosen['run']} is a {data.task}.")
+    return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device)))
+
+
+def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
+    """Return the inputs and targets of a file of the user.
+
+    Raises:
+        ValueError: if it has no targets.
+    """
+    from torchbayes.data.own import read_new
+
+    new = read_new(setup.data, path)
+    if new.targets is None:
+        raise ValueError(
+            f"{path} has no target in every row, so there is nothing to compare predictions with. "
+            f"Predict there: torchbayes predict RUN {shlex.quote(str(path))}."
+        )
+    for note in new.notes:
+        say(note)
+    return new.inputs, new.targets
+
+
+def predict(argv: list[str]) -> None:
+    """Predict new inputs with a saved posterior: a CSV file, and a picture.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if no run or no inputs are named.
+    """
+    from torchbayes.catalogue.config import load_run
+    from torchbayes.data.own import read_new
+    from torchbayes.predictive.columns import Units, columns_of, write_columns
+    from torchbayes.predictive.linearised import preferred
+    from torchbayes.report.figures.new_rows import new_rows
+    from torchbayes.report.style import savefig
+
+    parser = new_parser("predict", (predict.__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
+    parser.add_argument("new", nargs="?", default=None, help="a file or folder of inputs, such as the run's own")
+    parser.add_argument("--output", type=str | None, default=None, help="the CSV file; RUN/predictions.csv")
+    parser.add_argument("--level", type=float, default=0.95, help="share of targets that an interval should hold")
+    parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    chosen = parse(parser, argv)
+    if chosen["run"] is None or chosen["new"] is None:
+        raise ValueError("say which run predicts what: torchbayes predict RUN INPUTS, such as new.csv.")
+    run, path = Path(chosen["run"]), Path(chosen["new"])
+    output = run / "predictions.csv" if chosen["output"] is None else Path(chosen["output"])
+    if output.suffix.lower() != ".csv" or output.is_dir():
+        raise ValueError(f"`--output` must be the name of a CSV file, such as predictions.csv; got {str(output)!r}.")
+    setup, posterior = load_run(run)
+    new = read_new(setup.data, path)
+    units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
+    with setup.problem.threading():
+        functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
+        found = columns_of(functions, new.inputs, units)
+        known = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
+    write_columns(output, found, names=new.names)
+    picture = savefig(new_rows(found, known, level=chosen["level"]), output.with_suffix(".png"))
+    for note in new.notes:
+        say(note)
+    print(f"Predictions: {output}\nPicture: {picture}")
+
+
+_SHOWN = 2000  # test rows beside which the new ones are shown
+
+
+def tune(argv: list[str]) -> None:
+    """Choose the prior precision of a Laplace run by the evidence, and save the tuned posterior.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if no run is named, or it is not one of Laplace.
+    """
+    from torchbayes.catalogue.config import keep_changed, load_run
+    from torchbayes.posteriors.files import POSTERIOR
+    from torchbayes.report import Table
+
+    parser = new_parser("tune", (tune.__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by Laplace")
+    parser.add_argument(
+        "--prior", type=str, default="scalar", help="free factors: scalar, layer, weight, or model: none"
+    )
+    parser.add_argument("--noise", action="store_true", help="choose the noise scale too, where it is fixed")
+    parser.add_argument("--on", type=str | None, default=None, help="file of held-out rows to choose by, not evidence")
+    parser.add_argument("--directory", type=str | None, default=None, help="where the result goes; RUN/tuned")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+    chosen = parse(parser, argv)
+    if chosen["run"] is None:
+        raise ValueError("say which run to tune: the directory of a fit by Laplace.")
+    run = Path(chosen["run"])
+    directory = run / "tuned" if chosen["directory"] is None else Path(chosen["directory"])
+    setup, posterior = load_run(run)
+    if not isinstance(posterior, tb.LaplacePosterior):
+        raise ValueError(
+            f"{run} holds a posterior of the kind {type(posterior).__name__}; what is tuned is the prior of Laplace. "
+            f"Fit it around those weights: torchbayes fit --method Laplace --start {shlex.quote(str(run))} "
+            f"--directory NEW."
+        )
+    if (directory / POSTERIOR).exists() and not chosen["overwrite"]:
+        raise ValueError(f"{directory} already holds a posterior. Add --overwrite, or choose another --directory.")
+    held_out = None if chosen["on"] is None else _labelled(setup, Path(chosen["on"]))
+    with setup.problem.threading():
+        tuned = tb.tune(posterior, prior=chosen["prior"], noise=chosen["noise"], on=held_out)
+        before, after = (_scores(each, setup, evidence=held_out is None) for each in (posterior, tuned))
+    path = keep_changed(tuned, run, directory)
+    rows = [[name, before[name], after[name]] for name in before]
+    print_table(Table(["", "as fitted", "tuned"], rows, formats={"as fitted": ".4f", "tuned": ".4f"}))
+    print(f"Posterior: {path}")
+
+
+def _scores(posterior: tb.LaplacePosterior, setup: Setup, *, evidence: bool) -> dict[str, float]:
+    # what tuning raises, and what it does to predictions of test rows
+    found = tb.evaluate(tb.Linearised(posterior), tuple(setup.data.test), target_scale=setup.target_scale).metrics
+    raised = {"log evidence (nats)": float(posterior.log_evidence().mean())} if evidence else {}
+    return {**raised, **{f"test {name}": value for name, value in found.items()}}

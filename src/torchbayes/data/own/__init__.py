@@ -1,0 +1,18 @@
+"""Data that users bring along: arrays, tables, folders of images, archives and Hugging Face data sets on the disk.
+
+The rules are stated here and nowhere else, and each data set says in its `notes` what they made of it.
+
+- Targets that are bools or texts are classes; numbers with a fraction are a regression. Whole numbers are classes: in
+  arrays always, in tables, which have no other way to write a price, where there are at most 20 different ones.
+- Where no test rows are given, a tenth of the rows is held out, drawn at random, of every class its share; each split
+  is another draw.
+- Statistics are of the training rows alone. Numbers are standardised. A missing number becomes the median of its
+  column, and a further column says where; a text becomes a column of zeros and ones for each value.
+- Unsigned bytes of shape (rows, channels, height, width) are images, and are standardised by channel.
+"""
+
+from torchbayes.data.own.arrays import as_data
+from torchbayes.data.own.files import is_file_name, read_data, read_new
+from torchbayes.data.own.rows import New
+
+__all__ = ["New", "as_data", "is_file_name", "read_data", "read_new"]

@@ -1,0 +1,228 @@
+"""How the columns of a table become numbers, by rules that are fitted to the training rows and can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchbayes.checks import check_memory, seen
+from torchbayes.data.own.rows import Encoded, shortened
+from torchbayes.data.own.table import Table, missing, texts_of
+
+MOST_VALUES = 50  # of a column of texts that becomes columns of zeros and ones; at most half as many as rows, too
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a table becomes numbers.
+
+    Attributes:
+        name: of the column.
+        values: of a category, in order; None for a number.
+        fill: what stands for a missing number.
+        flag: whether a further column says where it was missing.
+        low: smallest number among the training rows.
+        high: largest number among the training rows.
+    """
+
+    name: str
+    values: tuple[str, ...] | None = None
+    fill: float = 0.0
+    flag: bool = False
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def width(self) -> int:
+        """How many columns of numbers it becomes."""
+        return 1 + self.flag if self.values is None else len(self.values)
+
+    def write(self, held: np.ndarray, block: np.ndarray) -> list[str]:
+        """Write the values of a column as numbers.
+
+        Args:
+            held: the values, (rows,).
+            block: where they go, (rows, width), zeros.
+
+        Returns:
+            Sentences on values that training rows do not have.
+        """
+        return self._write_number(held, block) if self.values is None else self._write_category(held, block)
+
+    def _write_number(self, held: np.ndarray, block: np.ndarray) -> list[str]:
+        absent = missing(held)
+        numbers = _numbers(self.name, held, absent)
+        block[:, 0] = np.where(absent, self.fill, numbers)
+        if self.flag:
+            block[:, 1] = absent
+        elif absent.any():
+            return [
+                f"Missing values of {self.name!r} that are taken for the median, {self.fill:.6g}: {absent.sum():,}."
+            ]
+        return []
+
+    def _write_category(self, held: np.ndarray, block: np.ndarray) -> list[str]:
+        place = {value: i for i, value in enumerate(self.values or ())}
+        known = np.flatnonzero(~missing(held))
+        texts = texts_of(held[known])
+        found = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
+        block[known[found >= 0], found[found >= 0]] = 1.0
+        strange = sorted(set(texts) - place.keys())
+        if not strange:
+            return []
+        return [
+            f"Rows with a value of {self.name!r} that no training row has ({shortened(strange, 3)}), taken as none of "
+            f"its values: {(found < 0).sum():,}."
+        ]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a table becomes numbers.
+
+    Attributes:
+        columns: those that do.
+        where: the table they were fitted to, for messages.
+    """
+
+    columns: tuple[Column, ...]
+    where: str
+
+    def __call__(self, table: Table) -> Encoded:
+        """Return the rows of a table as numbers.
+
+        Args:
+            table: with the columns, and perhaps others.
+
+        Returns:
+            Numbers (rows, features), and sentences on values that the training rows do not have.
+
+        Raises:
+            ValueError: if a column is not there, or holds texts in the place of numbers.
+        """
+        absent = [repr(column.name) for column in self.columns if column.name not in table.columns]
+        if absent:
+            raise ValueError(
+                f"the table has no column {shortened(absent)}, which {self.where} has. Its columns are "
+                f"{shortened(table.names)}."
+            )
+        width = sum(column.width for column in self.columns)
+        check_memory(8 * len(table) * width, "the numbers of the table", rows=len(table))
+        values = np.zeros((len(table), width))
+        notes, start, outside = [], 0, np.zeros(len(table), dtype=bool)
+        for column in self.columns:
+            block = values[:, start : start + column.width]
+            start += column.width
+            notes += column.write(table.columns[column.name], block)
+            if column.values is None:
+                outside |= (block[:, 0] < column.low) | (block[:, 0] > column.high)
+        if outside.any():
+            notes.append(f"Rows outside the range of the training rows in some column: {outside.sum():,}.")
+        return Encoded(values, tuple(notes))
+
+
+def fit_columns(
+    table: Table, where: str, *, left: dict[str, str], categorical: Sequence[str]
+) -> tuple[Columns, tuple[str, ...]]:
+    """Return how a table becomes numbers, and sentences that tell it.
+
+    Args:
+        table: the training rows.
+        where: name of the table.
+        left: columns that are no inputs, and why, where that is to be told.
+        categorical: columns that are categories whatever they hold.
+
+    Returns:
+        The encoder and the sentences.
+
+    Raises:
+        ValueError: if no column is left.
+    """
+    columns, reasons, absent = [], {name: why for name, why in left.items() if why}, {}
+    for name, values in table.columns.items():
+        if name in left:
+            continue
+        made = _column(name, values, category=name in categorical)
+        if isinstance(made, str):
+            reasons[name] = made
+            continue
+        columns.append(made)
+        if count := int(missing(values).sum()):
+            absent[name] = count
+    if not columns:
+        told = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+        raise ValueError(f"no column of {where} can be an input: {told or 'it has only the target'}. Add columns.")
+    return Columns(tuple(columns), where), tuple(_told(columns, reasons, absent))
+
+
+def _column(name: str, values: np.ndarray, *, category: bool) -> Column | str:
+    """Return how a column becomes numbers, or why it is left out.
+
+    Raises:
+        ValueError: if a number is infinite.
+    """
+    absent = missing(values)
+    held = values[~absent]
+    if not len(held):
+        return "empty"
+    texts = sorted(set(texts_of(held))) if held.dtype.kind == "O" or category else []
+    if not absent.any() and (len(texts) == 1 or (not texts and (held == held[0]).all())):
+        return f"the same in every row, {held[0]}"
+    if texts:
+        few = len(texts) <= min(MOST_VALUES, len(held) / 2) or category
+        return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts"
+    numbers = held.astype(np.float64)
+    if np.isinf(numbers).any():
+        raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
+    bounds = {"low": float(numbers.min()), "high": float(numbers.max())}
+    return Column(name, None, float(np.median(numbers)), bool(absent.any()), **bounds)
+
+
+def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    """Return a column of numbers, which may come as texts.
+
+    Raises:
+        ValueError: if one is not a finite number.
+    """
+    numbers = np.array([np.nan if gone else _number(v) for v, gone in zip(held.tolist(), absent, strict=True)])
+    wrong = np.flatnonzero(~absent & ~np.isfinite(numbers))
+    if len(wrong):
+        raise ValueError(
+            f"the column {name!r} must hold finite numbers, as in the training rows; row {wrong[0] + 1} has "
+            f"{seen(held[wrong[0]])}. Correct it or leave it empty."
+        )
+    return numbers
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return np.nan
+
+
+def _told(columns: Sequence[Column], reasons: dict[str, str], absent: dict[str, int]) -> list[str]:
+    """Return sentences on what became of the columns."""
+    numbers = [column.name for column in columns if column.values is None]
+    texts = [f"{column.name} ({len(column.values)})" for column in columns if column.values is not None]
+    width = sum(column.width for column in columns)
+    parts = [f"{_count(numbers, 'number')} ({shortened(numbers)})"] if numbers else []
+    if texts:
+        parts += [f"{_count(texts, 'category', 'categories')}, each with a column for each value ({shortened(texts)})"]
+    in_all = "" if width == len(numbers) else f"; {width} columns in all"
+    told = [f"Inputs: {' and '.join(parts)}{in_all}, standardised."]
+    if absent:
+        counts = [f"{name} ({count:,})" for name, count in absent.items()]
+        told.append(
+            f"Missing in training rows: {shortened(counts)}. A number becomes the median, and a column says where; a "
+            f"category is none of its values."
+        )
+    if reasons:
+        told.append(f"Left out: {'; '.join(f'{name} ({why})' for name, why in reasons.items())}.")
+    return told
+
+
+def _count(names: Sequence[str], one: str, many: str = "numbers") -> str:
+    return f"{len(names)} {one if len(names) == 1 else many}"

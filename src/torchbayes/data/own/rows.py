@@ -1,0 +1,290 @@
+"""Rows of a user's data made into a data set: what the targets are, which rows are for testing, what is standardised.
+
+What kind of rows they are, of a table, of arrays or of images, is the matter of a `Form`; it knows how rows are read
+and how, given those for training, their inputs become numbers. New rows, read later, go the same way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbayes.checks import whole
+from torchbayes.data.base import Data, Raw, Standardise, finish, subset_of, unit_images
+
+HELD_OUT = 0.1
+CLASSES = 1000  # beyond, whole numbers are taken for a regression that was not written as one
+Task = Literal["classification", "regression"]
+
+
+class Rows(NamedTuple):
+    """Rows as a file holds them.
+
+    Attributes:
+        inputs: a table or an array, of which a mask picks rows.
+        targets: one for each row; None where the file has none.
+        names: what tells the rows apart, such as names of files; their numbers, counted from 1, if None.
+    """
+
+    inputs: Any
+    targets: np.ndarray | None
+    names: Sequence[str] | None = None
+
+    def pick(self, mask: np.ndarray) -> Rows:
+        """Return the rows at which a mask is true."""
+        names = None if self.names is None else [name for name, kept in zip(self.names, mask, strict=True) if kept]
+        return Rows(self.inputs[mask], None if self.targets is None else self.targets[mask], names)
+
+
+class Encoded(NamedTuple):
+    """Inputs as numbers.
+
+    Attributes:
+        values: float64 (rows, features); or uint8 (rows, channels, height, width), of images.
+        notes: what had to be done to these rows, in sentences.
+    """
+
+    values: np.ndarray
+    notes: tuple[str, ...] = ()
+
+
+Encoder = Callable[[Any], Encoded]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of data that users have.
+
+    Attributes:
+        name: of the data set.
+        source: where the rows come from, in one line.
+        read: reads rows from a file, with or without targets.
+        fit: returns, for the inputs of the training rows, the encoder and sentences on what it does.
+        most: whole numbers are classes where there are at most so many different ones.
+        task: what the targets are, where the user says it.
+    """
+
+    name: str
+    source: str
+    read: Callable[[Path], Rows]
+    fit: Callable[[Any], tuple[Encoder, tuple[str, ...]]]
+    most: int | None = None
+    task: Task | None = None
+
+
+class New(NamedTuple):
+    """New rows, ready for the model.
+
+    Attributes:
+        inputs: as those of the data set.
+        targets: likewise; None where the file has none.
+        names: what tells the rows apart; their numbers, counted from 1, if None.
+        notes: what had to be done to them, in sentences.
+    """
+
+    inputs: Tensor
+    targets: Tensor | None
+    names: Sequence[str] | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Reads new rows as those of a data set were read.
+
+    Attributes:
+        read: reads rows from a file.
+        encode: makes numbers of their inputs.
+        standardise: these, in float64: a column's mean can be large beside its spread.
+    """
+
+    read: Callable[[Path], Rows]
+    encode: Encoder
+    standardise: Standardise
+
+    def __call__(self, path: Path, data: Data) -> New:
+        """Return the rows of a file.
+
+        Args:
+            path: of the file.
+            data: the data set to which they are new.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: if they are not like those of the data set.
+        """
+        rows = self.read(path)
+        encoded = self.encode(rows.inputs)
+        values = torch.from_numpy(encoded.values)
+        if values.dtype == torch.uint8:
+            inputs = self.standardise.to(torch.float32)(unit_images(encoded.values, 255))
+        else:
+            inputs = self.standardise(values).to(data.train.inputs.dtype)
+        targets = None if rows.targets is None else encode_targets(path.name, rows.targets, data)
+        return New(inputs, targets, rows.names, encoded.notes)
+
+
+def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int | None) -> Data:
+    """Return rows as a data set.
+
+    Args:
+        form: of the rows.
+        parts: those for training and those for testing; or all, of which a tenth is held out.
+        split: which draw of the test rows, where none are given.
+        train_size: keep this many training rows, drawn at random; all by default.
+
+    Returns:
+        The data set, standardised with the statistics of the training rows.
+
+    Raises:
+        ValueError: if the parts do not fit together, or are too small.
+    """
+    split = whole("split", split, least=0)
+    classes, numbers = _classes(form, [np.asarray(part.targets) for part in parts])
+    parts = [part._replace(targets=own) for part, own in zip(parts, numbers, strict=True)]
+    apart = len(parts) == 2
+    train, test = parts if apart else _held_out(form.name, parts[0], split, stratify=bool(classes))
+    if apart and split:
+        raise ValueError(f"`split` of {form.name} must be 0, as its test rows are given; got {split}.")
+    missing = sorted(set(np.asarray(test.targets)) - set(np.asarray(train.targets))) if classes else []
+    if missing:
+        raise ValueError(
+            f"no training row of {form.name} is of the class {classes[missing[0]]!r}, and test rows are. Move such "
+            f"rows to the training rows, or remove them."
+        )
+    if train_size is not None:
+        train = train.pick(subset_of(form.name, len(np.asarray(train.targets)), train_size))
+    encode, notes = form.fit(train.inputs)
+    made = [encode(part.inputs) for part in (train, test)]
+    (x, y), (x_test, y_test) = ((e.values, np.asarray(p.targets)) for e, p in zip(made, (train, test), strict=True))
+    images = x.dtype == np.uint8
+    data = finish(form.name, Raw((x, y), (x_test, y_test), form.source, classes, 255 if images else None))
+    exact = data.standardise if images else Standardise.fit(torch.from_numpy(x))
+    said = (_of_rows(form, data, apart=apart), _of_targets(form, data, np.asarray(numbers[0])), *notes)
+    said += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in made[1].notes)
+    checksum = zlib.crc32(y.tobytes(), zlib.crc32(np.ascontiguousarray(x).data))
+    return replace(data, notes=said + _repeated(data), reader=Reader(form.read, encode, exact), checksum=checksum)
+
+
+def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:
+    """Return targets as those of a data set.
+
+    Args:
+        name: of the file they come from, for messages.
+        targets: as the file holds them.
+        data: the data set.
+
+    Returns:
+        Labels (N,), or standardised numbers (N, 1).
+
+    Raises:
+        ValueError: if one is no class of the data set, or not a finite number.
+    """
+    if data.classes:
+        place = {label: i for i, label in enumerate(data.classes)}
+        texts = [str(target) for target in targets.tolist()]
+        wrong = next((i for i, text in enumerate(texts) if text not in place), None)
+        if wrong is not None:
+            raise ValueError(
+                f"row {wrong + 1} of {name} is of the class {texts[wrong]!r}; those of {data.name} are "
+                f"{shortened(data.classes)}. Remove such rows."
+            )
+        return torch.tensor([place[text] for text in texts], dtype=torch.int64)
+    if targets.dtype.kind not in "biuf" or not np.isfinite(targets).all():
+        raise ValueError(f"targets of {name} must be finite numbers, as those of {data.name} are. Remove other rows.")
+    values = torch.from_numpy(targets.astype(np.float64)).reshape(-1, 1)
+    known = data.target_standardise
+    return (values if known is None else (values - known.mean.double()) / known.scale.double()).float()
+
+
+def shortened(names: Sequence[str], most: int = 12) -> str:
+    """Return names in one phrase, of many the first."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + rest
+
+
+def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """Return the names of the classes, none for a regression, and the targets of each part as labels or numbers.
+
+    Raises:
+        ValueError: if there is one class, there are too many, or texts are to be a regression.
+    """
+    kind = np.concatenate(targets).dtype.kind
+    texts = kind in "USO"
+    values, labels = np.unique(
+        np.concatenate([part.astype(str) if texts else part for part in targets]), return_inverse=True
+    )
+    by_rule = texts or kind == "b" or (kind in "iu" and (form.most is None or len(values) <= form.most))
+    task: Task = form.task or ("classification" if by_rule else "regression")
+    if task == "regression":
+        if texts:
+            raise ValueError(f"targets of {form.name} are texts, which are classes and no regression.")
+        return (), [part.astype(np.float64) for part in targets]
+    if not 2 <= len(values) <= CLASSES:
+        raise ValueError(
+            f"targets of {form.name} are classes, being of dtype {targets[0].dtype}, and must be 2 to {CLASSES:,} of "
+            f"them; got {len(values):,}. Targets of a regression are in floating point."
+        )
+    ends = np.cumsum([len(part) for part in targets])[:-1]
+    return tuple(map(str, values)), list(np.split(labels.astype(np.int64), ends))
+
+
+def _held_out(name: str, rows: Rows, split: int, *, stratify: bool) -> tuple[Rows, Rows]:
+    """Return training and test rows, in their own order.
+
+    Raises:
+        ValueError: if there are too few rows to hold any out.
+    """
+    targets = np.asarray(rows.targets)
+    rng, test = np.random.default_rng(split), np.zeros(len(targets), dtype=bool)
+    groups = [np.flatnonzero(targets == k) for k in np.unique(targets)] if stratify else [np.arange(len(targets))]
+    for group in groups:
+        test[rng.permutation(group)[: round(HELD_OUT * len(group))]] = True
+    if not test.any():
+        raise ValueError(f"{name} has too few rows ({len(targets)}) to hold a tenth of them out. Give test rows.")
+    return rows.pick(~test), rows.pick(test)
+
+
+def _of_rows(form: Form, data: Data, *, apart: bool) -> str:
+    train, test = len(data.train.targets), len(data.test.targets)
+    if apart:
+        return f"{form.source}: {train:,} rows to train on and {test:,} to test on, as they are given."
+    share = ", of every class its share" if data.classes else ""
+    return (
+        f"{form.source}: {train:,} rows to train on; {test:,}, a tenth, held out at random to test on{share} "
+        f"(--split 1, 2, ... hold out others)."
+    )
+
+
+def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
+    if data.target_standardise is not None:
+        mean, scale = (float(value) for value in (data.target_standardise.mean, data.target_standardise.scale))
+        return (
+            f"Targets: numbers (mean {mean:.4g}, standard deviation {scale:.4g}), standardised unless they are counts."
+        )
+    counts = np.bincount(numbers, minlength=len(data.classes))
+    shown = [f"{label} ({count:,})" for label, count in zip(data.classes, counts, strict=True)]
+    other = "" if form.most is None else " A number instead: --data_settings.task regression."
+    whole_numbers = all(label.lstrip("-").isdigit() for label in data.classes)
+    return f"Targets: {len(data.classes)} classes, {shortened(shown)}.{other if whole_numbers else ''}"
+
+
+def _repeated(data: Data) -> tuple[str, ...]:
+    """Return a sentence on test rows whose inputs are those of training rows, where there are such."""
+    known = {row.tobytes() for row in data.train.inputs.numpy()}
+    shared = sum(row.tobytes() in known for row in data.test.inputs.numpy())
+    if not shared:
+        return ()
+    return (
+        f"Test rows with the same inputs as a training row: {shared:,} of {len(data.test.inputs):,}; scores on them "
+        f"are too good.",
+    )

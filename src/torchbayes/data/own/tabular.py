@@ -1,0 +1,179 @@
+"""Tables with a target column, made into data sets.
+
+A column of numbers stays one; where numbers are missing it gets the median of the training rows, and a further column
+says where. A column of texts, or of numbers that the user names as categorical, becomes a column of zeros and ones for
+each of its values. Left out are columns without information: constant, empty, row numbers, and texts of which nearly
+every row has another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from torchbayes.checks import seen
+from torchbayes.data.base import Data, check_name
+from torchbayes.data.own.columns import fit_columns
+from torchbayes.data.own.rows import Encoder, Form, Rows, Task, assemble
+from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
+
+MOST_CLASSES = 20  # different whole numbers of a target that are classes
+
+
+@dataclass(frozen=True)
+class Tabular:
+    """What a user says of a table.
+
+    Attributes:
+        name: of the data set.
+        source: where it comes from, in one line.
+        target: column that is to be predicted.
+        leave_out: columns that are no inputs.
+        categorical: columns that are categories whatever they hold, such as postcodes.
+        task: classification or regression; by the target's values if None.
+        read: reads a table from a file.
+    """
+
+    name: str
+    source: str
+    target: str | None
+    leave_out: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    task: Task | None = None
+    read: Callable[[Path], Table] = read_table
+
+    def check(self, names: Sequence[str]) -> str:
+        """Check what is said against the names of the columns.
+
+        Args:
+            names: of the columns.
+
+        Returns:
+            The target.
+
+        Raises:
+            ValueError: if there is no such column.
+        """
+        if self.target is None:
+            raise ValueError(f"say which column of {self.name} is to be predicted: --target {' or '.join(names[:20])}.")
+        listed = {"target": [self.target], "leave_out": self.leave_out, "categorical": self.categorical}
+        for what, columns in listed.items():
+            if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+                raise ValueError(f"`{what}` must be a list of names of columns, such as [id]; got {seen(columns)}.")
+            for name in columns:
+                check_name(f"column of {self.name}", name, names)
+        if self.task not in {None, "classification", "regression"}:
+            raise ValueError(f"`task` must be classification or regression; got {seen(self.task)}.")
+        return self.target
+
+
+def read_tabular(
+    path: Path,
+    *,
+    target: str | None = None,
+    leave_out: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    task: Task | None = None,
+    split: int = 0,
+    train_size: int | None = None,
+) -> Data:
+    """Return a table as a data set.
+
+    Args:
+        path: of the file; or of a folder that holds train.csv and test.csv, or the like.
+        target: column that is to be predicted.
+        leave_out: columns that are no inputs.
+        categorical: columns that are categories whatever they hold, such as postcodes.
+        task: classification or regression; by the target's values if None.
+        split: which draw of the test rows, where none are given.
+        train_size: keep this many training rows, drawn at random; all by default.
+
+    Returns:
+        The data set.
+    """
+    files = [path] if path.is_file() else list(tables_in(path).values())
+    name = path.name.partition(".")[0] if path.is_file() else path.name
+    tables = [read_table(file) for file in files]
+    return of_tables(
+        Tabular(name, path.name, target, leave_out, categorical, task), tables, split=split, train_size=train_size
+    )
+
+
+def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size: int | None) -> Data:
+    """Return tables as a data set.
+
+    Args:
+        about: what the user says of them.
+        tables: all rows; or those for training and those for testing.
+        split: which draw of the test rows, where none are given.
+        train_size: keep this many training rows, drawn at random; all by default.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: if no row has a target.
+    """
+    target = about.check(tables[0].names)
+    for table in tables:
+        check_name(f"column of {about.name}", target, table.names)
+    left = {name: "row numbers" for name in tables[0].names if all(_counts_rows(t.columns.get(name)) for t in tables)}
+    left |= dict.fromkeys(about.leave_out, "as asked") | {target: ""}
+
+    def read(path: Path) -> Rows:
+        table = about.read(path)
+        told = target in table.columns and not missing(table.columns[target]).any()
+        return Rows(table, targets_of(target, table.columns[target]) if told else None)
+
+    def fit(table: Table) -> tuple[Encoder, tuple[str, ...]]:
+        return fit_columns(table, about.name, left=left, categorical=about.categorical)
+
+    known = [table[~missing(table.columns[target])] for table in tables]
+    if not all(map(len, known)):
+        raise ValueError(f"no row of {about.name} has a value in the column {target!r}. Choose another --target.")
+    parts = [Rows(table, targets_of(target, table.columns[target])) for table in known]
+    form = Form(about.name, about.source, read, fit, MOST_CLASSES, about.task)
+    data = assemble(form, parts, split=split, train_size=train_size)
+    dropped = sum(map(len, tables)) - sum(map(len, known))
+    more = (f"Rows left out because they have no value in {target!r}: {dropped:,}.",) if dropped else ()
+    return replace(data, notes=(*data.notes, *more))
+
+
+def tables_in(folder: Path) -> dict[str, Path]:
+    """Return the tables for training and testing in a folder, by these words; none if it has no pair."""
+    found: dict[str, Path] = {}
+    for word in ("train", "test"):
+        files = [file for file in sorted(folder.glob(f"{word}.*")) if is_table(file)]
+        if len(files) == 1:
+            found[word] = files[0]
+    return found if len(found) == 2 else {}
+
+
+def _counts_rows(values: np.ndarray | None) -> bool:
+    """Return whether a column holds a number for each row, each larger by 1 than the one before."""
+    return values is not None and values.dtype.kind == "i" and len(values) > 2 and bool((np.diff(values) == 1).all())
+
+
+def targets_of(name: str, values: np.ndarray) -> np.ndarray:
+    """Return targets: texts, bools, whole numbers or floating point.
+
+    Args:
+        name: of the column.
+        values: of the column, none missing.
+
+    Returns:
+        The targets; whole numbers that come as 3.0, as from tables in which some were missing, as whole numbers.
+
+    Raises:
+        ValueError: if a number is not finite.
+    """
+    if values.dtype.kind == "O":
+        return np.array(texts_of(values))
+    if values.dtype.kind != "f":
+        return values
+    if np.isinf(values).any():
+        raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
+    return values.astype(np.int64) if (values % 1 == 0).all() and (abs(values) < 2**53).all() else values

@@ -1,0 +1,158 @@
+"""Predictions as columns of a table, in the units of the raw targets: what `torchbayes predict` writes.
+
+Of classes: the most probable one, the probability of each, and two measures of uncertainty in nats: the entropy of the
+averaged probabilities, and the mutual information, what the drawn functions disagree about. Of numbers: mean, standard
+deviation, the part of it that is the function's, and the bounds of a central interval.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributions
+
+from torchbayes.checks import check_numbers
+from torchbayes.data.base import Standardise
+from torchbayes.posteriors.files import write_whole
+from torchbayes.predictive.average import Predictive, predict
+
+_ROWS = 2048  # predicted at once, so that the outputs of all draws need not be held for all rows
+_SAMPLES = 4000  # for the quantiles of distributions that cannot be inverted
+
+
+@dataclass(frozen=True)
+class Units:
+    """In what predictions are told.
+
+    Attributes:
+        classes: names of the classes; none for a regression.
+        targets: from raw to standardised targets; None where they are not standardised.
+        level: share of the targets that an interval should hold.
+    """
+
+    classes: tuple[str, ...] = ()
+    targets: Standardise | None = None
+    level: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_numbers(level=self.level)
+        if not 0 < self.level < 1:
+            raise ValueError(f"`level` must lie between 0 and 1; got {self.level:g}. 0.95 is usual.")
+
+
+def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.ndarray]:
+    """Return predictions at inputs as columns.
+
+    Args:
+        posterior: a posterior, functions drawn from one, or a `Linearised` one.
+        inputs: (N, ...).
+        units: in what they are told.
+
+    Returns:
+        name -> (N,).
+
+    Raises:
+        ValueError: if there are no rows.
+        TypeError: if predictions are neither classes nor one number for each output.
+    """
+    if not len(inputs):
+        raise ValueError("there are no rows to predict.")
+    parts = [_columns(predict(posterior, part), units) for part in inputs.split(_ROWS)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _columns(predictive: Predictive, units: Units) -> dict[str, np.ndarray]:
+    """Return the columns of one predictive.
+
+    Raises:
+        TypeError: if it is neither of classes nor of numbers.
+    """
+    kind = predictive.distribution
+    if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
+        return _of_classes(predictive, units.classes)
+    if not kind.event_shape and kind.batch_shape == predictive.outputs_SBK.shape[:2]:
+        return _of_numbers(predictive, units, width=1)
+    if not kind.event_shape and len(kind.batch_shape) == 3:
+        return _of_numbers(predictive, units, width=kind.batch_shape[2])
+    raise TypeError(
+        f"predictions under {type(predictive.likelihood).__name__} are no columns: neither classes nor one number for "
+        f"each output. Use torchbayes.predict from Python."
+    )
+
+
+def _of_classes(predictive: Predictive, classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return class, probabilities and uncertainty.
+
+    Raises:
+        TypeError: if there are several places in a row.
+    """
+    rows = predictive.outputs_SBK.shape[1]
+    probs = predictive.probs.double()
+    if isinstance(predictive.distribution, distributions.Bernoulli):
+        probs = probs.reshape(rows, -1)
+        probs = torch.cat([1 - probs, probs], dim=1) if probs.shape[1] == 1 else probs
+    if probs.ndim != 2 or probs.shape[1] < 2 or (classes and probs.shape[1] != len(classes)):
+        raise TypeError(
+            f"predictions of shape {tuple(probs.shape)} are no columns: one class for each row is. Use "
+            f"torchbayes.predict from Python."
+        )
+    names = list(classes) or [str(k) for k in range(probs.shape[1])]
+    found = {"prediction": np.array(names)[_array(probs.argmax(1))]}
+    found |= {f"p({name})": _array(column) for name, column in zip(names, probs.T, strict=True)}
+    found["entropy"] = _array(predictive.entropy.reshape(rows))
+    found["mutual_information"] = _array(predictive.mutual_information.reshape(rows))
+    return found
+
+
+def _of_numbers(predictive: Predictive, units: Units, *, width: int) -> dict[str, np.ndarray]:
+    """Return mean, standard deviations and interval of each output, in raw units."""
+    tails = predictive.outputs_SBK.new_tensor([(1 - units.level) / 2, (1 + units.level) / 2])
+    try:
+        low, high = predictive.quantile(tails)
+    except NotImplementedError:
+        samples = predictive.sample(-(-_SAMPLES // predictive.draws) * predictive.draws)
+        low, high = samples.quantile(tails.to(samples), dim=0)
+    shift, scale = (0.0, 1.0) if units.targets is None else (units.targets.mean.double(), units.targets.scale.double())
+    places = {"mean": predictive.mean, f"low_{units.level:g}": low, f"high_{units.level:g}": high}
+    spreads = {"sd": predictive.variance.sqrt(), "sd_of_function": predictive.epistemic.sqrt()}
+    found: dict[str, np.ndarray] = {}
+    raw = {name: value.double().cpu() * scale + shift for name, value in places.items()}
+    raw |= {name: value.double().cpu() * scale for name, value in spreads.items()}
+    for name in ("mean", "sd", "sd_of_function", *list(places)[1:]):
+        for k, column in enumerate(raw[name].reshape(-1, width).T):
+            found[name if width == 1 else f"{name}[{k}]"] = _array(column)
+    return found
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy()
+
+
+def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Sequence[str] | None = None) -> None:
+    """Write predictions to a CSV file, whole or not at all.
+
+    Args:
+        path: of the file.
+        columns: name -> (N,).
+        names: what tells the rows apart; their numbers, counted from 1, if None.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row" if names is None else "name", *columns])
+    count = len(next(iter(columns.values())))
+    lines = zip(
+        names or range(1, count + 1), *(map(_shown, values.tolist()) for values in columns.values()), strict=True
+    )
+    writer.writerows(lines)
+    write_whole(path, text.getvalue().encode())
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.7g}" if isinstance(value, float) else value

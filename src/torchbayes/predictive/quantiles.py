@@ -1,0 +1,52 @@
+"""Quantiles of an average of distributions, by bisection on its distribution function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+_HALVES = 60  # more than a float64 has digits
+
+
+def average_quantile(distribution: Distribution, levels_Q: Tensor) -> Tensor:
+    """Return quantiles of an equal mixture of S univariate distributions.
+
+    Args:
+        distribution: of batch shape (S, B, ...).
+        levels_Q: in (0, 1).
+
+    Returns:
+        Tensor (Q, B, ...), exact to rounding; of a discrete distribution the least value up to which the mixture has
+        that probability.
+
+    Raises:
+        NotImplementedError: if the distribution has no `cdf`.
+    """
+    goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
+    low, high = _bounds(distribution, goal)
+    for _ in range(_HALVES):
+        middle = (low + high) / 2
+        below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    # at `high` the level is reached, by a jump at the whole number just below
+    return high.floor() if is_discrete(distribution) else (low + high) / 2
+
+
+def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers between which the quantiles lie."""
+    try:  # the draws' own quantiles: the mixture's is between the smallest and the largest
+        each = distribution.icdf(goal.unsqueeze(1))
+        return each.amin(1), each.amax(1)
+    except NotImplementedError:  # Cantelli's inequality
+        mean = distribution.mean.mean(0)
+        spread = (distribution.variance.mean(0) + distribution.mean.var(0, correction=0)).sqrt()
+        return mean - spread * ((1 - goal) / goal).sqrt(), mean + spread * (goal / (1 - goal)).sqrt()
+
+
+def is_discrete(distribution: Distribution) -> bool:
+    """Return whether a distribution is one of whole numbers."""
+    try:
+        return bool(distribution.support.is_discrete)  # type: ignore[union-attr]
+    except (AttributeError, NotImplementedError):
+        return False

@@ -1,0 +1,93 @@
+"""Predictions as columns, in raw units, against what the predictive says."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchbayes as tb
+from torchbayes.data import Standardise
+from torchbayes.predictive.columns import Units, columns_of, write_columns
+
+
+def drawn(likelihood, outputs=1, rows=7):
+    """Functions of an ensemble of three linear networks."""
+    model = tb.Model(lambda: nn.Linear(2, outputs), likelihood)
+    inputs = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0))
+    point = tb.Point(model, torch.randn(3, model.layout.size, generator=torch.Generator().manual_seed(1)))
+    return point.functions(), inputs
+
+
+def test_numbers_are_in_raw_units():
+    functions, inputs = drawn(tb.likelihoods.Gaussian(0.5))
+    units = Units((), Standardise(torch.tensor([10.0]), torch.tensor([4.0])), 0.9)
+    found = columns_of(functions, inputs, units)
+    predictive = tb.predict(functions, inputs)
+    assert list(found) == ["mean", "sd", "sd_of_function", "low_0.9", "high_0.9"]
+    assert np.allclose(found["mean"], 10 + 4 * predictive.mean[:, 0], atol=1e-5)
+    assert np.allclose(found["sd"], 4 * predictive.variance[:, 0].sqrt(), atol=1e-5)
+    assert np.allclose(found["sd_of_function"], 4 * predictive.epistemic[:, 0].sqrt(), atol=1e-5)
+    assert np.allclose(found["low_0.9"], 10 + 4 * predictive.quantile(0.05)[:, 0], atol=1e-5)
+    assert np.allclose(found["high_0.9"], 10 + 4 * predictive.quantile(0.95)[:, 0], atol=1e-5)
+
+
+def test_counts_have_intervals_of_samples():
+    functions, inputs = drawn(tb.likelihoods.Poisson())
+    found = columns_of(functions, inputs, Units(level=0.8))
+    assert np.allclose(found["mean"], tb.predict(functions, inputs).mean.flatten(), rtol=1e-5)
+    samples = tb.predict(functions, inputs).sample(60_000, seed=3).reshape(60_000, -1)
+    below = (samples.numpy() <= found["high_0.8"]).mean(0)
+    assert (below >= 0.88).all()
+
+
+def test_classes_have_probabilities_and_uncertainty():
+    functions, inputs = drawn(tb.likelihoods.Categorical(), outputs=3)
+    found = columns_of(functions, inputs, Units(("a", "b", "c")))
+    predictive = tb.predict(functions, inputs)
+    assert list(found) == ["prediction", "p(a)", "p(b)", "p(c)", "entropy", "mutual_information"]
+    assert found["prediction"].tolist() == ["abc"[k] for k in predictive.probs.argmax(1)]
+    assert np.allclose(np.stack([found[f"p({name})"] for name in "abc"], 1), predictive.probs, atol=1e-6)
+    assert np.allclose(found["entropy"], predictive.entropy, atol=1e-6)
+    assert np.allclose(found["mutual_information"], predictive.mutual_information, atol=1e-6)
+
+
+def test_two_classes_of_one_output():
+    functions, inputs = drawn(tb.likelihoods.Bernoulli())
+    found = columns_of(functions, inputs, Units(("no", "yes")))
+    probs = tb.predict(functions, inputs).probs.reshape(-1)
+    assert np.allclose(found["p(yes)"], probs, atol=1e-6)
+    assert np.allclose(found["p(no)"], 1 - probs, atol=1e-6)
+    assert found["prediction"].tolist() == ["yes" if p > 0.5 else "no" for p in probs]
+
+
+def test_many_rows_are_those_of_one_call():
+    functions, inputs = drawn(tb.likelihoods.Gaussian(0.5), rows=5000)
+    found = columns_of(functions, inputs, Units())
+    assert np.allclose(found["mean"], tb.predict(functions, inputs).mean.flatten(), atol=1e-6)
+    assert len(found["low_0.95"]) == 5000
+
+
+def test_the_file_has_a_line_for_each_row(tmp_path):
+    write_columns(tmp_path / "p.csv", {"mean": np.array([0.123456789, 2.0]), "prediction": np.array(["x, y", 'z "q"'])})
+    with (tmp_path / "p.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["row", "mean", "prediction"],
+            ["1", "0.1234568", "x, y"],
+            ["2", "2", 'z "q"'],
+        ]
+    write_columns(tmp_path / "p.csv", {"mean": np.array([1.0])}, names=["cat/1.png"])
+    assert (tmp_path / "p.csv").read_text() == "name,mean\ncat/1.png,1\n"
+
+
+def test_refusals():
+    functions, inputs = drawn(tb.likelihoods.Gaussian(0.5))
+    for level in (0, 1, 2.0):
+        with pytest.raises(ValueError, match="`level` must lie between 0 and 1"):
+            Units(level=level)
+    with pytest.raises(ValueError, match="there are no rows to predict"):
+        columns_of(functions, inputs[:0], Units())
+    many, inputs = drawn(tb.likelihoods.Categorical(), outputs=3)
+    with pytest.raises(TypeError, match="are no columns"):
+        columns_of(many, inputs, Units(("a", "b")))
