@@ -191,3 +191,12 @@ def test_a_comparison_on_a_table(capsys):
     said = capsys.readouterr()
     assert "72 rows to train on" in said.err
     assert "Report: compare_table/report.html" in said.out
+
+
+def test_settings_of_what_is_not_compared_are_told(capsys):
+    table()
+    options = ["--data", "table.csv", "--target", "price", "--methods", "single", "--ensemble.epochs", "9"]
+    assert main(["compare", *options, "--hmc.steps", "5", "--print_config"]) == 0
+    said = capsys.readouterr().err
+    assert "The settings of hmc have no effect: it is not compared." in said
+    assert "ensemble" not in said

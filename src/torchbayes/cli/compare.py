@@ -8,7 +8,7 @@ Each has options of its own, `--wide_swag.rank 30`; what is not said is usual fo
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +113,8 @@ def settled(argv: list[str]) -> Asked:
     told = [_row(name, known, looked.usual) for name in known]  # which others may be the first members of
     shown = [_Row(name, looked.usual[name]) for name in _SHOWN]
     every = {row.key: row for row in [*shown, *told, *starts, *rows]}
+    used = {row.key: row for row in [*rows, *starts]}
+    _say_unused(argv, every, {*used, *(row.first_of for row in used.values() if row.first_of)})
     parser = _parser(looked, rows, every)
     arguments = _arguments(looked, every)
     chosen = parse(parser, arguments)
@@ -130,6 +132,13 @@ def settled(argv: list[str]) -> Asked:
         **{**rest, "corruptions": tuple(chosen["corruptions"])},
     )
     return Asked(comparison, *(chosen[name] for name in ("directory", "resume", "overwrite")))
+
+
+def _say_unused(argv: Sequence[str], every: Mapping[str, _Row], used: Set[str]) -> None:
+    """Say which methods are given settings and not compared."""
+    keys = {word.removeprefix("--").partition(".")[0] for word in argv if word.startswith("--") and "." in word}
+    for key in sorted(keys & every.keys() - used):
+        say(f"The settings of {every[key].name} have no effect: it is not compared. Add it to --methods.")
 
 
 def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Parser:

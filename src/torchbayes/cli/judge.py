@@ -12,6 +12,7 @@ from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
 from torchbayes.cli.options import new_parser, parse
 from torchbayes.cli.terminal import print_table, say
+from torchbayes.predictive.linearised import preferred
 
 _DRAWS = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
 
@@ -84,7 +85,6 @@ def _saved(chosen: dict[str, Any]) -> dict[str, float]:
     # metrics of a saved posterior on its test set or on rows of the user, or of telling foreign images from it
     from torchbayes.catalogue.config import load_run
     from torchbayes.catalogue.loading import is_file
-    from torchbayes.predictive.linearised import preferred
 
     setup, posterior = load_run(Path(chosen["run"]))
     data, name = setup.data, chosen["data"]
@@ -135,7 +135,6 @@ def predict(argv: list[str]) -> None:
     from torchbayes.catalogue.config import load_run
     from torchbayes.data.own import read_new
     from torchbayes.predictive.columns import Units, columns_of, write_columns
-    from torchbayes.predictive.linearised import preferred
     from torchbayes.report.figures.new_rows import new_rows
     from torchbayes.report.style import savefig
 
@@ -181,7 +180,6 @@ def tune(argv: list[str]) -> None:
     """
     from torchbayes.catalogue.config import keep_changed, load_run
     from torchbayes.posteriors.files import POSTERIOR
-    from torchbayes.report import Table
 
     parser = new_parser("tune", (tune.__doc__ or "").strip().splitlines()[0])
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit by Laplace")
@@ -209,15 +207,33 @@ def tune(argv: list[str]) -> None:
     held_out = None if chosen["on"] is None else _labelled(setup, Path(chosen["on"]))
     with setup.problem.threading():
         tuned = tb.tune(posterior, prior=chosen["prior"], noise=chosen["noise"], on=held_out)
-        before, after = (_scores(each, setup, evidence=held_out is None) for each in (posterior, tuned))
     path = keep_changed(tuned, run, directory)
-    rows = [[name, before[name], after[name]] for name in before]
-    print_table(Table(["", "as fitted", "tuned"], rows, formats={"as fitted": ".4f", "tuned": ".4f"}))
+    _tell(setup, posterior, tuned, evidence=held_out is None)
     print(f"Posterior: {path}")
 
 
-def _scores(posterior: tb.LaplacePosterior, setup: Setup, *, evidence: bool) -> dict[str, float]:
-    # what tuning raises, and what it does to predictions of test rows
-    found = tb.evaluate(tb.Linearised(posterior), tuple(setup.data.test), target_scale=setup.target_scale).metrics
-    raised = {"log evidence (nats)": float(posterior.log_evidence().mean())} if evidence else {}
-    return {**raised, **{f"test {name}": value for name, value in found.items()}}
+_WORSE = 0.05  # nats of test NLL, by which an average is worse than what it is around
+
+
+def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior, *, evidence: bool) -> None:
+    """Print what tuning has changed, and say if the average is worse than the networks it is around."""
+    from torchbayes.report import Table
+
+    alone = tb.Point(fitted.model, fitted.mean_MD, buffers_M=fitted.buffers_M)
+    rows = tuple(setup.data.test)
+    with setup.problem.threading():
+        scores = {
+            name: tb.evaluate(preferred(each), rows, target_scale=setup.target_scale).metrics
+            for name, each in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
+        }
+        raised = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
+    lines = [["log evidence (nats)", None, *raised]] if raised else []
+    lines += [[f"test {name}", *(found[name] for found in scores.values())] for name in scores["tuned"]]
+    print_table(Table(["", *scores], lines, formats=dict.fromkeys(scores, ".4f")))
+    before, after = scores["the networks alone"]["nll"], scores["tuned"]["nll"]
+    if after > before + _WORSE:
+        say(
+            f"Tuned, the average has a test NLL of {after:.3g}, and the networks alone have {before:.3g}: it is too "
+            f"cautious, as Laplace is where rows are few beside weights. Prefer an ensemble of networks "
+            f"(--method MAP --method.members 5), or tune on held-out rows (--on FILE)."
+        )
