@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchbayes as tb
 from torchbayes import metrics
-from torchbayes.assess import numbers
 from torchbayes.assess.evaluate import Scores
 from torchbayes.assess.numbers import number_columns
 from torchbayes.linalg import Diagonal
+from torchbayes.predictive import intervals
 
 INPUTS, TARGETS = rows_of()
 
@@ -268,7 +268,7 @@ def test_distributions_without_a_mean_or_of_whole_rows_are_scored_by_nll_alone()
 def test_sampled_intervals_take_many_outputs_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     predictive = tb.Predictive(10 * normal(1, 101, 2), tb.likelihoods.StudentT(df=4.0))
     whole = number_columns(predictive, predictive.mean)
-    monkeypatch.setattr(numbers, "_AT_ONCE", 2000 * 2 * 20)  # five pieces, and a row
+    monkeypatch.setattr(intervals, "_AT_ONCE", 2000 * 2 * 20)  # five pieces, and a row
     parts = number_columns(predictive, predictive.mean)
     for name, sign in (("low", -1), ("high", 1)):
         assert not torch.equal(parts[name], whole[name])  # as they are drawn otherwise

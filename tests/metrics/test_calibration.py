@@ -7,6 +7,7 @@ import torch
 
 from tests.metrics.helpers import labels_drawn_from, random_classes, random_normal, random_probs
 from torchbayes.metrics import (
+    central_level,
     ece,
     ece_mass,
     interval_coverage,
@@ -103,6 +104,21 @@ def test_calibration_errors_return_the_error_of_their_own_bins():
 def test_interval_coverage_counts_ends_and_open_intervals():
     lower_B, upper_B = torch.tensor([0.0, 0.0, -math.inf, 2.0]), torch.tensor([1.0, 1.0, 5.0, math.inf])
     assert interval_coverage(lower_B, upper_B, torch.tensor([1.0, 1.1, -9.0, 1.9])).item() == 0.5
+
+
+def test_central_level_is_that_of_the_smallest_interval_around_the_target():
+    normal = NormalDist(2.0, 3.0)
+    levels = torch.tensor([0.0, 0.3, 0.9, 0.99]).double()
+    for side in (-1, 1):  # the ends of central intervals, from which their level comes back
+        ends = torch.tensor([normal.inv_cdf(0.5 + side * level / 2) for level in levels.tolist()])
+        cdf = torch.tensor([normal.cdf(end) for end in ends.tolist()]).double()
+        torch.testing.assert_close(central_level(cdf, cdf), levels, rtol=0, atol=1e-6)
+
+
+def test_central_level_of_counts_by_hand():
+    # a fair coin thrown twice: P = 1/4, 1/2, 1/4; the interval of level 1/2 is [0, 2], that of 0.4 is [1, 1]
+    below, up_to = torch.tensor([0.0, 0.25, 0.75]), torch.tensor([0.25, 0.75, 1.0])
+    assert central_level(below, up_to).tolist() == [0.5, 0.0, 0.5]
 
 
 def test_quantile_calibration_recovers_the_level_a_quantile_really_has():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.refusals.nonsense import COUNT, MAPPING, NAMED, NAN, OBJECT, PATH, WORD, Case, but
+from tests.refusals.nonsense import COUNT, FLAG, MAPPING, NAMED, NAN, OBJECT, PATH, WORD, Case, but
 from torchbayes import report
 from torchbayes.report import figures
 
@@ -79,7 +79,49 @@ PICTURES = {
         },
     ),
     "figures.reliability_diagram": Case(
-        figures.reliability_diagram, lambda: {"methods": {"HMC": _bins()}}, {"methods": (*_METHODS, {"HMC": 3})}
+        figures.reliability_diagram,
+        lambda: {"methods": {"HMC": _bins()}},
+        {"methods": (*_METHODS, {"HMC": 3}), "counts": FLAG},
+    ),
+    "figures.referral_curves": Case(
+        figures.referral_curves,
+        lambda: {"methods": {"HMC": (_GRID, 1 - _GRID / 5)}},
+        {"methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID,)}, {"HMC": (_GRID, _GRID[:3])}, {"HMC": ("text", _GRID)})},
+    ),
+    "figures.confusion_matrix": Case(
+        figures.confusion_matrix,
+        lambda: {"counts": np.eye(2), "class_names": ["a", "b"]},
+        {
+            "counts": (None, "text", np.eye(3), -np.eye(2), np.full((2, 2), NAN), np.ones(2)),
+            "class_names": (None, 3, ["a"], [], "ab"),
+        },
+    ),
+    "figures.predicted_observed": Case(
+        figures.predicted_observed,
+        lambda: {"name": "HMC", "observed": _GRID, "predicted": _GRID, "low": _GRID - 1, "high": _GRID + 1},
+        {
+            "name": NAMED,
+            "observed": (*_CURVE, _GRID[:3]),
+            "predicted": (*_CURVE, _GRID[:3]),
+            "low": (*_CURVE, _GRID[:3], _GRID + 2),
+            "high": (*_CURVE, _GRID[:3], _GRID - 2),
+            "what": NAMED,
+        },
+    ),
+    "figures.coverage_curves": Case(
+        figures.coverage_curves,
+        lambda: {"methods": {"HMC": (_GRID, _GRID)}, "count": 10},
+        {"methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID,)}, {"HMC": (_GRID, _GRID[:3])}), "count": COUNT},
+    ),
+    "figures.errors_by_scale": Case(
+        figures.errors_by_scale,
+        lambda: {"name": "HMC", "errors": _GRID, "scale": _GRID + 1},
+        {
+            "name": NAMED,
+            "errors": (*_CURVE, _GRID[:3]),
+            "scale": (*_CURVE, _GRID[:3], _GRID),
+            "units": NAMED,
+        },
     ),
     "figures.entropy_histograms": Case(
         figures.entropy_histograms,
@@ -207,7 +249,18 @@ PICTURES = {
     ),
 }
 # what is inside a mapping goes by the names there
-_INSIDE = ("`values of", "`surface of", "`R-hat of", "`ESS of", "`entropies of", " of SWAG", "`loss`", "`nothing`")
+_INSIDE = (
+    "`values of",
+    "`surface of",
+    "`R-hat of",
+    "`ESS of",
+    "`entropies of",
+    "`curve of",
+    "`level of",
+    " of SWAG",
+    "`loss`",
+    "`nothing`",
+)
 PICTURES = {
     name: Case(
         case.call,

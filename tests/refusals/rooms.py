@@ -108,6 +108,25 @@ METRICS = {
         lambda: {"lower_B": 0 * _ONES, "upper_B": _ONES, "targets_B": _ONES},
         {"lower_B": (*_REAL, 2 * _ONES), "upper_B": (*_REAL, -_ONES), "targets_B": _REAL, **_WEIGHTS},
     ),
+    "metrics.central_level": Case(
+        metrics.central_level,
+        lambda: {"below_B": 0.4 * _ONES, "up_to_B": 0.5 * _ONES},
+        {
+            "below_B": (*_REAL, -_ONES, 2 * _ONES, 0.6 * _ONES),
+            "up_to_B": (*_REAL, -_ONES, 2 * _ONES, 0.3 * _ONES),
+        },
+    ),
+    "metrics.confusion": _classes(metrics.confusion),
+    "metrics.selective_accuracy": Case(
+        metrics.selective_accuracy,
+        lambda: {"correct_B": _ONES, "uncertainty_B": _ONES},
+        {"correct_B": (*_REAL, -_ONES, 2 * _ONES), "uncertainty_B": _REAL, **_WEIGHTS},
+    ),
+    "metrics.Selection": Case(
+        metrics.Selection,
+        lambda: {"kept": _ONES, "accuracy": _ONES},
+        free=dict.fromkeys(("kept", "accuracy"), "a result"),
+    ),
     "metrics.quantile_calibration": Case(
         metrics.quantile_calibration,
         lambda: {"levels_Q": torch.tensor([0.5]), "quantiles_QB": torch.zeros(1, 4), "targets_B": _ONES},

@@ -36,7 +36,9 @@ def test_metric_labels_say_unit_and_direction():
     assert metric_label("NLL") == "negative log likelihood (nats), lower is better"
     assert metric_label("accuracy") == "accuracy, higher is better"
     assert metric_label("my score", "high") == "my score, higher is better"
-    assert metric_label("loss") == "loss"
+    assert metric_label("loss") == "loss per row (nats), lower is better"
+    assert metric_label("log_density") == "log density (nats)"
+    assert metric_label("lr") == "lr"
 
 
 def test_as_array_takes_tensors_and_names_what_is_wrong():

@@ -68,6 +68,8 @@ class Evaluation:
         mean: predictive mean (N, K') of numbers, or None.
         scale: predictive standard deviation (N, K') of numbers, or None.
         weights: how often each row counts (N,); None where each counts once.
+        labels: class of each row of `probs` (N,), or soft labels (N, K); None where targets are neither.
+        label_weights: how often each row of `probs` counts (N,); None where each counts once.
     """
 
     metrics: dict[str, float]
@@ -78,6 +80,8 @@ class Evaluation:
     mean: Tensor | None = field(default=None, repr=False)
     scale: Tensor | None = field(default=None, repr=False)
     weights: Tensor | None = field(default=None, repr=False)
+    labels: Tensor | None = field(default=None, repr=False)
+    label_weights: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -150,14 +154,16 @@ def evaluate(
     found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
     if "mean" in rows and columns.is_density:
         found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
+    labelled: tuple[Tensor | None, ...] = ()
     # for all batches or none: what is not a label in one of them is not one in the others
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
         found |= _class_metrics(rows)
+        labelled = rows["labels"], _unequal(rows["label_weights"])
     if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]) and rows["mean"].isfinite().all():
         found |= number_metrics(rows, target_scale, weights=_unequal(rows["weights"]))
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
     parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
-    return Evaluation(found, rows["log_prob"], rows["targets"], *parts)
+    return Evaluation(found, rows["log_prob"], rows["targets"], *parts, *labelled)
 
 
 def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, distributions
 
 from torchbayes import metrics
 from torchbayes.predictive.average import Predictive
-
-_SAMPLES = 2000  # for the quantiles of a row whose distribution function is not known
-_AT_ONCE = 2**24  # numbers that `Tensor.quantile` takes
+from torchbayes.predictive.intervals import central_interval
 
 
 def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
@@ -33,7 +29,7 @@ def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
     mean, scale = predictive.mean, predictive.variance.sqrt()
     if not isinstance(targets, Tensor) or targets.numel() != mean.numel():
         return {"mean": mean, "scale": scale}
-    low, high = _interval(predictive)
+    low, high = central_interval(predictive)
     numbers = targets.reshape(mean.shape).to(mean.dtype)
     return {"mean": mean, "scale": scale, "low": low, "high": high, "numbers": numbers}
 
@@ -59,17 +55,3 @@ def number_metrics(rows: Mapping[str, Tensor], target_scale: float, *, weights: 
         "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
         "coverage": float(metrics.interval_coverage(low, high, numbers, **own)),
     }
-
-
-def _interval(predictive: Predictive) -> tuple[Tensor, Tensor]:
-    """Return the bounds of the central 95 % interval, exact where the distribution function is known."""
-    levels = predictive.outputs_SBK.new_tensor([0.025, 0.975])
-    try:
-        low, high = predictive.quantile(levels)
-    except (NotImplementedError, ValueError):  # some distributions refuse values that rounding takes out of bounds
-        count, outputs_SBK = -(-_SAMPLES // predictive.draws) * predictive.draws, predictive.outputs_SBK
-        pieces = outputs_SBK.split(max(_AT_ONCE // (count * outputs_SBK[0, 0].numel()), 1), dim=1)
-        parts = [replace(predictive, outputs_SBK=piece) for piece in pieces]
-        found = [part.sample(count, seed=place).quantile(levels, dim=0) for place, part in enumerate(parts)]
-        low, high = torch.cat(found, dim=1)
-    return low, high

@@ -46,8 +46,17 @@ class Setup(NamedTuple):
 
     @property
     def target_scale(self) -> float:
-        """Units of the raw targets per unit that the model sees."""
+        """Units of the raw targets per unit that the model sees.
+
+        Raises:
+            ValueError: if each column of the targets has units of its own.
+        """
         targets = self.data.target_standardise
+        if targets is not None and targets.scale.numel() > 1:
+            raise ValueError(
+                f"`target_standardise` of {self.data.name} must have one scale for all targets; got "
+                f"{targets.scale.numel()}. Divide them by one number, or leave it None."
+            )
         return 1.0 if targets is None else float(targets.scale)
 
 

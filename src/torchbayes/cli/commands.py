@@ -33,6 +33,7 @@ from torchbayes.cli.options import (
     problem_of,
     usual_method,
 )
+from torchbayes.cli.report import report_run
 from torchbayes.cli.terminal import (
     Interrupted,
     plain_warnings,
@@ -252,6 +253,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": predict,
     "evidence": evidence,
     "diagnose": diagnose,
+    "report": report_run,
     "reproduce": reproduce,
     "list": list_,
 }

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.assess.classification import class_probs
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
-from torchbayes.data.base import Standardise
-from torchbayes.predictive.average import predict
 from torchbayes.report import Picture, figures
-
-# The noise-free function of a toy problem, if there is a formula; in raw units.
-TRUTH: dict[str, Callable[[Tensor], Tensor]] = {"toy_sine": lambda x: torch.sin(3 * x)}
+from torchbayes.report.surfaces import band_over, surface_over
 
 
 def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> dict[str, Picture]:
@@ -34,13 +29,14 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
         file name without ending -> picture.
     """
     data, named = setup.data, {label_of(name): outcome for name, outcome in outcomes.items()}
+    functions = {label: outcome.functions for label, outcome in named.items()}
     drawn: dict[str, Picture] = {}
     if comparison.compared_with is not None and len(outcomes) > 1:
         drawn |= _fidelity(named, label_of(comparison.compared_with))
     if data.task == "regression" and data.input_shape == (1,):
-        drawn["band"] = _band(data, named)
+        drawn["band"] = band_over(data, functions)
     if data.task == "classification" and data.input_shape == (2,) and data.num_classes == 2:
-        drawn["surface"] = _surface(data, named)
+        drawn["surface"] = surface_over(data, functions)
     if data.is_image and comparison.corruptions:
         drawn |= _severities(named, len(comparison.corruptions))
     if data.task == "classification":
@@ -158,53 +154,6 @@ def _uncertain(data: Data, named: Mapping[str, Outcome]) -> Picture:
         f"The test images {last} is least sure about",
         figures.uncertain_images(images, probs, data.classes, targets=data.test.targets),
         "Each with the predictive probabilities beside it.",
-    )
-
-
-def _band(data: Data, named: Mapping[str, Outcome]) -> Picture:
-    targets = data.target_standardise or Standardise.identity()
-    shift, scale = float(targets.mean), float(targets.scale)
-    every = torch.cat([data.train.inputs, data.test.inputs])
-    low, high = every.min(), every.max()
-    inputs = torch.linspace(float(low), float(high), 300)[:, None]
-    x = data.standardise.inverse(inputs)[:, 0]
-    bands = {}
-    for label, outcome in named.items():
-        device = outcome.functions.model.network.device
-        predictive = predict(outcome.functions, inputs.to(device))
-        means_SB = predictive.distribution.mean[..., 0].cpu() * scale + shift
-        bands[label] = figures.Band(
-            x,
-            means_SB.mean(0),
-            predictive.epistemic[:, 0].sqrt() * scale,
-            predictive.variance[:, 0].sqrt() * scale,
-            means_SB[:10] if predictive.draws > 1 else None,
-        )
-    raw = data.standardise.inverse(data.train.inputs)[:, 0], targets.inverse(data.train.targets)[:, 0]
-    truth = (x, TRUTH[data.name](x)) if data.name in TRUTH else None
-    return Picture(
-        "What each method believes about the function",
-        figures.predictive_band(bands, *raw, truth=truth),
-        "Where there are no data, drawn functions should disagree: the dark band opens there, the light band adds the "
-        "noise of the targets.",
-    )
-
-
-def _surface(data: Data, named: Mapping[str, Outcome]) -> Picture:
-    points = data.standardise.inverse(data.train.inputs)
-    low, high = points.amin(0), points.amax(0)
-    room = 0.6 * (high - low)
-    x, y = (torch.linspace(float(a), float(b), 120) for a, b in zip(low - room, high + room, strict=True))
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
-    surfaces = {}
-    for label, outcome in named.items():
-        inputs = data.standardise(grid.flatten(0, 1)).to(outcome.functions.model.network.device)
-        surfaces[label] = class_probs(predict(outcome.functions, inputs))[..., 1].reshape(120, 120)
-    return Picture(
-        "Probability and doubt over the plane",
-        figures.classification_surface(surfaces, x, y, inputs=points, targets=data.train.targets),
-        "On the black line both classes are equally likely. Entropy is doubt: it should grow away from the data, not "
-        "only along the line.",
     )
 
 

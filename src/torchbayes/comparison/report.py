@@ -10,12 +10,13 @@ from typing import Any, Literal, NamedTuple
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
-from torchbayes.catalogue.problem import Problem, Setup
+from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.figures import pictures
 from torchbayes.comparison.reference import section, warning
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.report import Table, savefig, write_report
+from torchbayes.report.words import capital, listed, prior_of
 
 
 class Column(NamedTuple):
@@ -185,7 +186,7 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     done = (
         f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
-        f"{_prior(problem)}. {_budget(comparison, outcomes)}"
+        f"{prior_of(problem)}. {_budget(comparison, outcomes)}"
     )
     best = defaults(problem.data, problem.data_settings, problem.target)
     chosen = {**comparison.methods, **comparison.starts}
@@ -197,14 +198,6 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     if len(outcomes) > 1:
         found.append("This is one seed; small differences may turn with another.")
     return f"{done}\n\n{' '.join(found)}"
-
-
-def _prior(problem: Problem) -> str:
-    """Return the prior in words."""
-    if problem.prior == "normal" and not problem.prior_settings:
-        return f"N(0, {problem.prior_scale:g}²)"
-    settings = {"scale": problem.prior_scale, **problem.prior_settings}
-    return f"{problem.prior} ({', '.join(f'{name} {value}' for name, value in settings.items())})"
 
 
 def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
@@ -227,16 +220,11 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
             budgets.setdefault("the predictive is that of the linearised network", []).append(label)
         if entry.predicts == "drawn":
             drawn.append(label)
-    said = [f"{_listed(labels)}: {allowed}." for allowed, labels in budgets.items()]
+    said = [f"{listed(labels)}: {allowed}." for allowed, labels in budgets.items()]
     said += [f"{'; '.join(served)}."] if served else []
     verb = "averages" if len(drawn) == 1 else "average"
-    said += [f"{_listed(drawn)} {verb} {comparison.draws} drawn functions."] if drawn else []
-    return " ".join(_capital(sentence) for sentence in said + chains)
-
-
-def _capital(sentence: str) -> str:
-    """Return a sentence with an initial capital, except for names such as cSGHMC."""
-    return sentence[0].upper() + sentence[1:] if sentence.split(maxsplit=1)[0].islower() else sentence
+    said += [f"{listed(drawn)} {verb} {comparison.draws} drawn functions."] if drawn else []
+    return " ".join(capital(sentence) for sentence in said + chains)
 
 
 def _allowed(settings: Any, start: str | None) -> str:
@@ -247,10 +235,6 @@ def _allowed(settings: Any, start: str | None) -> str:
         return f"{structure}around the {label_of(start)}"
     members = "one member" if settings.members == 1 else f"{settings.members} members"
     return f"{members}, {own.get('epochs') or 'the usual number of'} epochs, batches of {settings.needs.batch_size}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _winner(outcomes: Mapping[str, Outcome], where: str, number: Any) -> str:

@@ -99,7 +99,7 @@ class Tangent:
         if seen.outputs.ndim != 2:
             raise ValueError(
                 f"a linearised predictive needs one axis of outputs for a row, (K,); the network gives "
-                f"{tuple(seen.outputs.shape[1:])} for a row. Use predict(posterior, inputs, draws=...)."
+                f"{tuple(seen.outputs.shape[1:])} for a row. Draw functions with `draws`."
             )
         over = leaves(placed, [part.index for part in fitting[0].parts])
         numbers = max(_numbers(fitting[0], seen, over), support.widest)

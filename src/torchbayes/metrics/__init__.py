@@ -1,7 +1,8 @@
 """Pure tensor functions that score predictions, independent of models, posteriors and loaders.
 
-Scores against targets (``scoring``), calibration and its repair (``calibration``, ``temperature``), detection of inputs
-out of distribution (``ood``), fidelity to a reference predictive (``fidelity``) and entropies (``uncertainty``). Inputs
+Scores against targets (``scoring``), calibration and its repair (``calibration``, ``temperature``), confusions and
+referral (``decisions``), detection of inputs out of distribution (``ood``), fidelity to a reference predictive
+(``fidelity``) and entropies (``uncertainty``). Inputs
 are float32 or float64 tensors on any device with float64 (move tensors from Apple's MPS to the CPU first); elementwise
 work runs in their dtype, sums over points in float64. A score of a whole set is a 0-d float64 tensor on the device of
 the inputs; a value for each point keeps the dtype of the input. Wrong inputs raise TypeError or ValueError.
@@ -10,12 +11,14 @@ the inputs; a value for each point keeps the dtype of the input. Wrong inputs ra
 from torchbayes.metrics._checks import weighted_mean
 from torchbayes.metrics.calibration import (
     Reliability,
+    central_level,
     ece,
     ece_mass,
     interval_coverage,
     quantile_calibration,
     reliability,
 )
+from torchbayes.metrics.decisions import Selection, confusion, selective_accuracy
 from torchbayes.metrics.fidelity import agreement, total_variation, wasserstein1
 from torchbayes.metrics.ood import aupr, auroc, fpr95
 from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, nll, rmse
@@ -24,11 +27,14 @@ from torchbayes.metrics.uncertainty import entropy, expected_entropy, mutual_inf
 
 __all__ = [
     "Reliability",
+    "Selection",
     "accuracy",
     "agreement",
     "aupr",
     "auroc",
     "brier",
+    "central_level",
+    "confusion",
     "crps_draws",
     "crps_gaussian",
     "ece",
@@ -43,6 +49,7 @@ __all__ = [
     "quantile_calibration",
     "reliability",
     "rmse",
+    "selective_accuracy",
     "total_variation",
     "wasserstein1",
     "weighted_mean",

@@ -238,3 +238,33 @@ def quantile_calibration(levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tens
     if lowest <= 0 or highest >= 1:
         raise ValueError(f"`levels_Q` must lie strictly between 0 and 1; got {lowest:.4g} to {highest:.4g}.")
     return (targets_B <= quantiles_QB).double().mean(-1)
+
+
+def central_level(below_B: Tensor, up_to_B: Tensor) -> Tensor:
+    r"""Level of the smallest central interval that holds each target, $\max(0,\, 1 - 2 \min(F(y), 1 - F(y^-)))$.
+
+    The central interval of level c runs from the quantile at (1 - c) / 2 to that at (1 + c) / 2. The share of targets
+    whose level is at most c is the coverage of those intervals, for every c at once; ideally it is c. For continuous
+    distributions the two arguments are equal; in discrete ones intervals hold more than they say.
+
+    Args:
+        below_B: Predicted probability of values below the target, F(y-), any shape.
+        up_to_B: Predicted probability of values up to the target, F(y), the same shape, nowhere lower.
+
+    Returns:
+        Levels in [0, 1], the same shape and dtype.
+
+    Raises:
+        TypeError: If a dtype is not float32 or float64.
+        ValueError: If shapes differ, values are missing or outside [0, 1], or the two are swapped.
+    """
+    for name, values in (("below_B", below_B), ("up_to_B", up_to_B)):
+        check_float(name, values)
+        lowest, highest = torch.stack(torch.aminmax(values)).tolist()
+        if lowest < 0 or highest > 1:
+            raise ValueError(f"`{name}` must lie in [0, 1]; got {lowest:.4g} to {highest:.4g}.")
+    check_same_shape("below_B", below_B, "up_to_B", up_to_B)
+    swapped = int((below_B > up_to_B).sum())
+    if swapped:
+        raise ValueError(f"`below_B` is above `up_to_B` for {swapped} targets. Swap the two arguments?")
+    return (1 - 2 * torch.minimum(up_to_B, 1 - below_B)).clamp_min(0)

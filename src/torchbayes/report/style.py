@@ -235,7 +235,7 @@ def remove_spare(grid: np.ndarray, used: int) -> None:
         axes.remove()
 
 
-_METRICS: dict[str, tuple[str, Literal["low", "high"]]] = {
+_METRICS: dict[str, tuple[str, Literal["low", "high"] | None]] = {
     "nll": ("negative log likelihood (nats)", "low"),
     "accuracy": ("accuracy", "high"),
     "error": ("error rate", "low"),
@@ -245,6 +245,9 @@ _METRICS: dict[str, tuple[str, Literal["low", "high"]]] = {
     "auroc": ("AUROC", "high"),
     "aupr": ("AUPR", "high"),
     "fpr95": ("false positive rate at 95 % recall", "low"),
+    "loss": ("loss per row (nats)", "low"),
+    "log_density": ("log density (nats)", None),
+    "log_likelihood": ("log likelihood (nats)", None),
 }
 
 

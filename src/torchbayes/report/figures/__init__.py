@@ -6,20 +6,27 @@ Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.writ
 from torchbayes.report.figures.chains import ess_histograms, rhat_histogram, traces_and_ranks
 from torchbayes.report.figures.comparison import Better, fidelity_dots, metric_dots, severity_curves, training_curves
 from torchbayes.report.figures.curves import measure_curves
+from torchbayes.report.figures.decisions import confusion_matrix, referral_curves
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
+from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, predicted_observed
 from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
 
 __all__ = [
     "Band",
     "Better",
     "classification_surface",
+    "confusion_matrix",
+    "coverage_curves",
     "entropy_histograms",
+    "errors_by_scale",
     "ess_histograms",
     "fidelity_dots",
     "measure_curves",
     "metric_dots",
+    "predicted_observed",
     "predictive_band",
+    "referral_curves",
     "reliability_diagram",
     "rhat_histogram",
     "severity_curves",

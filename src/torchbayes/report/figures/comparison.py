@@ -288,6 +288,7 @@ def training_curves(
         if not axes.lines:
             raise ValueError(f"No record of `runs` has {key!r} of `keys`. Choose among the keys of the log.")
         axes.set(xlabel=x, ylabel=metric_label(key).replace(", ", "\n"))
+        axes.locator_params(axis="x", integer=True)
     remove_spare(grid, len(keys))
     legend_above(figure, handles)
     return figure

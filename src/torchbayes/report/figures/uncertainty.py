@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from torchbayes.checks import check_counts, check_object, check_text
+from torchbayes.checks import check_counts, check_flags, check_object, check_text
 from torchbayes.report.style import (
     FAINT,
     QUIET,
@@ -70,7 +70,7 @@ def wilson_interval(share: np.ndarray, count: np.ndarray, z: float = 2.0) -> tup
 
 
 @house_style
-def reliability_diagram(methods: Mapping[str, Bins]) -> Figure:
+def reliability_diagram(methods: Mapping[str, Bins], *, counts: bool = False) -> Figure:
     """Draw accuracy against confidence, one panel per method, with the share of inputs in each bin below.
 
     Error bars are Wilson intervals of about 95 %; the area between curve and diagonal is the calibration gap. The
@@ -78,6 +78,7 @@ def reliability_diagram(methods: Mapping[str, Bins]) -> Figure:
 
     Args:
         methods: name -> bins.
+        counts: write the number of inputs over each share.
 
     Returns:
         The figure; axes come in pairs (diagram, shares) per method.
@@ -86,15 +87,20 @@ def reliability_diagram(methods: Mapping[str, Bins]) -> Figure:
         ValueError: if there is no method, or a method has no point in any bin.
     """
     check_panels(methods=methods)
+    check_flags(counts=counts)
     for name, bins in methods.items():
         check_object(("confidence", "accuracy", "count"), "metrics.reliability(...)", **{f"methods[{name!r}]": bins})
     rows, columns = grid_shape(len(methods))
-    figure = new_figure(max(2.2 * columns, 3.4), 3.4 * rows + 0.45)
-    grid = figure.subplots(2 * rows, columns, height_ratios=[3.6, 1] * rows, sharex=True, squeeze=False)
+    figure = new_figure(max((4.4 if counts else 2.2) * columns, 3.4), (4.6 if counts else 3.4) * rows + 0.45)
+    grid = figure.subplots(
+        2 * rows, columns, height_ratios=[3.6, 1.2 if counts else 1] * rows, sharex=True, squeeze=False
+    )
     pairs = grid.reshape(rows, 2, columns).swapaxes(1, 2).reshape(-1, 2)
     for index, (name, look) in enumerate(looks(methods).items()):
         diagram, shares = pairs[index]
         _reliability_panel(diagram, shares, methods[name], name, look)
+        if counts:
+            _write_counts(shares, methods[name])
         diagram.tick_params(labelbottom=False)
         shares.tick_params(labelbottom=True)
         if index % columns == 0:
@@ -140,6 +146,15 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
     shares.vlines(confidence, 0, share, color=look.colour, linewidth=4)
     shares.set(ylim=(0, 1), yticks=[0, 0.5, 1])
     percent_axis(shares.yaxis)
+
+
+def _write_counts(shares: Axes, bins: Bins) -> None:
+    """Write the number of points over the share of each bin."""
+    confidence, count = as_array(bins.confidence, 1, "confidence"), as_array(bins.count, 1, "count")
+    for place, number in zip(confidence[count > 0], count[count > 0], strict=True):
+        text = f"{number:,.0f}" if number < 10_000 else f"{number / 1000:,.0f}k"
+        at = (place, number / count.sum())
+        shares.annotate(text, at, (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=6)
 
 
 # Colours of data sets differ from those of methods, so that no reader confuses the two.

@@ -1,0 +1,42 @@
+"""The command that writes a page about one fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchbayes.cli.options import new_parser, parse
+from torchbayes.cli.terminal import print_table
+
+
+def report_run(argv: list[str]) -> None:
+    """Write a page about a fit: what was fitted, how good it is on its test rows, how the training went.
+
+    Args:
+        argv: options.
+
+    Raises:
+        ValueError: if no run is named, or the page would replace another one.
+    """
+    from torchbayes.catalogue.config import CONFIG, load_run
+    from torchbayes.report.fit import evaluated, metric_table, write_fit
+
+    parser = new_parser("report", (report_run.__doc__ or "").splitlines()[0])
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
+    parser.add_argument("--directory", type=str | None, default=None, help="where the page goes; RUN/report")
+    parser.add_argument(
+        "--draws", type=int | None, default=None, help="functions to draw; Laplace is linearised without"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    chosen = parse(parser, argv)
+    if chosen["run"] is None:
+        raise ValueError("say what to report on: the directory of a fit.")
+    run = Path(chosen["run"])
+    home = Path(chosen["directory"] or run / "report")
+    if (home / CONFIG).exists():
+        raise ValueError(f"{home} holds a run, whose own page would be lost. Choose another --directory.")
+    setup, posterior = load_run(run)
+    with setup.problem.threading():
+        fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
+        page = write_fit(home, fitted)
+    print_table(metric_table(fitted))
+    print(f"Report: {page}")

@@ -1,0 +1,213 @@
+"""Predicted numbers against observed ones: intervals, their coverage, and errors beside the stated spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchbayes.checks import check_counts, check_text
+from torchbayes.report.style import (
+    FAINT,
+    INK,
+    QUIET,
+    Look,
+    as_array,
+    check_pairs,
+    check_panels,
+    house_style,
+    legend_above,
+    looks,
+    new_figure,
+    note_below,
+    percent_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 500  # intervals that can be told apart
+_OUTSIDE = "#a3324b"
+_WIDE = 10  # ratio of standard deviations from which their axis is logarithmic
+_PER_BIN, _BINS = 20, 10  # of root mean square errors
+
+
+@house_style
+def predicted_observed(
+    name: str, observed: Any, predicted: Any, *, low: Any, high: Any, what: str = "target"
+) -> Figure:
+    """Draw predictions with their intervals against what was observed; targets outside their interval stand out.
+
+    Args:
+        name: of the method.
+        observed: targets, (N,).
+        predicted: predictions, (N,).
+        low: lower ends of the intervals, (N,).
+        high: upper ends, (N,).
+        what: the target, with its units.
+
+    Returns:
+        The figure, one axes. Of more than 500 targets as many are drawn, evenly along the observed values.
+
+    Raises:
+        ValueError: if lengths differ, or an interval is reversed.
+    """
+    check_text(name=name, what=what)
+    observed, predicted, low, high = _columns(observed=observed, predicted=predicted, low=low, high=high)
+    if (low > high).any():
+        raise ValueError(f"`low` is above `high` for {int((low > high).sum())} targets. Swap the two?")
+    order = np.argsort(observed, kind="stable")
+    shown = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST)).astype(int))]
+    inside = ((low <= observed) & (observed <= high))[shown]
+    look = looks([name])[name]
+    figure = new_figure(5.0, 4.6)
+    axes: Axes = figure.subplots()
+    handles: dict[str, Any] = {}
+    groups = (("inside its interval", inside, look.colour, look.marker), ("outside", ~inside, _OUTSIDE, "x"))
+    for label, chosen, colour, marker in groups:
+        if chosen.any():
+            at = shown[chosen]
+            axes.vlines(observed[at], low[at], high[at], color=colour, linewidth=0.9, alpha=0.35)
+            handles[label] = axes.plot(
+                observed[at], predicted[at], marker, color=colour, markersize=3.2, alpha=0.85, linewidth=0
+            )[0]
+    first, last = observed.min(), observed.max()
+    room = 2 * (last - first) or np.inf  # one wild interval would hide the rest
+    ends = [max(low[shown].min(), first - room), min(high[shown].max(), last + room)]
+    pad = 0.04 * (ends[1] - ends[0])
+    handles["predicted = observed"] = axes.plot(
+        [first, last], [first, last], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1
+    )[0]
+    axes.set(ylabel=f"predicted {what}", ylim=(min(ends[0], first) - pad, max(ends[1], last) + pad))
+    said = [f"{len(shown):,} of {len(observed):,} targets"] if len(shown) < len(observed) else []
+    said += ["intervals that leave the picture are cut off"] if _cut(low[shown], high[shown], ends) else []
+    note_below(figure, f"observed {what}", *said)
+    legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def coverage_curves(methods: Mapping[str, tuple[Any, Any]], count: int) -> Figure:
+    """Draw the share of targets inside central intervals against the level of these, beside what chance allows.
+
+    Args:
+        methods: name -> (level, share of targets inside), (P,) each, between 0 and 1.
+        count: number of targets.
+
+    Returns:
+        The figure, one axes, with a band of two binomial standard errors around the diagonal.
+
+    Raises:
+        ValueError: if there is no method, or lengths differ.
+    """
+    check_panels(methods=methods)
+    check_pairs(2, methods=methods)
+    check_counts(count=count)
+    figure = new_figure(4.6, 4.3)
+    axes: Axes = figure.subplots()
+    levels = np.linspace(0, 1, 101)
+    half = 2 * np.sqrt(levels * (1 - levels) / count)
+    handles: dict[str, Any] = {}
+    band = axes.fill_between(levels, levels - half, levels + half, color=FAINT, alpha=0.55, linewidth=0)
+    axes.plot([0, 1], [0, 1], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
+    for name, look in looks(methods).items():
+        level, share = _columns(**{f"level of {name}": methods[name][0], f"share of {name}": methods[name][1]})
+        handles[name] = axes.plot(level, share, color=look.colour, clip_on=False)[0]
+    handles[f"calibrated, ± two standard errors of {count:,} targets"] = band
+    ticks = np.linspace(0, 1, 6)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xticks=ticks, yticks=ticks, ylabel="share of targets inside")
+    percent_axis(axes.xaxis)
+    percent_axis(axes.yaxis)
+    note_below(
+        figure,
+        "level of the central interval",
+        "below the diagonal: intervals too narrow; above: too wide",
+    )
+    legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units of the target") -> Figure:
+    """Draw errors against the predicted standard deviation, with lines at one and two of these.
+
+    Where there are 40 targets or more, root mean square errors of groups of similar standard deviation are drawn too:
+    on the line of one standard deviation if the stated spread is right.
+
+    Args:
+        name: of the method.
+        errors: observed minus predicted, (N,).
+        scale: predicted standard deviation, (N,), positive.
+        units: of both.
+
+    Returns:
+        The figure, one axes.
+
+    Raises:
+        ValueError: if lengths differ, or a standard deviation is not positive.
+    """
+    check_text(name=name, units=units)
+    from matplotlib.ticker import LogLocator
+
+    errors, scale = _columns(errors=errors, scale=scale)
+    if (scale <= 0).any():
+        raise ValueError(f"`scale` must be positive; got {scale.min():g}.")
+    look: Look = looks([name])[name]
+    figure = new_figure(5.4, 3.9)
+    axes: Axes = figure.subplots()
+    handles: dict[str, Any] = {
+        "test rows": axes.plot(
+            scale, errors, look.marker, color=look.colour, markersize=3, alpha=min(0.8, 40 / len(scale) ** 0.5),
+            linewidth=0, markeredgewidth=0,
+        )[0]
+    }  # fmt: skip
+    low, high = scale.min(), scale.max()
+    line = np.geomspace(low, high, 200)
+    for times, dashes in ((1, (0, (4, 2))), (2, (0, (1, 1.5)))):
+        label = f"± {times} predicted standard deviation{'s' if times > 1 else ''}"
+        for sign in (-1, 1):
+            handles[label] = axes.plot(
+                line, sign * times * line, color=QUIET, linewidth=1.1, linestyle=dashes, zorder=1
+            )[0]
+    if len(scale) >= 2 * _PER_BIN:
+        handles["root mean square error of a group"] = axes.plot(
+            *_grouped(errors, scale), "o-", color=INK, markersize=4, linewidth=1.1, markerfacecolor="white"
+        )[0]
+    furthest = max(1.3 * np.abs(errors).max(), 2.4 * low)
+    axes.set_ylim(-furthest, furthest)
+    axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
+    if high / low > _WIDE:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda number, _position: f"{number:,g}")
+        axes.xaxis.set_minor_formatter(lambda _number, _position: "")
+    axes.set_ylabel(f"observed − predicted\n({units})")
+    note_below(figure, f"predicted standard deviation ({units})")
+    legend_above(figure, handles)
+    return figure
+
+
+def _grouped(errors: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return root mean squares of standard deviations and of errors, of groups of similar standard deviation."""
+    groups = np.array_split(np.argsort(scale, kind="stable"), min(_BINS, len(scale) // _PER_BIN))
+    stated, found = ([np.sqrt(np.mean(part[rows] ** 2)) for rows in groups] for part in (scale, errors))
+    return np.array(stated), np.array(found)
+
+
+def _cut(low: np.ndarray, high: np.ndarray, ends: list[float]) -> bool:
+    return bool((low < ends[0]).any() or (high > ends[1]).any())
+
+
+def _columns(**columns: Any) -> list[np.ndarray]:
+    """Return columns of one length.
+
+    Raises:
+        ValueError: if they differ in length, or a value is not finite.
+    """
+    arrays = [as_array(column, 1, name, finite=True) for name, column in columns.items()]
+    if len({len(array) for array in arrays}) > 1:
+        lengths = ", ".join(str(len(array)) for array in arrays)
+        raise ValueError(f"`{'`, `'.join(columns)}` must have one length; got {lengths}.")
+    return arrays

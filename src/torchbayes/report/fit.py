@@ -1,0 +1,272 @@
+"""The page about one fit: what was fitted to what, how good it is on the test rows, and how the training went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from torchbayes.assess.evaluate import Evaluation, evaluate
+from torchbayes.assess.intervals import Numbers, predicted_numbers
+from torchbayes.catalogue.config import CONFIG, read_config
+from torchbayes.catalogue.methods import METHODS, classes
+from torchbayes.catalogue.problem import Setup
+from torchbayes.driver.log import read_log
+from torchbayes.model.description import describe_model, model_differences
+from torchbayes.posteriors import Draws, Posterior
+from torchbayes.posteriors.functions import Functions
+from torchbayes.predictive.average import Source
+from torchbayes.predictive.linearised import preferred
+from torchbayes.report import figures
+from torchbayes.report.html import Picture, write_report
+from torchbayes.report.judged import Section, classification, regression
+from torchbayes.report.style import savefig
+from torchbayes.report.surfaces import band_over, surface_over
+from torchbayes.report.tables import Table
+from torchbayes.report.words import capital, likelihood_of, prior_of, with_settings
+
+_LOGGED = {"epoch": ("nll", "loss"), "step": ("log_likelihood", "log_density")}  # of optimisers, of samplers
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One fit, loaded and evaluated on its test rows.
+
+    Attributes:
+        run: its directory.
+        setup: data and model.
+        posterior: what it found.
+        settings: its configuration.
+        functions: what predicts.
+        evaluation: of the test rows.
+        numbers: predicted and observed numbers; None for classes.
+        records: its log.
+    """
+
+    run: Path
+    setup: Setup
+    posterior: Posterior
+    settings: Mapping[str, Any]
+    functions: Functions | Source
+    evaluation: Evaluation
+    numbers: Numbers | None
+    records: list[dict[str, Any]]
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The settings of the method."""
+        return self.settings["method"].get("init_args") or {}
+
+    @property
+    def label(self) -> str:
+        """How the method is called."""
+        path = str(self.settings["method"]["class_path"])
+        module, _, name = path.rpartition(".")
+        if module != "torchbayes" or name not in classes():
+            return name
+        same = [entry for entry in METHODS.values() if entry.load() is classes()[name]]
+        alone = self.posterior.members == 1  # of MAP and SWAG there is an entry for one member and one for several
+        return next((e for e in same if bool(e.first_of) == alone), same[0]).label
+
+
+def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | None = None, seed: int = 0) -> Fitted:
+    """Evaluate a fit on its test rows.
+
+    Args:
+        run: its directory.
+        setup: data and model.
+        posterior: what the fit found.
+        draws: functions to draw, a multiple of the members; the posterior's default if None, and Laplace linearised.
+        seed: of the draws.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: if `draws` does not fit.
+    """
+    functions = preferred(posterior, draws, seed=seed)
+    found = evaluate(functions, tuple(setup.data.test), target_scale=setup.target_scale)
+    numbers = predicted_numbers(functions, tuple(setup.data.test)) if found.probs is None else None
+    return Fitted(
+        run, setup, posterior, read_config(run / CONFIG), functions, evaluation=found, numbers=numbers,
+        records=read_log(run),
+    )  # fmt: skip
+
+
+_MEANINGS = {
+    "accuracy": ("higher", "share of rows whose most probable class is the true one"),
+    "nll": ("lower", "negative log likelihood (nats per row): confident mistakes cost most"),
+    "brier": ("lower", "squared distance of the probabilities to what happened, 0 to 2"),
+    "ece": ("lower", "how far confidence and accuracy are apart, in 15 bins of equal width"),
+    "ece_mass": ("lower", "the same, in 20 bins of equally many rows"),
+    "entropy": (None, "mean doubt of the predictions (nats); {most:.3g} if all classes were equally likely"),
+    "mutual_information": (None, "what of it the drawn functions disagree about, and more data would remove"),
+    "nll_gaussian": ("lower", "the same, of Gaussians with the predicted means and variances"),
+    "rmse": ("lower", "root mean square error of the predicted means, in the target's own units"),
+    "coverage": ("near 0.95", "share of targets inside their central 95 % interval"),
+}
+
+
+def metric_table(fitted: Fitted) -> Table:
+    """Return the metrics on the test rows, each with what it means and which way is better.
+
+    Args:
+        fitted: the fit.
+
+    Returns:
+        The table.
+    """
+    probs, rows = fitted.evaluation.probs, []
+    for name, value in fitted.evaluation.metrics.items():
+        better, meaning = _MEANINGS.get(name, (None, ""))
+        if name == "mutual_information" and not (
+            isinstance(fitted.functions, Functions) and fitted.functions.draws > 1
+        ):
+            meaning = (
+                "what of it the averaged networks disagree about; 0 where there is one, or one mode in closed form"
+            )
+        if name == "nll" and fitted.numbers is not None:
+            meaning = "negative log density of the targets (nats per row): confident mistakes cost most"
+        most = math.nan if probs is None else math.log(probs.shape[-1])
+        rows.append([name, value, better or "–", meaning.format(most=most)])
+    return Table(
+        ["metric", "value", "better", "meaning"],
+        rows,
+        f"{len(fitted.evaluation.log_prob):,} test rows.",
+        formats={"value": ".4f"},
+    )
+
+
+def lead(fitted: Fitted) -> list[str]:
+    """Return what was fitted to what, how it predicts, and what is known to be wrong with it.
+
+    Args:
+        fitted: the fit.
+
+    Returns:
+        Paragraphs.
+    """
+    setup, posterior, problem = fitted.setup, fitted.posterior, fitted.setup.problem
+    data = setup.data
+    what = f"a classification into {data.num_classes} classes" if data.num_classes else f"a {data.task}"
+    named = data.source if data.source.startswith(data.name) else f"{data.name} ({data.source})"
+    said = [
+        f"Data: {named}, {what} with {len(data.train.inputs):,} training and "
+        f"{len(data.test.inputs):,} test rows. {' '.join([*data.notes, ''])}"
+        f"Network: {with_settings(problem.network, problem.network_settings)}, {setup.model.layout.size:,} weights. "
+        f"Likelihood: {likelihood_of(problem)}. Prior of the weights: {prior_of(problem)}."
+        + (f" Temperature: {problem.temperature:g} (1 is Bayes)." if problem.temperature != 1 else ""),
+        f"{_length(fitted)} {_predicts(fitted)}",
+    ]
+    if model_differences(describe_model(posterior.model), setup.model):
+        said[-1] += " Prior or noise were tuned; those above are where it began."
+    if posterior.problems:
+        said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
+    if isinstance(posterior, Draws):
+        said.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
+    return said
+
+
+def _length(fitted: Fitted) -> str:
+    """Return what was run: how many members, how long, from where."""
+    method, members = fitted.method, fitted.posterior.members
+    unit = "chain" if "chains" in method else "mode" if fitted.settings.get("start") else "member"
+    said = f"Method: {fitted.label}, {'one' if members == 1 else members} {unit}{'s' if members > 1 else ''}"
+    said += f", {method['epochs']:,} epochs" if isinstance(method.get("epochs"), int) else ""
+    said += f", {method['steps']:,} steps" if isinstance(method.get("steps"), int) else ""
+    said += f", of which {method['burn_in']:,} are burn-in" if isinstance(method.get("burn_in"), int) else ""
+    start = fitted.settings.get("start")
+    return f"{said}{f', started at the fit in {start}' if start else ''}, seed {fitted.settings.get('seed', 0)}."
+
+
+def _predicts(fitted: Fitted) -> str:
+    """Return what the predictions are an average of."""
+    if not isinstance(fitted.functions, Functions):
+        return "Predictions are those of the network linearised at the mode, in closed form."
+    draws = fitted.functions.draws
+    return "Predictions are those of one network." if draws == 1 else f"Predictions are averages over {draws} networks."
+
+
+def sections(fitted: Fitted) -> Section:
+    """Return tables and pictures: of the test rows, of an input space of one or two dimensions, and of the training.
+
+    Args:
+        fitted: the fit.
+
+    Returns:
+        All sections as one.
+    """
+    data, label, numbers = fitted.setup.data, fitted.label, fitted.numbers
+    if fitted.evaluation.probs is not None:
+        tables, drawn, remarks = classification(label, data, fitted.evaluation)
+    elif numbers is not None:
+        tables, drawn, remarks = regression(label, data, numbers)
+    else:
+        tables, drawn = [], {}
+        remarks = ["The targets are neither classes nor numbers of the shape of the predictions, so none are drawn."]
+    drawn, remarks = dict(drawn), list(remarks)
+    if numbers is not None and data.input_shape == (1,) and numbers.is_finite and numbers.mean.shape[1] == 1:
+        drawn["band"] = band_over(data, {label: fitted.functions})
+    if fitted.evaluation.labels is not None and data.input_shape == (2,) and data.num_classes == 2:
+        drawn["surface"] = surface_over(data, {label: fitted.functions})
+    trained = _training(fitted)
+    if trained is None:
+        begun = fitted.settings.get("start")
+        remarks.append(
+            "There is no curve of its training: "
+            + (f"the fit began at {begun}, which has a report of its own." if begun else "its log has too few lines.")
+        )
+    else:
+        drawn["training"] = trained
+    return Section(tables, drawn, remarks)
+
+
+def _training(fitted: Fitted) -> Picture | None:
+    """Return curves of what the log holds, None where there is nothing to draw a curve of."""
+    for at, names in _LOGGED.items():
+        keys = [name for name in names if sum(name in record for record in fitted.records) > 1]
+        if keys:
+            return _curves(fitted, keys, over=at)
+    return None
+
+
+def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
+    sampler = over == "step"
+    said = (
+        "Chains that have settled wander around one level."
+        if sampler
+        else "The loss is the negative log density, with that of the prior, divided by the number of rows."
+    )
+    each = " Thin: each of them; thick: their mean." if fitted.posterior.members > 1 else ""
+    return Picture(
+        "Along the chains" if sampler else "Training",
+        figures.training_curves({fitted.label: fitted.records}, keys, x=over),
+        f"On the training rows. {said}{each}",
+    )
+
+
+def write_fit(directory: Path, fitted: Fitted) -> Path:
+    """Write the page and its pictures, in the place of earlier ones.
+
+    Args:
+        directory: where; made if needed.
+        fitted: the fit.
+
+    Returns:
+        Path of `report.html`.
+    """
+    tables, drawn, remarks = sections(fitted)
+    for name, picture in drawn.items():
+        savefig(picture.image, directory / f"{name}.png")  # type: ignore[arg-type]
+    return write_report(
+        directory / "report.html",
+        title=f"{capital(fitted.label)} on {fitted.setup.data.name}",
+        lead="\n\n".join([*lead(fitted), " ".join(remarks)]),
+        tables=[metric_table(fitted), *tables],
+        figures=drawn.values(),
+        settings=fitted.settings,
+    )

@@ -1,0 +1,256 @@
+"""What an evaluation looks like: pictures and tables of the test rows of a classifier or a regression."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes import metrics
+from torchbayes.assess.evaluate import Evaluation
+from torchbayes.assess.intervals import Numbers
+from torchbayes.data import Data
+from torchbayes.data.base import Standardise
+from torchbayes.metrics.scoring import hits
+from torchbayes.report import figures
+from torchbayes.report.html import Picture
+from torchbayes.report.tables import Table
+
+CLASSES = 20  # most classes of which a matrix is drawn
+CONFUSIONS = 15  # rows of the table in its place
+IMAGES, ROWS = 12, 10  # of the inputs that the average is least sure about
+_SAME = 1.02  # ratio of standard deviations below which they are all the same
+
+
+class Section(NamedTuple):
+    """A part of a page.
+
+    Attributes:
+        tables: in order.
+        pictures: file name without ending -> picture.
+        remarks: sentences, such as why a picture is missing.
+    """
+
+    tables: list[Table]
+    pictures: dict[str, Picture]
+    remarks: list[str]
+
+
+def classification(label: str, data: Data, found: Evaluation) -> Section:
+    """Return what tells how good a classifier's probabilities are, and where it errs.
+
+    Args:
+        label: of the method.
+        data: the data set.
+        found: its evaluation on the test rows.
+
+    Returns:
+        The section; without labels it says so.
+    """
+    probs, labels, scores = found.probs, _hard(found.labels), found.scores
+    if probs is None or labels is None or scores is None:
+        return Section([], {}, ["The targets are no class labels, so there are no pictures of how often it is right."])
+    correct = hits(probs, labels)
+    drawn = {"reliability": _reliability(label, found, probs, labels)}
+    if not labels.is_floating_point():
+        drawn["entropy"] = _entropy(label, scores.entropy, correct, probs.shape[-1])
+    kept = metrics.selective_accuracy(correct, scores.entropy.double(), weights_B=found.label_weights)
+    drawn["referral"] = Picture(
+        "Accuracy when the least certain are referred",
+        figures.referral_curves({label: (kept.kept, kept.accuracy)}),
+        "Somebody else decides on the rows of the highest entropy; this is the accuracy on the rest. The sooner the "
+        "curve rises to the left, the better its doubt tells right from wrong.",
+    )
+    if labels.is_floating_point():
+        return Section([], drawn, ["The labels are soft, so there is no table of confusions."])
+    tables, more = _errors(label, data, found, probs=probs, labels=labels)
+    return Section(tables, drawn | more, [])
+
+
+def _hard(labels: Tensor | None) -> Tensor | None:
+    """Return labels as classes where soft ones leave nothing open, as those of two classes in floating point."""
+    if labels is None or not labels.is_floating_point() or not (labels.amax(-1) == 1).all():
+        return labels
+    return labels.argmax(-1)
+
+
+def _reliability(label: str, found: Evaluation, probs: Tensor, labels: Tensor) -> Picture:
+    bins = metrics.reliability(probs, labels, weights_B=found.label_weights)
+    return Picture(
+        "Reliability on the test set",
+        figures.reliability_diagram({label: bins}, counts=True),
+        "Where the model says 80 %, is it right in 80 % of the cases? Bars are intervals of about 95 %. Below: how "
+        "many rows each bin holds.",
+    )
+
+
+def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Picture:
+    right, wrong = entropy[correct > 0], entropy[correct == 0]
+    known, foreign = ("right predictions", {"wrong predictions": wrong}) if len(right) else ("wrong predictions", {})
+    image = figures.entropy_histograms(
+        {label: (right if len(right) else wrong, foreign if len(wrong) else {})}, classes, known=known
+    )
+    said = f"{len(right):,} right and {len(wrong):,} wrong predictions, each group as shares of its own."
+    return Picture(
+        "Doubt about right and wrong predictions",
+        image,
+        f"{said} Wrong predictions should be met with doubt: to the right, where right ones are rare.",
+    )
+
+
+def _errors(
+    label: str, data: Data, found: Evaluation, *, probs: Tensor, labels: Tensor
+) -> tuple[list[Table], dict[str, Picture]]:
+    """Return which classes are confused, and which inputs are the least certain."""
+    tables, drawn = [], {}
+    classes = probs.shape[-1]
+    names = list(data.classes) if len(data.classes) == classes else [str(k) for k in range(classes)]
+    counts = metrics.confusion(probs, labels, weights_B=found.label_weights)
+    if classes <= CLASSES:
+        drawn["confusion"] = Picture(
+            "Which classes are confused",
+            figures.confusion_matrix(counts, names),
+            "Test rows by true class and by the most probable one. Off the diagonal are the errors.",
+        )
+    elif (confused := confusions_table(counts, names)) is not None:
+        tables.append(confused)
+    if found.scores is None or len(probs) != len(data.test.inputs):
+        return tables, drawn  # places of a sequence, or rows that are left out: no row of the test set
+    doubtful = found.scores.entropy.argsort(descending=True, stable=True)
+    if not data.is_image:
+        return [*tables, doubtful_table(doubtful[:ROWS], probs, labels, names=names)], drawn
+    shown = doubtful[:IMAGES]
+    images = data.standardise.inverse(data.test.inputs[shown].cpu()).clamp(0, 1)
+    drawn["uncertain_images"] = Picture(
+        "The test images it is least sure about",
+        figures.uncertain_images(images, {label: probs[shown]}, names, targets=labels[shown], count=IMAGES),
+        f"Each with the predictive probabilities beside it. Rows of the test set, from 0: "
+        f"{', '.join(map(str, shown.tolist()))}.",
+    )
+    return tables, drawn
+
+
+def confusions_table(counts: Tensor, names: list[str]) -> Table | None:
+    """Return the most frequent confusions.
+
+    Args:
+        counts: (K, K), true classes by predicted ones.
+        names: of the classes.
+
+    Returns:
+        The table; None if no class is taken for another.
+    """
+    wrong, size = counts.clone().fill_diagonal_(0), counts.sum(1)
+    order = wrong.flatten().argsort(descending=True, stable=True)[:CONFUSIONS].tolist()
+    pairs = [divmod(place, len(names)) for place in order if wrong.flatten()[place] > 0]
+    if not pairs:
+        return None
+    rows = [[names[t], names[p], float(wrong[t, p]), float(wrong[t, p] / size[t])] for t, p in pairs]
+    return Table(
+        ["true class", "predicted", "rows", "share of the true class"],
+        rows,
+        f"The most frequent confusions among {len(names)} classes.",
+        formats={"rows": ",.0f", "share of the true class": ".1%"},
+    )
+
+
+def doubtful_table(rows: Tensor, probs: Tensor, labels: Tensor, *, names: list[str]) -> Table:
+    """Return the rows that the average is least sure about.
+
+    Args:
+        rows: their numbers in the test set, the least certain first.
+        probs: averaged probabilities of all its rows, (N, K).
+        labels: true classes, (N,).
+        names: of the classes.
+
+    Returns:
+        The table.
+    """
+    entropy = metrics.entropy(probs)
+    predicted = probs.argmax(-1)
+    lines = [
+        [
+            str(row), names[int(labels[row])], names[int(predicted[row])], float(probs[row, predicted[row]]),
+            float(probs[row, labels[row]]), float(entropy[row]),
+        ]
+        for row in rows.tolist()
+    ]  # fmt: skip
+    heads = ["test row", "true class", "predicted class", "its probability", "that of the true class", "entropy (nats)"]
+    return Table(
+        heads,
+        lines,
+        "The test rows that the average is least sure about, by their entropy; rows are numbered from 0.",
+        formats={heads[3]: ".1%", heads[4]: ".1%"},
+    )
+
+
+def regression(label: str, data: Data, found: Numbers) -> Section:
+    """Return what tells how good predicted numbers and their intervals are, in raw units.
+
+    Args:
+        label: of the method.
+        data: the data set.
+        found: predicted and observed numbers of the test rows.
+
+    Returns:
+        The section.
+    """
+    units = data.target_standardise or Standardise.identity()
+    observed, mean, low, high = (
+        units.inverse(part).flatten() for part in (found.targets, found.mean, found.low, found.high)
+    )
+    scale = (found.scale * units.scale).flatten()
+    drawn, remarks = {}, []
+    if mean.isfinite().all():
+        drawn["predicted"] = Picture(
+            "Predicted against observed",
+            figures.predicted_observed(label, observed, mean, low=low, high=high),
+            "Test rows, with central 95 % intervals around the predictive means: one in twenty should lie outside its "
+            "own. In the target's own units.",
+        )
+    else:
+        remarks.append("Under this likelihood targets have no mean, so predictions are not drawn against targets.")
+    drawn["coverage"] = _coverage(label, found)
+    spread = scale.max() / scale.min()
+    if not found.is_finite or scale.min() <= 0:
+        remarks.append("Some predictive variances are 0 or not finite, so errors are not drawn against them.")
+    elif spread < _SAME:
+        remarks.append(
+            f"The predictive standard deviation is the same for all test rows, {float(scale.median()):.4g} in the "
+            f"target's own units: nothing says which predictions are the better ones."
+        )
+    else:
+        drawn["errors"] = Picture(
+            "Errors against predicted standard deviations",
+            figures.errors_by_scale(label, observed - mean, scale),
+            "If the stated spread is right, errors grow with it: the root mean square errors of rows of similar "
+            "spread lie on the line of one standard deviation.",
+        )
+    return Section([], drawn, remarks)
+
+
+def coverage(found: Numbers) -> tuple[Tensor, Tensor]:
+    """Return the share of targets in central intervals of each level.
+
+    Args:
+        found: predicted and observed numbers.
+
+    Returns:
+        Levels 0, 0.01, ..., 1 and shares, (101,) each, float64.
+    """
+    levels = torch.linspace(0, 1, 101, dtype=torch.float64)
+    reached, weights = found.levels.double(), found.weights[:, None].expand_as(found.levels)
+    shares = [metrics.weighted_mean(reached <= level, weights) for level in levels]
+    return levels, torch.stack(shares)
+
+
+def _coverage(label: str, found: Numbers) -> Picture:
+    whole = bool((found.targets == found.targets.round()).all())
+    counts = " Targets are whole numbers, of which intervals hold more than their level says." if whole else ""
+    return Picture(
+        "Coverage of central intervals",
+        figures.coverage_curves({label: coverage(found)}, found.levels.numel()),
+        "Of the targets, how many lie in the central 50 % interval, in the 90 % interval? Calibrated ones follow "
+        f"the diagonal.{counts}",
+    )
