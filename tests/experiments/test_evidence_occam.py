@@ -13,9 +13,9 @@ from torchbayes.data import load
 from torchbayes.experiments import get, reproduce
 from torchbayes.experiments.evidence_occam import EXPERIMENT, report, run
 from torchbayes.experiments.evidence_occam.recipe import OccamRecipe
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.experiments.experiment import open_directory
 
-TINY = OccamRecipe(widths=(1, 3), starts=(2, 1), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
+TINY = OccamRecipe(widths=(1, 3), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
 
 
 @pytest.fixture(autouse=True)
@@ -74,16 +74,6 @@ def test_the_noise_is_that_of_the_highest_evidence(data):
     for factor in (0.8, 1.25):
         fixed = replace(recipe, noise=factor * best.noise, rounds=1)
         assert run.best_noise(fixed, data[0], width=2, scale=0.7, seed=2).log_evidence < best.log_evidence
-
-
-def test_the_best_of_several_starts_is_taken(data):
-    recipe = replace(TINY, widths=(2,), starts=(5,))
-    settings = {"width": 2, "scale": 3.0}
-    seeds = [mix(Purpose.GRID_STARTS, 7, 2, start) for start in range(5)]
-    alone = [run.best_noise(recipe, data[0], **settings, seed=seed) for seed in seeds]
-    evidences = [fitted.log_evidence for fitted in alone]
-    assert max(evidences) > min(evidences) + 0.1  # not all starts end at one mode
-    assert run.best_start(recipe, data[0], **settings, seed=7).log_evidence == max(evidences)
 
 
 def grid(*, evidence=None, test=None, train=None, is_mode=1.0, seed=0):
@@ -182,4 +172,13 @@ def test_both_recipes_have_the_same_scales():
     small, paper = (get("evidence_occam").recipe(scale) for scale in ("small", "paper"))
     assert small.scales == paper.scales
     assert set(small.widths) < set(paper.widths)
-    assert all(len(recipe.starts) == len(recipe.widths) for recipe in (small, paper))
+
+
+def test_results_that_were_recorded_with_the_unused_setting_go_on(tmp_path):
+    about = open_directory(EXPERIMENT, "small", tmp_path)
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps({**about, "recipe": {**about["recipe"], "starts": [8, 6, 4, 2, 1]}}))
+    assert open_directory(EXPERIMENT, "small", tmp_path) == about
+    path.write_text(json.dumps({**about, "recipe": {**about["recipe"], "ends": 3}}))
+    with pytest.raises(ValueError, match=r"of other settings \(some were removed\)"):
+        open_directory(EXPERIMENT, "small", tmp_path)

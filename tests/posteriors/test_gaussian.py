@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 import torchbayes as tb
-from tests.laws.cases import normal
+from tests.laws.cases import POSTERIORS, model_of, normal
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal, Structure
+from torchbayes.posteriors.laplace import as_prior
 from torchbayes.posteriors.posterior import normals
 
 SIZE = 5  # four weights and a bias
@@ -92,6 +95,25 @@ def test_entropy_by_sampling_is_the_closed_form(kind: str) -> None:
 @pytest.mark.parametrize(("members", "expected"), [(1, 30), (4, 32), (7, 35), (30, 30), (31, 31)])
 def test_default_draws_are_at_least_thirty(members: int, expected: int) -> None:
     assert gaussian("diagonal", members).default_draws == expected
+
+
+def test_what_takes_a_gaussian_takes_a_laplace_posterior_as_one() -> None:
+    laplace = POSTERIORS["laplace"](model_of(), 1)
+    assert isinstance(laplace, tb.LaplacePosterior)
+    plain = laplace.gaussian
+    assert plain.gaussian is plain
+    one, other = (as_prior(posterior) for posterior in (laplace, plain))
+    torch.testing.assert_close(one.covariance.dense(), other.covariance.dense(), rtol=0, atol=0)
+    first, second = (tb.subnetwork(posterior, 9) for posterior in (laplace, plain))
+    assert all(torch.equal(mask, second[name]) for name, mask in first.items())
+
+
+@pytest.mark.parametrize("use", [as_prior, lambda posterior: tb.subnetwork(posterior, 3)])
+def test_what_takes_a_gaussian_refuses_draws(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        TypeError, match=r"a Laplace posterior or a Gaussian one; got .*Draws.*\. Fit by Laplace or SWAG"
+    ):
+        use(POSTERIORS["draws"](model_of(), 1))
 
 
 def test_normals_are_standard_and_independent_between_rows_and_seeds() -> None:

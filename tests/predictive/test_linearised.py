@@ -392,7 +392,9 @@ def test_unknown_link_and_counts_are_refused():
 
 def test_posterior_that_is_no_gaussian_is_refused():
     point = tb.Point(posterior("mlp", "laplace diagonal").model, normal(1, 43))
-    with pytest.raises(TypeError, match="needs a Gaussian `posterior`"):
+    with pytest.raises(
+        TypeError, match=r"a Laplace posterior or a Gaussian one; got .*\. Use predict\(posterior, inputs\)"
+    ):
         tb.Linearised(point)  # type: ignore[arg-type]
 
 

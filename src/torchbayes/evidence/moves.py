@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbayes.density.dynamics import Value, leapfrog
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.methods.mcmc.hamiltonian import filled, kinetic
-from torchbayes.methods.sampler import choose
+from torchbayes.methods.sampler import acceptance, choose
 from torchbayes.native.seeds import Purpose, generator
 
 QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
@@ -97,7 +97,7 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
     gain_M = (end.value.log_density - before.log_density) + (
         kinetic(momentum_MD, inverse_mass_D) - kinetic(end.momentum_MD, inverse_mass_D)
     )
-    probability_M = torch.where(torch.isfinite(gain_M), gain_M, -torch.inf).clamp(max=0.0).exp()
+    probability_M = acceptance(gain_M)
     accepted_M = chance_M.to(device) < probability_M
     parts = Parts(*(choose(accepted_M, new, old) for new, old in zip(last[0], place.parts, strict=True)))
     return Place(choose(accepted_M, end.weights_MD, weights_MD), parts), probability_M

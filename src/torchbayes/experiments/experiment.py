@@ -46,6 +46,7 @@ class Experiment:
         run: (recipe, seed, directory) -> numbers of one seed, JSON-serialisable. Called again on the directory of an
             interrupted run, it continues that run.
         summarise: numbers of several seeds -> findings.
+        unused: settings that recipes once had and nothing used; results that were recorded with them go on.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Experiment:
     cost: Mapping[str, str]
     run: Callable[[Any, int, Path], dict[str, Any]]
     summarise: Callable[[Sequence[dict[str, Any]]], Findings]
+    unused: tuple[str, ...] = ()
 
     def recipe(self, scale: str) -> Any:
         """Return the recipe at a scale.
@@ -94,7 +96,7 @@ def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[
     about = json.loads(json.dumps(about))
     if path.exists():
         found = read_json(path)
-        found["recipe"] = _recorded(found["recipe"])
+        found["recipe"] = _recorded({k: v for k, v in found["recipe"].items() if k not in experiment.unused})
         if found != about:
             old, new = ({**a, **a["recipe"]} for a in (found, about))
             said = [f"{k} {old.get(k)!r}, now {new.get(k)!r}" for k in new if k != "recipe" and old.get(k) != new[k]]

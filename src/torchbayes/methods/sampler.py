@@ -81,11 +81,43 @@ class Sampler(ABC):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> Any:
-        """Return the state before the first step."""
+        """Return the state before the first step.
+
+        Args:
+            density: the target.
+            weights_MD: where the chains start.
+            buffers: not used; samplers run networks in evaluation mode.
+            seeds: one seed per chain.
+            steps_per_epoch: not used; schedules count steps.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has batch norm that is not frozen; of samplers on all the data also if the
+                density cannot be computed, is not finite or has the wrong shape at the start, or a setting that is to
+                be derived from the prior cannot be.
+        """
 
     @abstractmethod
     def step(self, density: Density, state: Any, batch: Any = None, *, donate: bool = False) -> tuple[Any, Any]:
-        """Return the new state and the info of the step."""
+        """Return every chain one step on, and what was seen.
+
+        Args:
+            density: the target.
+            state: where the chains are.
+            batch: one minibatch per chain, (M, B, ...); None where the density has all the data.
+            donate: give up `state`: samplers on minibatches overwrite its tensors, which must not be used again; the
+                others make new ones all the same.
+
+        Returns:
+            The new state, and what was seen.
+
+        Raises:
+            DivergedError: on minibatches, if the density cannot be computed, or it or its gradient is not finite; the
+                weights are then those before the step. Samplers on all the data reject such a proposal.
+            ValueError: if the density has the wrong shape.
+        """
 
     @property
     def members(self) -> int:
@@ -264,8 +296,14 @@ def refuse_batch_norm(density: Density) -> None:
         )
 
 
+def acceptance(log_ratio_M: Tensor) -> Tensor:
+    """Return the probability of acceptance, min(1, exp(log ratio)), and 0 where the ratio is not finite."""
+    # not even where the density is infinite: a chain would stay there for ever
+    return log_ratio_M.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0.0).exp()
+
+
 def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
-    """Return which chains accept, and with what probability: min(1, exp(log ratio)), and 0 where it is not finite.
+    """Return which chains accept, and with what probability.
 
     Args:
         log_ratio_M: log of the ratio of target times reverse proposal to target times proposal, float64.
@@ -275,8 +313,7 @@ def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tens
     Returns:
         Bool (M,) and float64 (M,).
     """
-    # +∞ is rejected too: a chain would stay there for ever
-    probability_M = log_ratio_M.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0.0).exp()
+    probability_M = acceptance(log_ratio_M)
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
 
 

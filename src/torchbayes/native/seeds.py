@@ -98,7 +98,6 @@ class Purpose(enum.IntEnum):
     AGREEMENT_CASE = 80
     CLIMB = 81
     GRID = 82
-    GRID_STARTS = 83
     INDEPENDENT = 84  # draws of an ideal sampler
 
 

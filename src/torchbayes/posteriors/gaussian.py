@@ -9,10 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_object
+from torchbayes.checks import check_object, seen
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals, readable
+
+
+def check_gaussian(posterior: Any, advice: str = "Fit by Laplace or SWAG.") -> None:
+    """Check that a posterior is a mixture of Gaussians, without working out their covariances.
+
+    Args:
+        posterior: any.
+        advice: what to do if it is none.
+
+    Raises:
+        TypeError: if it has no `gaussian`.
+    """
+    if not hasattr(type(posterior), "gaussian"):
+        raise TypeError(f"`posterior` must be a Laplace posterior or a Gaussian one; got {seen(posterior)}. {advice}")
 
 
 @readable
@@ -29,6 +43,7 @@ class Gaussian(Posterior):
     covariance: Structure
 
     kind = "gaussian"
+    found = ""  # how the network is built, as of `LaplacePosterior`: not known
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", mean_MD=self.mean_MD)
@@ -38,6 +53,11 @@ class Gaussian(Posterior):
                 f"`covariance` must be over the {self.mean_MD.shape[-1]} weights of the means; got one over "
                 f"{self.covariance.size}."
             )
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """This posterior, as every one that is a mixture of Gaussians has it."""
+        return self
 
     @property
     def members(self) -> int:

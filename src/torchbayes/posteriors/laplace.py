@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_kind
 from torchbayes.linalg import Curvature, DenseCurvature, Diagonal, Scaled, restore_curvature
 from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.dropped import Dropped, dropped
@@ -20,7 +19,7 @@ from torchbayes.linalg.structure import is_diagonal, unscaled
 from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
 from torchbayes.model.model import having
 from torchbayes.model.priors.joint import Joint
-from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.posterior import Posterior, readable
 from torchbayes.posteriors.problems import warn_of
 
@@ -268,9 +267,9 @@ def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
     Raises:
         ValueError: if the posterior is a mixture.
     """
-    check_kind((LaplacePosterior, Gaussian), "a Laplace posterior or a Gaussian one", posterior=posterior)
+    check_gaussian(posterior)
     warn_of(posterior.problems)
-    gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
+    gaussian = posterior.gaussian
     if gaussian.members > 1:
         raise ValueError(
             f"a prior is one Gaussian; this posterior is a mixture of {gaussian.members}. Fit one mode, or choose one."

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain, seen
+from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain
 from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
@@ -37,7 +37,7 @@ from torchbayes.model.model import Model, check_finite
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions as Drawn
-from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -92,11 +92,7 @@ class Linearised:
     chunk: int = field(default=2**24, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.posterior, LaplacePosterior | Gaussian):
-            raise TypeError(
-                f"a linearised predictive needs a Gaussian `posterior`; got {seen(self.posterior)}. "
-                f"Use predict(posterior, inputs)."
-            )
+        check_gaussian(self.posterior, "Use predict(posterior, inputs).")
         plain(self)
         check_counts(samples=self.samples, chunk=self.chunk)
         as_seed(self.seed)
@@ -107,10 +103,6 @@ class Linearised:
     def model(self) -> Model:
         """The model."""
         return self.posterior.model
-
-    @cached_property
-    def _gaussian(self) -> Gaussian:
-        return self.posterior.gaussian if isinstance(self.posterior, LaplacePosterior) else self.posterior
 
     def functions(self, inputs: Any, *, diagonal: bool = False) -> Functions:
         """Return mean and covariance of the outputs at each input.
@@ -163,7 +155,7 @@ class Linearised:
             ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
                 rows.
         """
-        means_MD, placed = self._gaussian.mean_MD, checked(self.model, inputs)
+        means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
         link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
         own = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
         return linked(link, self.model, means_MD, functions=self.functions, inputs=placed, **own)
@@ -174,10 +166,10 @@ class Linearised:
         The support of its layers is known from the fit, or determined from the inputs: again where there are more rows
         than before.
         """
-        text: str = getattr(self.posterior, "found", "")
+        text = self.posterior.found
         rows = 0 if text else min(batch_size(inputs), SPREAD_ROWS)
         if all(rows > known for known in self._known):
-            gaussian, buffers_M = self._gaussian, self.posterior.buffers_M or {}
+            gaussian, buffers_M = self.posterior.gaussian, self.posterior.buffers_M or {}
             own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
             options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}

@@ -31,4 +31,5 @@ EXPERIMENT = Experiment(
     },
     run=run.run,
     summarise=report.summarise,
+    unused=("starts",),
 )

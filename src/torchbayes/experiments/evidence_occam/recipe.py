@@ -12,8 +12,6 @@ class OccamRecipe:
     Attributes:
         data: a UCI regression set; seed s takes its split s.
         widths: numbers of hidden tanh units, in rising order.
-        starts: number of starts of `best_start`, one for each width: narrow networks have many poor modes, and cost
-            little.
         scales: standard deviations of every weight's normal prior, in rising order.
         noise: initial noise scale, in standard deviations of the targets.
         rounds: maximum number of noise scales tried.
@@ -23,7 +21,6 @@ class OccamRecipe:
 
     data: str = "uci_energy"
     widths: tuple[int, ...] = (2, 5, 10, 20, 50)
-    starts: tuple[int, ...] = (8, 6, 4, 2, 1)
     scales: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     noise: float = 0.3
     rounds: int = 8
@@ -33,6 +30,4 @@ class OccamRecipe:
 
 SMALL = OccamRecipe()
 
-PAPER = OccamRecipe(
-    widths=(2, 5, 10, 20, 50, 100, 200, 400), starts=(20, 20, 20, 20, 10, 5, 3, 3), rounds=12, steps=1000
-)
+PAPER = OccamRecipe(widths=(2, 5, 10, 20, 50, 100, 200, 400), rounds=12, steps=1000)

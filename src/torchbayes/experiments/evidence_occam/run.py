@@ -77,14 +77,6 @@ def run(recipe: OccamRecipe, seed: int, directory: Path) -> dict[str, Any]:
     return {"widths": list(recipe.widths), "scales": list(recipe.scales), **numbers}
 
 
-def best_start(recipe: OccamRecipe, data: Pair, *, width: int, scale: float, seed: int) -> Fitted:
-    """Return the network with the highest evidence among those from several starts; arguments as of `best_noise`."""
-    count = recipe.starts[recipe.widths.index(width)]
-    seeds = (mix(Purpose.GRID_STARTS, seed, width, start) for start in range(count))
-    fits = (best_noise(recipe, data, width=width, scale=scale, seed=own) for own in seeds)
-    return max(fits, key=lambda fitted: fitted.log_evidence)
-
-
 def best_noise(recipe: OccamRecipe, data: Pair, *, width: int, scale: float, seed: int) -> Fitted:
     """Return a network at a mode, under the noise scale with the highest evidence among those tried.
 

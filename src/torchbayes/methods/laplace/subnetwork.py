@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_kind, whole
-from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.checks import whole
+from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import warn_of
 
@@ -28,16 +28,15 @@ def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, T
     Raises:
         ValueError: if the network has fewer weights, or its posterior is over a mask of weights already.
     """
-    check_kind((LaplacePosterior, Gaussian), "a Laplace posterior or a Gaussian one", posterior=posterior)
+    check_gaussian(posterior)
     whole("size", size)
     warn_of(posterior.problems)
-    gaussian = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     layout = posterior.model.network.layout
     if posterior.model.network.mask.indices:
         raise ValueError("the posterior is one over a subnetwork already. Start from one over all weights.")
     if not 1 <= size <= layout.size:
         raise ValueError(f"`size` must lie in 1..{layout.size}, the weights of the network; got {size}.")
-    variance_D = gaussian.covariance.diagonal().mean(0)[: layout.size]
+    variance_D = posterior.gaussian.covariance.diagonal().mean(0)[: layout.size]
     chosen_D = torch.zeros(layout.size, dtype=torch.bool, device=variance_D.device)
     chosen_D[variance_D.topk(size).indices] = True
     return {name: mask for name, mask in layout.split(chosen_D).items() if mask.any()}

@@ -92,37 +92,15 @@ class HMC(Sampler):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> State:
-        """Return the state before the first iteration.
+        """Return the state before the first iteration: see `Sampler.init`.
 
-        Args:
-            density: the target.
-            weights_MD: where the chains start.
-            buffers: not used; samplers run networks in evaluation mode.
-            seeds: one seed per chain.
-            steps_per_epoch: not used; a step sees all the data.
-
-        Returns:
-            The state, with a first step size found by halving and doubling if none is given.
-
-        Raises:
-            ValueError: if the density cannot be computed or is not finite at the start, or has the wrong shape, or the
-                length of a trajectory is not known.
+        A first step size that is not given is found by halving and doubling.
         """
         del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds, length=self._length(density))
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one iteration of every chain.
-
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: not used; the density has all the data.
-            donate: not used; every iteration makes new tensors.
-
-        Returns:
-            The new state, and the info of the step.
-        """
+        """Return every chain one iteration on, and what was seen: see `Sampler.step`."""
         del batch, donate
         mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
         momentum_MD, (step_size_M, leapfrogs_M) = momenta(state, mass_MD), self._steps(state)

@@ -75,23 +75,13 @@ class RandomWalk(Sampler):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> State:
-        """Return the state before the first proposal; `buffers` and `steps_per_epoch` are not used."""
+        """Return the state before the first proposal: see `Sampler.init`."""
         del buffers, steps_per_epoch
         state = _start(density, weights_MD, seeds, first=self.step_size or 2.38 / weights_MD.shape[-1] ** 0.5)
         return replace(state, gradient_MD=state.weights_MD[:, :0].clone())
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Make one proposal for every chain.
-
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: not used; the density has all the data.
-            donate: not used.
-
-        Returns:
-            The new state, and the info of the step.
-        """
+        """Return every chain one proposal on, and what was seen: see `Sampler.step`."""
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         proposal_MD = state.weights_MD + _column(state.step_size.step_size_M, noise_MD) * noise_MD
@@ -125,22 +115,12 @@ class MALA(Sampler):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> State:
-        """Return the state before the first proposal; `buffers` and `steps_per_epoch` are not used."""
+        """Return the state before the first proposal: see `Sampler.init`."""
         del buffers, steps_per_epoch
         return _start(density, weights_MD, seeds, first=self.step_size or 1.65 / weights_MD.shape[-1] ** (1 / 6))
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Make one proposal for every chain.
-
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: not used; the density has all the data.
-            donate: not used.
-
-        Returns:
-            The new state, and the info of the step.
-        """
+        """Return every chain one proposal on, and what was seen: see `Sampler.step`."""
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1 = _column(state.step_size.step_size_M, noise_MD)

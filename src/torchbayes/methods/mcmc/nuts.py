@@ -79,17 +79,9 @@ class NUTS(Sampler):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> State:
-        """Return the state before the first iteration.
+        """Return the state before the first iteration: see `Sampler.init`.
 
-        Args:
-            density: the target.
-            weights_MD: where the chains start.
-            buffers: not used; samplers run networks in evaluation mode.
-            seeds: one seed per chain.
-            steps_per_epoch: not used; a step sees all the data.
-
-        Returns:
-            The state, with a first step size found by halving and doubling if none is given.
+        A first step size that is not given is found by halving and doubling.
         """
         del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds)
@@ -97,17 +89,7 @@ class NUTS(Sampler):
     def step(
         self, density: Density, state: State, batch: Any = None, *, donate: bool = False
     ) -> tuple[State, TreeInfo]:
-        """Take one iteration of every chain.
-
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: not used; the density has all the data.
-            donate: not used; every iteration makes new tensors.
-
-        Returns:
-            The new state, and the info of the step.
-        """
+        """Return every chain one iteration on, and what was seen: see `Sampler.step`."""
         del batch, donate
         momentum_MD = momenta(state, state.inverse_mass_MD)
         energy_M = kinetic(momentum_MD, state.inverse_mass_MD) - state.log_density_M

@@ -27,7 +27,7 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, copied, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -100,21 +100,7 @@ class SGHMC(Sampler):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the target.
-            weights_MD: where the chains start.
-            buffers: not used; samplers run networks in evaluation mode.
-            seeds: one seed per chain.
-            steps_per_epoch: not used; schedules count steps.
-
-        Returns:
-            The state.
-
-        Raises:
-            ValueError: if the network has batch norm that is not frozen.
-        """
+        """Return the state before the first step: see `Sampler.init`."""
         del buffers, steps_per_epoch
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
@@ -122,25 +108,10 @@ class SGHMC(Sampler):
         return State(weights_MD, torch.zeros_like(weights_MD), squares_MD, tuple(seeds), 0)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one step of every chain.
-
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: one minibatch per chain, (M, B, ...); None where the density has all the data.
-            donate: give up `state`: its tensors are overwritten and must not be used again.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
-                those before the step.
-            ValueError: if the density has the wrong shape.
-        """
+        """Return every chain one step on, and what was seen: see `Sampler.step`."""
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
         value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
-        now = state if donate else _copy(state)
+        now = state if donate else copied(state)
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
         variance = 2 * (friction - self.noise_estimate) * heat * (1.0 if self.form == "momentum" else step_size)
@@ -161,12 +132,3 @@ class SGHMC(Sampler):
         else:
             now.weights_MD.addcdiv_(now.momentum_MD, mass_MD, value=move)
         return replace(now, step=state.step + 1), info
-
-
-def _copy(state: State) -> State:
-    return replace(
-        state,
-        weights_MD=state.weights_MD.clone(),
-        momentum_MD=state.momentum_MD.clone(),
-        squares_MD=state.squares_MD.clone(),
-    )

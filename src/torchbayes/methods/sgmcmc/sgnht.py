@@ -27,7 +27,7 @@ from torchbayes.methods.checks import check_positive
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Info, check, copied, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -79,21 +79,7 @@ class SGNHT(Sampler):
         seeds: Sequence[int],
         steps_per_epoch: int = 1,
     ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the target.
-            weights_MD: where the chains start.
-            buffers: not used; samplers run networks in evaluation mode.
-            seeds: one seed per chain.
-            steps_per_epoch: not used; schedules count steps.
-
-        Returns:
-            The state.
-
-        Raises:
-            ValueError: if the network has batch norm that is not frozen.
-        """
+        """Return the state before the first step: see `Sampler.init`."""
         del buffers, steps_per_epoch
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
@@ -102,29 +88,10 @@ class SGNHT(Sampler):
         return State(weights_MD, momentum_MD, friction_M, tuple(seeds), 0)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one step of every chain.
-
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: one minibatch per chain, (M, B, ...); None where the density has all the data.
-            donate: give up `state`: its tensors are overwritten and must not be used again.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
-                those before the step.
-            ValueError: if the density has the wrong shape.
-        """
+        """Return every chain one step on, and what was seen: see `Sampler.step`."""
         step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
         value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
-        now = (
-            state
-            if donate
-            else replace(state, weights_MD=state.weights_MD.clone(), momentum_MD=state.momentum_MD.clone())
-        )
+        now = state if donate else copied(state)
         h, noisy = step_size**0.5, self.schedule.noisy(state.step)
         friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, self.diffusion)
         now.momentum_MD.mul_((1 - h * friction_M).to(now.momentum_MD).unsqueeze(-1))

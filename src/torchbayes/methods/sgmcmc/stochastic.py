@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -82,6 +82,11 @@ def temperature(density: Density) -> float:
     """
     model: Any = getattr(density, "model", None)
     return model.temperature if model is not None and model.tempering == "joint" else 1.0
+
+
+def copied(state: Any) -> Any:
+    """Return a state whose tensors are copies, which a step may overwrite."""
+    return replace(state, **{name: part.clone() for name, part in vars(state).items() if isinstance(part, Tensor)})
 
 
 def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
