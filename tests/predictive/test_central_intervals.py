@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from torchbayes import Predictive, likelihoods
+from torchbayes.predictive import intervals
 from torchbayes.predictive.intervals import central_interval, levels_reached
 
 MEANS_B = torch.tensor([[-1.0], [0.0], [2.5]]).double()
@@ -31,24 +32,30 @@ def test_levels_of_a_mixture_are_those_of_its_distribution_function():
     assert torch.equal(levels_reached(predictive, targets) <= 0.95, inside)
 
 
-@pytest.mark.parametrize("kind", ["student", "poisson"])
-def test_what_cannot_be_inverted_is_sampled(kind: str):
-    likelihood = likelihoods.StudentT(df=3.0, scale=0.5) if kind == "student" else likelihoods.Poisson()
-    predictive = Predictive(MEANS_B.expand(4, 3, 1), likelihood)
-    means = MEANS_B.numpy()
-    exact = stats.t(3.0, means, 0.5) if kind == "student" else stats.poisson(np.exp(means))
-    observed = np.asarray(exact.ppf(np.array([[0.2], [0.5], [0.9]])))
+def test_what_cannot_be_inverted_is_sampled():
+    predictive = Predictive(MEANS_B.expand(4, 3, 1), likelihoods.StudentT(df=3.0, scale=0.5))
+    exact = stats.t(3.0, MEANS_B.numpy(), 0.5)
     with pytest.raises(NotImplementedError):
         predictive.quantile(0.5)
-    below, up_to = exact.cdf(observed - float(kind == "poisson")), exact.cdf(observed)
-    expected = np.maximum(0, 1 - 2 * np.minimum(up_to, 1 - below))
+    shares = np.array([[0.2], [0.5], [0.9]])
+    found = levels_reached(predictive, torch.from_numpy(exact.ppf(shares)))
     # 2,000 samples: standard errors of twice a share of at most 0.022
-    np.testing.assert_allclose(levels_reached(predictive, torch.from_numpy(observed)), expected, rtol=0, atol=0.07)
-    low, high = central_interval(predictive, 0.5)
-    for ends, share in ((low, 0.25), (high, 0.75)):
-        shares = exact.cdf(ends)
-        assert (shares >= share - 0.04).all()
-        if kind == "student":
-            assert (shares <= share + 0.04).all()
-        else:
-            assert (exact.cdf(ends - 1) <= share + 0.04).all()
+    np.testing.assert_allclose(found, abs(1 - 2 * shares), rtol=0, atol=0.07)
+    for ends, share in zip(central_interval(predictive, 0.5), (0.25, 0.75), strict=True):
+        np.testing.assert_allclose(exact.cdf(ends.numpy()), share, rtol=0, atol=0.04)
+
+
+def test_samples_are_drawn_for_some_rows_after_the_others(monkeypatch: pytest.MonkeyPatch):
+    predictive = Predictive(MEANS_B[None], likelihoods.StudentT(df=3.0, scale=0.5))
+    targets = MEANS_B + torch.tensor([[0.0], [1.0], [-1.0]]).double()
+    whole = levels_reached(predictive, targets)
+    monkeypatch.setattr(intervals, "_AT_ONCE", 2000)  # one row at a time
+    torch.testing.assert_close(levels_reached(predictive, targets), whole, rtol=0, atol=0.1)
+
+
+def test_levels_of_counts_are_those_of_the_closed_interval():
+    predictive = Predictive(MEANS_B[None], likelihoods.Poisson())
+    exact = stats.poisson(np.exp(MEANS_B.numpy()))
+    for counts in (np.array([[0.0], [1.0], [9.0]]), np.array([[2.0], [0.0], [30.0]])):
+        expected = np.maximum(0, 1 - 2 * np.minimum(exact.cdf(counts), exact.sf(counts - 1)))
+        np.testing.assert_allclose(levels_reached(predictive, torch.from_numpy(counts)), expected, rtol=0, atol=1e-9)
