@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack  # no public way says whether a transform is at work
 
 from torchbayes.checks import check_counts, check_flags, check_positive
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
@@ -52,8 +53,6 @@ class _FilterResponse(torch.autograd.Function):
     Autograd by itself goes over the images once for each use of x, and takes twice as long.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return y and r; weight and bias are (C, 1, 1)."""
@@ -92,8 +91,6 @@ class _Threshold(torch.autograd.Function):
     The share of y is ½ (1 + sign(y − τ)): arithmetic, which is several times faster than the masks of autograd.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(normed: Tensor, threshold: Tensor) -> Tensor:
         """Return the larger of both; the threshold is (C, 1, 1)."""
@@ -121,8 +118,13 @@ class _Threshold(torch.autograd.Function):
 
 
 def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return a function with its own backward pass; without it for a compiler, which differentiates by itself."""
-    return function.forward if torch.compiler.is_compiling() else function.apply
+    """Return a function with its own backward pass, or without it where that does not pay.
+
+    A compiler fuses what autograd does. Under a transform, as the curvature of a row asks for, PyTorch takes longer to
+    find its way to a backward pass of one's own than that pass saves.
+    """
+    plain = torch.compiler.is_compiling() or peek_interpreter_stack() is not None
+    return function.forward if plain else function.apply
 
 
 def _share(normed: Tensor, threshold: Tensor) -> Tensor:
