@@ -1,11 +1,12 @@
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, hessian, vmap
 
 from torchbayes import networks
 
@@ -95,11 +96,68 @@ def test_filter_response_norm_is_its_formula(threshold: bool):
     assert not list(norm.buffers())
 
 
-def test_filter_response_norm_gradients_by_finite_differences():
-    norm = networks.FilterResponseNorm2d(2).double()
-    inputs = torch.randn(2, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert torch.autograd.gradcheck(norm, (inputs.requires_grad_(),))
-    assert torch.autograd.gradgradcheck(norm, (inputs,))
+# PyTorch compiles its rules of forward mode when they are first used, in a way that it warns of
+forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+def response(*, threshold: bool) -> tuple[networks.FilterResponseNorm2d, dict[str, torch.Tensor], torch.Tensor]:
+    """Return a norm of two channels, weights for it whose threshold cuts off a part, and images."""
+    source = torch.Generator().manual_seed(1)
+    norm = networks.FilterResponseNorm2d(2, eps=1e-3, threshold=threshold).double()
+    weights = {n: torch.randn(p.shape, dtype=p.dtype, generator=source) / 2 for n, p in norm.named_parameters()}
+    return norm, weights, torch.randn(2, 2, 3, 3, dtype=torch.float64, generator=source)
+
+
+@forward_mode
+@pytest.mark.parametrize("threshold", [False, True])
+def test_filter_response_norm_gradients_by_finite_differences(threshold: bool):
+    norm, weights, images = response(threshold=threshold)
+
+    def run(images: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return functional_call(norm, dict(zip(weights, values, strict=True)), (images,))
+
+    leaves = [tensor.requires_grad_() for tensor in (images, *weights.values())]
+    if threshold:
+        assert 0.1 < (run(*leaves) == weights["threshold"][:, None, None]).double().mean() < 0.9
+    every = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(run, leaves, **every)
+    assert torch.autograd.gradgradcheck(run, leaves)
+
+
+@forward_mode
+@pytest.mark.parametrize("threshold", [False, True])
+def test_filter_response_norm_has_the_derivatives_of_its_formula(threshold: bool):
+    norm, weights, images = response(threshold=threshold)
+
+    def loss(run, weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+        return run(weights, images).pow(3).sum()
+
+    def formula(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+        own = {name: weight[:, None, None] for name, weight in weights.items()}
+        normed = own["weight"] * images * (images.square().mean((-2, -1), keepdim=True) + 1e-3) ** -0.5 + own["bias"]
+        return torch.maximum(normed, own["threshold"]) if threshold else normed
+
+    def module(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+        return functional_call(norm, weights, (images,))
+
+    two = {name: torch.stack([weight, 2 * weight]) for name, weight in weights.items()}
+    close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+    for members, rows in ((0, None), (None, 0), (0, 0)):
+        own = two if members == 0 else weights
+        each = images.unsqueeze(1) if rows == 0 else images
+        found, expected = (
+            vmap(grad(partial(loss, run), argnums=(0, 1)), (members, rows))(own, each) for run in (module, formula)
+        )
+        close(found, expected)
+    found, expected = (hessian(partial(loss, run))(weights, images) for run in (module, formula))
+    close(found, expected)
+
+
+def test_each_side_of_a_threshold_gets_half_of_the_gradient_where_both_are_equal():
+    norm = networks.FilterResponseNorm2d(1, threshold=True)
+    assert norm.threshold is not None
+    outputs = norm(torch.tensor([[[[-1.0, 0.0, 1.0, 2.0]]]]))
+    assert torch.autograd.grad(outputs.sum(), (norm.bias, norm.threshold)) == (2.5, 1.5)
 
 
 SMALL = {"mlp": (1, 8, 8), "lenet": (1, 16, 16), "small_cnn": (2, 8, 8), "resnet20_frn": (2, 8, 8)}

@@ -84,9 +84,9 @@ class Layout:
                 f"got shape {tuple(weights.shape)}."
             )
         lead = weights.shape[:-1]
-        parts = weights.split(self.sizes, dim=-1)
+        parts = weights.split_with_sizes(self.sizes, dim=-1)
         shapes = zip(self.shapes.items(), parts, strict=True)
-        return {name: part.view((*lead, *shape)) for (name, shape), part in shapes}
+        return {n: part if len(shape) == 1 else part.view((*lead, *shape)) for (n, shape), part in shapes}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the flat vector of named tensors that share their leading axes: the inverse of `split`.

@@ -7,8 +7,12 @@ layers start at scale one and shift zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack  # no public way says whether a transform is at work
 
 from torchbayes.checks import check_counts, check_flags, check_positive
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
@@ -37,6 +41,100 @@ class _Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Draw weights from N(0, 2/fan_in); set biases to zero."""
         _he_normal(self)
+
+
+class _FilterResponse(torch.autograd.Function):
+    """y = γ r x + β and r = 1/√(ν² + ε), differentiable as often as one likes.
+
+    With g and h the gradients by y and r, and sums over the n places of a channel of an image, the one by x is
+
+        γ r g − x (γ Σ g x + h) r³ / n.
+
+    Autograd by itself goes over the images once for each use of x, and takes twice as long.
+    """
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return y and r; weight and bias are (C, 1, 1)."""
+        inverse = torch.rsqrt(inputs.square().mean(dim=(-2, -1), keepdim=True) + eps)
+        return torch.addcmul(bias, inputs, weight * inverse), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the images and r: as an output, it has a gradient when that of y is differentiated."""
+        images, weight, _, _ = inputs
+        ctx.save_for_backward(images, weight, output[1])
+        ctx.save_for_forward(images, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Return the gradients by images, weight and bias."""
+        (grad, grad_inverse), (images, weight, inverse) = gradients, ctx.saved_tensors
+        along = (grad * images).sum(dim=(-2, -1), keepdim=True)
+        by_power = (weight * along + grad_inverse) * inverse**3 / -_places(images)
+        by_images = torch.addcmul(grad * (weight * inverse), images, by_power)
+        return by_images, (along * inverse).sum_to_size(weight.shape), grad.sum_to_size(weight.shape), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of y and r along tangents of images, weight and bias."""
+        (images_t, weight_t, bias_t, _), (images, weight, inverse) = tangents, ctx.saved_tensors
+        power_t = (images * images_t).sum(dim=(-2, -1), keepdim=True) / _places(images)
+        inverse_t = -(inverse**3) * power_t
+        scale_t = weight_t * inverse + weight * inverse_t
+        return weight * inverse * images_t + scale_t * images + bias_t, inverse_t
+
+
+class _Threshold(torch.autograd.Function):
+    """max(y, τ); where the two are equal each gets half of the gradient, as with `torch.maximum`.
+
+    The share of y is ½ (1 + sign(y − τ)): arithmetic, which is several times faster than the masks of autograd.
+    """
+
+    @staticmethod
+    def forward(normed: Tensor, threshold: Tensor) -> Tensor:
+        """Return the larger of both; the threshold is (C, 1, 1)."""
+        return torch.maximum(normed, threshold)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep both."""
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients by both."""
+        (grad,), (normed, threshold) = gradients, ctx.saved_tensors
+        by_normed = grad * _share(normed, threshold)
+        return by_normed, (grad - by_normed).sum_to_size(threshold.shape)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        """Return the derivative along tangents of both."""
+        (normed_t, threshold_t), share = tangents, _share(*ctx.saved_tensors)
+        return share * normed_t + (1 - share) * threshold_t
+
+
+def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return a function with its own backward pass, or without it where that does not pay.
+
+    A compiler fuses what autograd does. Under a transform, as the curvature of a row asks for, PyTorch takes longer to
+    find its way to a backward pass of one's own than that pass saves.
+    """
+    plain = torch.compiler.is_compiling() or peek_interpreter_stack() is not None
+    return function.forward if plain else function.apply
+
+
+def _share(normed: Tensor, threshold: Tensor) -> Tensor:
+    """Return what share of a gradient by max(y, τ) is that of y: 0, ½ or 1."""
+    return (torch.sign(normed - threshold) + 1) / 2
+
+
+def _places(images: Tensor) -> int:
+    """Return the number of places of an image."""
+    return images.shape[-2] * images.shape[-1]
 
 
 class FilterResponseNorm2d(nn.Module):
@@ -79,10 +177,9 @@ class FilterResponseNorm2d(nn.Module):
         Returns:
             A tensor of the same shape.
         """
-        power = inputs.square().mean(dim=(-2, -1), keepdim=True)
-        scale = self.weight[:, None, None] * torch.rsqrt(power + self.eps)
-        normed = torch.addcmul(self.bias[:, None, None], inputs, scale)
-        return normed if self.threshold is None else torch.maximum(normed, self.threshold[:, None, None])
+        weight, bias = self.weight[:, None, None], self.bias[:, None, None]
+        normed, _ = _applied(_FilterResponse)(inputs, weight, bias, self.eps)
+        return normed if self.threshold is None else _applied(_Threshold)(normed, self.threshold[:, None, None])
 
 
 class _FilterResponseBlock(nn.Module):
