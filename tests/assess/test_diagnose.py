@@ -44,9 +44,12 @@ def outputs(model: tb.Model, weights_MSD: Tensor, inputs: Tensor = INPUTS) -> Te
 
 
 def assert_same(found: Summary, expected: Summary) -> None:
-    """Equal to rounding; R-hat less closely, for the two middle values lie equally far from the median but for it."""
+    """Equal to rounding, but for R-hat: rounding decides which of the two middle values is farther from the median.
+
+    If they change places, so do two of the 40 or more ranks that R-hat is made of, which moves it by up to 0.02.
+    """
     for name, part in found._asdict().items():
-        atol = 5e-3 if name == "rhat" else 1e-12
+        atol = 0.02 if name == "rhat" else 1e-12
         torch.testing.assert_close(part, getattr(expected, name), rtol=1e-8, atol=atol, equal_nan=True)
 
 
