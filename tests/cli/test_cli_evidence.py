@@ -9,7 +9,7 @@ import pytest
 
 import torchbayes as tb
 from torchbayes import networks
-from torchbayes.catalogue.config import read_config
+from torchbayes.catalogue.config import read_config, write_config
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
 from torchbayes.data import load
@@ -58,7 +58,18 @@ def test_a_table_and_files_with_its_numbers(capsys):
 
 
 def test_the_numbers_are_those_of_the_library():
-    options = ["--prior", "scalar", "--rounds", "0", "--prior_scale", "0.7", "--seed", "3", "--map.optimizer", "Adam"]
+    options = [
+        "--tune_prior",
+        "scalar",
+        "--rounds",
+        "0",
+        "--prior_scale",
+        "0.7",
+        "--seed",
+        "3",
+        "--map.optimizer",
+        "Adam",
+    ]
     options += ["--map.optimizer.lr", "0.01"]
     assert main([*TINY, *options, "--networks", "linear", "--directory", "a"]) == 0
     numbers = results("a")["networks"]["linear"]
@@ -77,8 +88,33 @@ def test_the_numbers_are_those_of_the_library():
 
 
 def test_the_model_s_own_prior_may_stay():
-    assert main([*TINY, "--networks", "linear", "--prior", "model", "--prior_scale", "0.7", "--directory", "a"]) == 0
+    assert (
+        main([*TINY, "--networks", "linear", "--tune_prior", "model", "--prior_scale", "0.7", "--directory", "a"]) == 0
+    )
     assert list(results("a")["networks"]["linear"]["scales"].values()) == pytest.approx([0.7, 0.7])
+
+
+def test_the_prior_is_chosen_as_everywhere():
+    rules = "{'*.bias': {name: normal, scale: 3}, '*': normal}"
+    options = [*TINY, "--networks", "linear", "--tune_prior", "model"]
+    assert main([*options, "--prior", rules, "--prior_scale", "0.7", "--directory", "a"]) == 0
+    assert results("a")["networks"]["linear"]["scales"] == pytest.approx({"1.weight": 0.7, "1.bias": 3})
+    options += ["--prior", "student_t", "--prior_settings.df", "6", "--prior_scale", "2", "--structure", "diagonal"]
+    assert main([*options, "--directory", "b"]) == 0
+    scales = results("b")["networks"]["linear"]["scales"]
+    assert list(scales.values()) == pytest.approx(
+        [2 * 1.5**0.5] * 2
+    )  # standard deviations of t with six degrees of freedom
+
+
+def test_a_configuration_of_before_says_by_prior_what_the_evidence_chooses():
+    assert main([*TINY, "--networks", "linear", "--tune_prior", "scalar", "--directory", "a"]) == 0
+    config = read_config(Path("a/config.yaml"))
+    del config["tune_prior"]
+    write_config(Path("old"), {**config, "prior": "scalar"})
+    assert main(["evidence", "--config", "old/config.yaml", "--directory", "b"]) == 0
+    assert results("b") == results("a")
+    assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
 
 
 def test_each_layer_has_its_scale_and_rounds_help(capsys):
@@ -100,7 +136,7 @@ def test_regression_has_rmse_in_the_units_of_the_targets():
 
 
 def test_a_written_configuration_runs_again_identically():
-    assert main([*TINY, "--prior", "scalar", "--map.optimizer.lr", "0.02", "--directory", "a"]) == 0
+    assert main([*TINY, "--tune_prior", "scalar", "--map.optimizer.lr", "0.02", "--directory", "a"]) == 0
     config = read_config(Path("a/config.yaml"))
     assert config["map"]["optimizer"]["init_args"]["lr"] == 0.02
     assert main(["evidence", "--config", "a/config.yaml", "--directory", "b"]) == 0
@@ -189,8 +225,9 @@ def test_cnn_is_short_for_the_small_one_and_keeps_out_of_the_settings_of_the_mlp
         ("--data imdb", "holds texts"),
         ("--rounds -1", "`rounds` must not be negative; got -1"),
         ("--temperature 0.5", "the evidence is that of T = 1; got temperature 0.5"),
-        ("--prior weight", "`prior` must be one of model, scalar, layer; got 'weight'"),
-        ("--prior wide", "`--prior`"),
+        ("--tune_prior weight", "`tune_prior` must be one of model, scalar, layer; got 'weight'"),
+        ("--tune_prior wide", "`--tune_prior`"),
+        ("--prior nromal", "There is no prior called 'nromal'. Did you mean normal"),
         ("--structure kronecke", "`--structure`"),
         ("--curvature hessian", "dense matrix alone"),
         ("--likelihood gaussian", "must be categorical"),

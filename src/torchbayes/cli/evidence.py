@@ -24,9 +24,8 @@ def evidence(argv: list[str]) -> None:
 
     seen = peek(argv)
     parser = new_parser("evidence", (evidence.__doc__ or "").strip().splitlines()[0], config=True)
-    # `--prior` says which scales of the prior the evidence chooses, and the prior is normal
-    own = [f.name for f in fields(Problem) if f.name not in {"network", "prior"}]
-    parser.add_class_arguments(Problem, None, skip={"network", "prior"}, help="Data and model")
+    own = [f.name for f in fields(Problem) if f.name != "network"]
+    parser.add_class_arguments(Problem, None, skip={"network"}, help="Data and model")
     parser.set_defaults({name: getattr(seen.usual.problem, name) for name in own})
     parser.add_class_arguments(MAP, "map", skip={"members", "plan"}, help="How each network is trained")
     single = seen.usual["single"]
@@ -38,6 +37,8 @@ def evidence(argv: list[str]) -> None:
     parser.add_argument("--directory", type=str | None, default=None, help="where numbers and a figure go; nowhere")
     parser.add_argument("--overwrite", action="store_true", help="replace earlier results in the directory")
     chosen = parse(parser, seen.argv)
+    if chosen["prior"] in room.TUNED:  # what `prior` said before, as in configurations of that time
+        chosen |= {"prior": Problem.prior, "tune_prior": chosen["prior"]}
     problem = Problem(**{name: chosen[name] for name in own})
     rest = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
     settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **rest)

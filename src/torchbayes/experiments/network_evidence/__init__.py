@@ -2,6 +2,6 @@
 
 from torchbayes.experiments.network_evidence.compare import compare_networks
 from torchbayes.experiments.network_evidence.report import check_directory, remarks, table, tables, write
-from torchbayes.experiments.network_evidence.settings import Settings
+from torchbayes.experiments.network_evidence.settings import TUNED, Settings
 
-__all__ = ["Settings", "check_directory", "compare_networks", "remarks", "table", "tables", "write"]
+__all__ = ["TUNED", "Settings", "check_directory", "compare_networks", "remarks", "table", "tables", "write"]

@@ -53,9 +53,14 @@ def _numbers(
 ) -> dict[str, Any]:
     """Return the numbers of one network."""
     method = replace(settings.map, members=1, plan=usual_plan(settings.problem_of(name)))
-    again = [method] * settings.rounds if settings.prior != "model" else []
+    again = [method] * settings.rounds if settings.tune_prior != "model" else []
     laplace = Laplace(settings.structure, settings.curvature)
-    options: dict[str, Any] = {"groups": settings.prior, "again": again, "seed": settings.seed, "callbacks": callbacks}
+    options: dict[str, Any] = {
+        "groups": settings.tune_prior,
+        "again": again,
+        "seed": settings.seed,
+        "callbacks": callbacks,
+    }
     trained = train_in_rounds(model, tuple(data.train), method, laplace=laplace, **options)
     chosen = best_round(trained)
     posterior = chosen.fitted if again else chosen.tuned

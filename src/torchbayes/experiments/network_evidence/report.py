@@ -72,7 +72,7 @@ def caption(settings: Settings) -> str:
         "model": "the prior as it is given",
         "scalar": "one prior scale, chosen by the evidence",
         "layer": "a prior scale for each layer, chosen by the evidence",
-    }[settings.prior]
+    }[settings.tune_prior]
     return (
         f"Evidence by Laplace ({settings.structure}, {settings.curvature}), in nats, under {chosen}. Occam factor: log "
         "evidence − log likelihood at the mode. Effective: weights that the data determine. Test scores: linearised "

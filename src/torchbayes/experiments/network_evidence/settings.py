@@ -8,13 +8,14 @@ from typing import Any
 from torchbayes import networks
 from torchbayes.catalogue.config import entries
 from torchbayes.catalogue.problem import Problem
-from torchbayes.checks import plain
+from torchbayes.checks import check_choice, plain
 from torchbayes.data.base import check_name
 from torchbayes.methods.laplace.laplace import CurvatureName, Laplace, StructureName
 from torchbayes.methods.laplace.tuning import Groups
 from torchbayes.methods.optimise.map import MAP
 
 ALIASES = {"cnn": "small_cnn"}
+TUNED = ("model", "scalar", "layer")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Settings:
         problem: data, likelihood and the prior to begin with; its network settings are those of `mlp`.
         map: how each network is trained.
         networks: names of networks; `cnn` is short for `small_cnn`.
-        prior: whose scale the evidence chooses: "model" (none), "scalar" (one) or "layer" (one for each layer).
+        tune_prior: whose scale the evidence chooses: "model" (none), "scalar" (one) or "layer" (one for each layer); a
+            prior that is not normal is taken as the normal with its curvature then.
         rounds: how often the networks are trained again under the prior that was chosen; the mode moves with it.
         structure: of the Laplace approximation.
         curvature: of the Laplace approximation.
@@ -35,7 +37,7 @@ class Settings:
     problem: Problem
     map: MAP
     networks: tuple[str, ...] = ("linear", "mlp", "cnn")
-    prior: Groups = "layer"
+    tune_prior: Groups = "layer"
     rounds: int = 2
     structure: StructureName = "kronecker"
     curvature: CurvatureName = "ggn"
@@ -50,8 +52,7 @@ class Settings:
         twice = sorted({n for n in self.networks if self.networks.count(n) > 1})
         if twice:
             raise ValueError(f"`networks` must name each network once; got {', '.join(twice)} more often.")
-        if self.prior not in {"model", "scalar", "layer"}:
-            raise ValueError(f"`prior` must be one of model, scalar, layer; got {self.prior!r}.")
+        check_choice(TUNED, tune_prior=self.tune_prior)
         if self.rounds < 0:
             raise ValueError(f"`rounds` must not be negative; got {self.rounds}. 0 trains once.")
         Laplace(self.structure, self.curvature)  # refuses what does not go together
