@@ -16,7 +16,7 @@ import torchbayes as tb
 from tests.catalogue import mine
 from torchbayes.catalogue import imports, methods
 from torchbayes.catalogue.config import class_path, fit_run, load_run, read_config, write_config
-from torchbayes.catalogue.data import DATA, defaults
+from torchbayes.catalogue.data import DATA, defaults, untuned
 from torchbayes.catalogue.loading import load
 from torchbayes.catalogue.methods import METHODS, check_method, classes, entry_of, label_of, method_named, method_names
 from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_likelihood, build_network, known
@@ -173,6 +173,18 @@ def test_a_prior_for_each_glob_counts_the_first_that_matches():
     expected = torch.distributions.StudentT(3.0, 0.0, 0.5).log_prob(weights[first]).sum()
     expected += torch.distributions.Laplace(0.0, 0.5).log_prob(weights[rest]).sum()
     torch.testing.assert_close(model.log_prior(weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "likelihood"),
+    [("digits", "small_cnn", "categorical"), ("two_moons", "mlp", "categorical"), ("toy_sine", "mlp", "gaussian")],
+)
+def test_a_data_set_needs_no_settings_of_its_own(name, network, likelihood):
+    usual = untuned(name)
+    assert (usual.problem.network, usual.problem.likelihood) == (network, likelihood)
+    assert usual.num_data == len(load(name).train.inputs)
+    assert usual.problem.setup().model.layout.size > 0
+    assert {"family": usual.family, "methods": usual.methods} == {"family": "own", "methods": methods.OPTIMISED}
 
 
 # --- runs of before

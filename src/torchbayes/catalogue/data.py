@@ -19,6 +19,7 @@ from torchbayes.catalogue.methods import OPTIMISED, SAMPLED
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.data.base import check_name
+from torchbayes.data.uci import UCI_SETS
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import SGD, Adam
 from torchbayes.methods.optimise.swag import SWAG
@@ -75,16 +76,40 @@ def _uci(name: str) -> Usual:
     return Usual("uci", problem, budget, 506, OPTIMISED)
 
 
+def untuned(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
+    """Return settings for data for which none were chosen, such as the user's; lengths are those without a data set.
+
+    Args:
+        name: as `load` takes it.
+        settings: of a function of the user.
+
+    Returns:
+        Problem and budget by what the data are: images or not, classes or a regression.
+    """
+    settings = dict(settings or {})
+    found = load(name, settings)
+    problem = Problem(name, "small_cnn", data_settings=settings)
+    if not found.is_image:  # as on the UCI sets
+        problem = replace(problem, network="mlp", network_settings={"hidden": [50]}, threads=1)
+    if found.task == "regression":
+        problem = replace(problem, likelihood="gaussian", prior_scale=0.4)
+    trained, averaged = MAP(), SWAG()
+    budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
+    return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)
+
+
 _USUAL: dict[str, Callable[[str], Usual] | None] = {
     "digits": _digits,
     "cifar10": _cifar10,
     **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _mnist),
     "two_moons": _two_moons,
     **dict.fromkeys(("toy_sine", "toy_izmailov", "toy_drbayes"), _toy),
+    **dict.fromkeys(UCI_SETS, _uci),
     "imdb": None,
 }
 DATA: dict[str, DataEntry] = {
-    name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, _uci)) for name, line in room.names().items()
+    name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, untuned))
+    for name, line in room.names().items()
 }
 
 
@@ -103,7 +128,7 @@ def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
     """
     if name not in DATA:
         if path_of(name, GROUP) is not None:
-            return _own(name, dict(settings or {}))
+            return untuned(name, settings)
         check_name("data set", name, data_names())
     usual = DATA[name].usual
     if usual is None:
@@ -112,16 +137,3 @@ def defaults(name: str, settings: Mapping[str, Any] | None = None) -> Usual:
             "published predictions: torchbayes evaluate --predictions FILE."
         )
     return usual(name)
-
-
-def _own(name: str, settings: dict[str, Any]) -> Usual:
-    """Return settings for data of the user: nothing is tuned, lengths are those without a data set."""
-    found = load(name, settings)
-    problem = Problem(name, "small_cnn", data_settings=settings)
-    if not found.is_image:  # as on the UCI sets
-        problem = replace(problem, network="mlp", network_settings={"hidden": [50]}, threads=1)
-    if found.task == "regression":
-        problem = replace(problem, likelihood="gaussian", prior_scale=0.4)
-    trained, averaged = MAP(), SWAG()
-    budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
-    return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)
