@@ -1,6 +1,7 @@
 """The catalogue: every entry leads to what it names, and a user's own entries are found by import path."""
 
 import ast
+import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -16,7 +17,7 @@ import torchbayes as tb
 from tests.catalogue import mine
 from torchbayes.catalogue import imports, methods
 from torchbayes.catalogue.config import class_path, fit_run, load_run, read_config, write_config
-from torchbayes.catalogue.data import DATA, defaults
+from torchbayes.catalogue.data import DATA, defaults, untuned
 from torchbayes.catalogue.loading import load
 from torchbayes.catalogue.methods import METHODS, check_method, classes, entry_of, label_of, method_named, method_names
 from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_likelihood, build_network, known
@@ -173,6 +174,49 @@ def test_a_prior_for_each_glob_counts_the_first_that_matches():
     expected = torch.distributions.StudentT(3.0, 0.0, 0.5).log_prob(weights[first]).sum()
     expected += torch.distributions.Laplace(0.0, 0.5).log_prob(weights[rest]).sum()
     torch.testing.assert_close(model.log_prior(weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "likelihood"),
+    [("digits", "small_cnn", "categorical"), ("two_moons", "mlp", "categorical"), ("toy_sine", "mlp", "gaussian")],
+)
+def test_a_data_set_needs_no_settings_of_its_own(name, network, likelihood):
+    usual = untuned(name)
+    assert (usual.problem.network, usual.problem.likelihood) == (network, likelihood)
+    assert usual.num_data == len(load(name).train.inputs)
+    assert usual.problem.setup().model.layout.size > 0
+    assert {"family": usual.family, "methods": usual.methods} == {"family": "own", "methods": methods.OPTIMISED}
+
+
+RINGS = """
+import sys
+import numpy as np
+from torchbayes.data import datasets
+from torchbayes.data.base import Raw
+
+def rings(split):
+    rng = np.random.default_rng(split)
+    labels = np.arange(60) % 2
+    angle = rng.uniform(0, 2 * np.pi, size=60)
+    points = (1 + labels)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return Raw((points[:40], labels[:40]), (points[40:], labels[40:]), "two rings", ("inner", "outer"))
+
+datasets._SETS["two_rings"] = datasets._Entry("two rings in 2-d", lambda split, _: rings(split), 20, False)
+from torchbayes.cli import main
+words = ["--data", "two_rings", "--split", "3", "--method", "MAP", "--method.epochs", "30", "--directory", "run"]
+sys.exit(main(["list", "data"]) or main(["fit", *words]) or main(["evaluate", "run"]))
+"""
+
+
+def test_a_data_set_of_the_library_is_its_function_and_its_entry(tmp_path):
+    """What a new one needs beside its file is a line in one table: CONTRIBUTING.md counts the files."""
+    words = [sys.executable, "-W", "ignore", "-c", RINGS]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "two rings in 2-d" in done.stdout
+    assert "accuracy" in done.stdout
+    config = read_config(tmp_path / "run" / "config.yaml")
+    assert {config["network"], config["likelihood"]} == {"mlp", "categorical"}
 
 
 # --- runs of before

@@ -19,6 +19,7 @@ from torchbayes.catalogue.methods import OPTIMISED, SAMPLED
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.data.base import check_name
+from torchbayes.data.uci import UCI_SETS
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import SGD, Adam
 from torchbayes.methods.optimise.swag import SWAG
@@ -75,16 +76,40 @@ def _uci(name: str) -> Usual:
     return Usual("uci", problem, budget, 506, OPTIMISED)
 
 
+def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
+    """Return settings for data for which none were chosen, such as the user's; lengths are those without a data set.
+
+    Args:
+        name: as `load` takes it.
+        settings: of data of the user.
+        target: column of a table that is to be predicted.
+
+    Returns:
+        Problem and budget by what the data are: images or not, classes or a regression.
+    """
+    problem = Problem(name, "small_cnn", data_settings=dict(settings or {}), target=target)
+    found = problem.load()
+    if not found.is_image:
+        problem = replace(problem, network="mlp", network_settings={"hidden": [64, 64]}, prior_scale=0.2, threads=1)
+    if found.task == "regression":
+        problem = replace(problem, likelihood="gaussian")
+    trained, averaged = MAP(), SWAG()
+    budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
+    return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)
+
+
 _USUAL: dict[str, Callable[[str], Usual] | None] = {
     "digits": _digits,
     "cifar10": _cifar10,
     **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _mnist),
     "two_moons": _two_moons,
     **dict.fromkeys(("toy_sine", "toy_izmailov", "toy_drbayes"), _toy),
+    **dict.fromkeys(UCI_SETS, _uci),
     "imdb": None,
 }
 DATA: dict[str, DataEntry] = {
-    name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, _uci)) for name, line in room.names().items()
+    name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, untuned))
+    for name, line in room.names().items()
 }
 
 
@@ -104,7 +129,7 @@ def defaults(name: str, settings: Mapping[str, Any] | None = None, target: str |
     """
     if name not in DATA:
         if path_of(name, GROUP) is not None or is_file(name):
-            return _own(Problem(name, "small_cnn", data_settings=dict(settings or {}), target=target))
+            return untuned(name, settings, target)
         check_name("data set", name, data_names())
     usual = DATA[name].usual
     if usual is None:
@@ -113,15 +138,3 @@ def defaults(name: str, settings: Mapping[str, Any] | None = None, target: str |
             "published predictions: torchbayes evaluate --predictions FILE."
         )
     return usual(name)
-
-
-def _own(problem: Problem) -> Usual:
-    """Return settings for data of the user: nothing is tuned, lengths are those without a data set."""
-    found = problem.load()
-    if not found.is_image:
-        problem = replace(problem, network="mlp", network_settings={"hidden": [64, 64]}, prior_scale=0.2, threads=1)
-    if found.task == "regression":
-        problem = replace(problem, likelihood="gaussian")
-    trained, averaged = MAP(), SWAG()
-    budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
-    return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)

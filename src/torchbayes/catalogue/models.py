@@ -286,7 +286,8 @@ def _prepared(entry: LikelihoodEntry, data: Data) -> Data:
         ValueError: if it is not for such data.
     """
     if entry.task not in {data.task, None}:
-        form = ", whose targets are in floating point" if entry.task == "regression" else ""
+        form = ", whose targets are in floating point (or --data_settings.task regression, of a table)"
+        form = form if entry.task == "regression" else ""
         raise ValueError(f"it is for a {entry.task}{form}")
     return data if entry.prepare is None else entry.prepare(data)
 
