@@ -43,7 +43,7 @@ def read(path):
 def test_a_table_from_fit_to_predictions(capsys):
     table()
     table("new.csv", rows=30, shift=4.0)
-    fit = ["fit", "--data", "table.csv", "--target", "price", "--method", "Laplace", "--directory", "run"]
+    fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, "--method", "Laplace", "--directory", "run"]
     assert main(fit) == 0
     said = capsys.readouterr()
     assert "table.csv: 72 rows to train on; 8, a tenth, held out at random" in said.err
@@ -101,7 +101,7 @@ def test_a_run_knows_when_its_table_has_changed(capsys):
 
 def test_an_interrupted_search_for_the_modes_is_resumed(capsys):
     table()
-    fit = ["fit", "--data", "table.csv", "--target", "price", "--method", "Laplace", "--method.structure", "diagonal"]
+    fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, "--method", "Laplace"]
     assert main([*fit, "--directory", "whole"]) == 0
     assert main([*fit, "--directory", "run"]) == 0
     Path("run/posterior.safetensors").unlink()

@@ -120,6 +120,7 @@ def test_ranks_are_not_uniform_for_a_wrong_density(wrong: dict[str, Any]):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of the iterations diverged")  # where the wrong test lets them go
+@pytest.mark.filterwarnings("ignore:.*accepted fewer than 1 % of the proposals")  # one of many, at steps so large
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_metropolis_test_that_accepts_too_much_is_seen(honest: bool, monkeypatch: pytest.MonkeyPatch):
     """Steps so large that the right test turns down two proposals in five; the wrong one, none but the hopeless."""
