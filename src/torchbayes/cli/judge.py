@@ -10,11 +10,9 @@ from typing import Any
 import torchbayes as tb
 from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
-from torchbayes.cli.options import new_parser, parse
+from torchbayes.cli.options import add_draws, new_parser, parse
 from torchbayes.cli.terminal import print_table, say
 from torchbayes.predictive.linearised import preferred
-
-_DRAWS = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
 
 
 def evaluate(argv: list[str]) -> None:
@@ -38,8 +36,7 @@ def evaluate(argv: list[str]) -> None:
         help="a file or folder with inputs and targets, as those of the run; or a foreign set: how well it is told "
         "from the run's own test set",
     )
-    parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    add_draws(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parse(parser, argv)
     if (chosen["run"] is None) == (chosen["predictions"] is None):
@@ -143,8 +140,7 @@ def predict(argv: list[str]) -> None:
     parser.add_argument("new", nargs="?", default=None, help="a file or folder of inputs, such as the run's own")
     parser.add_argument("--output", type=str | None, default=None, help="the CSV file; RUN/predictions.csv")
     parser.add_argument("--level", type=float, default=0.95, help="share of targets that an interval should hold")
-    parser.add_argument("--draws", type=int | None, default=None, help=_DRAWS)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    add_draws(parser)
     chosen = parse(parser, argv)
     if chosen["run"] is None or chosen["new"] is None:
         raise ValueError("say which run predicts what: torchbayes predict RUN INPUTS, such as new.csv.")

@@ -187,6 +187,17 @@ def add_directory(parser: Parser, default: str | None) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
+def add_draws(parser: Parser) -> None:
+    """Add how many functions are drawn from a posterior, and by which seed.
+
+    Args:
+        parser: where.
+    """
+    about = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
+    parser.add_argument("--draws", type=int | None, default=None, help=about)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+
+
 def usual_method(name: str, usual: Usual) -> Any:
     """Return the settings of a method for a data set: one member, or as many chains as a sampler has by itself.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchbayes.cli.options import new_parser, parse
+from torchbayes.cli.options import add_draws, new_parser, parse
 from torchbayes.cli.terminal import print_table
 
 
@@ -23,10 +23,7 @@ def report_run(argv: list[str]) -> None:
     parser = new_parser("report", (report_run.__doc__ or "").splitlines()[0])
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
     parser.add_argument("--directory", type=str | None, default=None, help="where the page goes; RUN/report")
-    parser.add_argument(
-        "--draws", type=int | None, default=None, help="functions to draw; Laplace is linearised without"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    add_draws(parser)
     chosen = parse(parser, argv)
     if chosen["run"] is None:
         raise ValueError("say what to report on: the directory of a fit.")

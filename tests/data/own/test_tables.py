@@ -231,3 +231,17 @@ def test_other_refusals(tmp_path):
     data = read_data(written(tmp_path, price=["a", "b"] * 20), {"target": "price"})
     with pytest.raises(ValueError, match=r"row 2 of other.csv is of the class 'c'; those of table are a, b"):
         read_new(data, written(tmp_path, "other.csv", price=["a", "c"] * 20))
+
+
+def test_row_numbers_are_an_input_where_there_is_no_other(tmp_path):
+    (tmp_path / "time.csv").write_text("t,y\n" + "".join(f"{i},{i / 2 + 0.25}\n" for i in range(30)))
+    assert read_data(tmp_path / "time.csv", {"target": "y"}).input_shape == (1,)
+    (tmp_path / "years.csv").write_text(
+        "year,x,y\n" + "".join(f"{1900 + i},{i % 7},{i / 2 + 0.25}\n" for i in range(30))
+    )
+    assert read_data(tmp_path / "years.csv", {"target": "y"}).input_shape == (2,)
+    (tmp_path / "huge.csv").write_text("x,y\n" + "".join(f"{i}e200,{i / 2 + 0.25}\n" for i in range(30)))
+    with pytest.raises(ValueError, match=r"'x' has numbers up to 2\.9e\+201\. Use another unit"):
+        read_data(tmp_path / "huge.csv", {"target": "y"})
+    with pytest.raises(IsADirectoryError, match="is a folder where a file should be"):
+        read_table(tmp_path)

@@ -13,6 +13,8 @@ from torchbayes.data.own.table import Table, missing, texts_of
 
 MOST_VALUES = 50  # of a column of texts that becomes columns of zeros and ones; at most half as many as rows, too
 
+_LARGEST = 1e100  # beyond, squares are no finite numbers
+
 
 @dataclass(frozen=True)
 class Column:
@@ -176,6 +178,10 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | str:
     numbers = held.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
+    if abs(numbers).max() > _LARGEST:
+        raise ValueError(
+            f"the column {name!r} has numbers up to {abs(numbers).max():.3g}. Use another unit or its log."
+        )
     bounds = {"low": float(numbers.min()), "high": float(numbers.max())}
     return Column(name, None, float(np.median(numbers)), bool(absent.any()), **bounds)
 

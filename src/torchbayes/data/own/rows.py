@@ -232,7 +232,7 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
     if not 2 <= len(values) <= CLASSES:
         raise ValueError(
             f"targets of {form.name} are classes, being of dtype {targets[0].dtype}, and must be 2 to {CLASSES:,} of "
-            f"them; got {len(values):,}. Targets of a regression are in floating point."
+            f"them; got {len(values):,}. Targets of a regression are numbers, in floating point."
         )
     ends = np.cumsum([len(part) for part in targets])[:-1]
     return tuple(map(str, values)), list(np.split(labels.astype(np.int64), ends))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchbayes.checks import as_file
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -117,6 +119,7 @@ def read_table(path: Path) -> Table:
     """
     import pandas as pd
 
+    as_file(path)
     try:
         frame = pd.read_parquet(path) if _suffix(path) == ".parquet" else _read_text(path)
     except ImportError as error:

@@ -120,8 +120,10 @@ def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size
     target = about.check(tables[0].names)
     for table in tables:
         check_name(f"column of {about.name}", target, table.names)
-    left = {name: "row numbers" for name in tables[0].names if all(_counts_rows(t.columns.get(name)) for t in tables)}
-    left |= dict.fromkeys(about.leave_out, "as asked") | {target: ""}
+    left = dict.fromkeys(about.leave_out, "as asked") | {target: ""}
+    numbers = [name for name in tables[0].names if all(_counts_rows(t.columns.get(name)) for t in tables)]
+    if set(tables[0].names) - {*left, *numbers}:  # else they are the one input there is, such as a time
+        left |= {name: "row numbers" for name in numbers if name not in left}
 
     def read(path: Path) -> Rows:
         table = about.read(path)
@@ -153,8 +155,10 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 
 def _counts_rows(values: np.ndarray | None) -> bool:
-    """Return whether a column holds a number for each row, each larger by 1 than the one before."""
-    return values is not None and values.dtype.kind == "i" and len(values) > 2 and bool((np.diff(values) == 1).all())
+    """Return whether a column counts the rows, from 0 or 1 on."""
+    if values is None or values.dtype.kind != "i":
+        return False
+    return values[0] in {0, 1} and len(values) > 2 and bool((np.diff(values) == 1).all())
 
 
 def targets_of(name: str, values: np.ndarray) -> np.ndarray:
