@@ -29,7 +29,7 @@ import torchbayes as tb
 from benchmarks.harness import Timing, memory_now, peak_memory, report
 from torchbayes.networks import build
 
-CLASSES, EPOCHS, WARM_UP, LR = 10, 25, 2, 1e-6
+CLASSES, EPOCHS, WARM_UP, LR = 10, 7, 1, 1e-6
 WAYS = ("hand-written", "fit")
 
 
@@ -108,13 +108,13 @@ class Case:
 
 CASES = {
     "mlp": Case(lambda: build("mlp", (784,), CLASSES, hidden=(400, 400)), (784,), 128, 40),
-    "convolutional": Case(convolutional, (3, 32, 32), 64, 5),
-    "resnet20_frn": Case(lambda: build("resnet20_frn", (3, 32, 32), CLASSES), (3, 32, 32), 64, 2),
-    "preresnet20": Case(lambda: build("preresnet20", (3, 32, 32), CLASSES), (3, 32, 32), 64, 2),
-    "transformer": Case(Attention, (64, 128), 32, 6),
-    "lstm": Case(Recurrent, (40, 32), 64, 10),
-    "packed lstm": Case(Packed, (40, 32), 64, 10),
-    "gru": Case(lambda: Recurrent(nn.GRU), (40, 32), 64, 10),
+    "convolutional": Case(convolutional, (3, 32, 32), 64, 20),
+    "resnet20_frn": Case(lambda: build("resnet20_frn", (3, 32, 32), CLASSES), (3, 32, 32), 64, 8),
+    "preresnet20": Case(lambda: build("preresnet20", (3, 32, 32), CLASSES), (3, 32, 32), 64, 8),
+    "transformer": Case(Attention, (64, 128), 32, 40),
+    "lstm": Case(Recurrent, (40, 32), 64, 50),
+    "packed lstm": Case(Packed, (40, 32), 64, 50),
+    "gru": Case(lambda: Recurrent(nn.GRU), (40, 32), 64, 50),
 }
 
 
