@@ -90,8 +90,12 @@ def report(title: str, timings: list[Timing], baseline: str, note: str = "") -> 
 
 
 def peak_memory() -> float:
-    """Return the peak resident memory of this process so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the peak resident memory of this process so far, in MiB.
+
+    Not that of `resource.getrusage`, in which a process begins with the peak of the one that started it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def memory_now() -> float:

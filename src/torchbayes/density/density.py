@@ -24,6 +24,7 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
+from torchbayes.native.heap import widen
 from torchbayes.native.seeds import Purpose, mix
 
 
@@ -66,6 +67,7 @@ class LogDensity:
             ValueError: if `plan` is unknown, a size is not positive, the data do not have N rows, or ranks would have
                 none of them.
         """
+        widen()
         check_kind(Model, "a Model", model=model)
         check_counts(num_data=num_data, chunk_size=chunk_size)
         check_flags(training=training)

@@ -42,7 +42,7 @@ _EXPLODED = 100.0  # prior standard deviations
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
 _LARGE = 1000.0  # root mean square of inputs
 _RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
-_BLOCK = 1 << 22  # weights that are read at once
+_BLOCK = 1 << 16  # weights at a time: float64 copies of all of them would be the peak of a small fit
 
 
 class End(Protocol):
