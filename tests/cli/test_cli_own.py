@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, read_config
 from torchbayes.cli import main
+from torchbayes.data.own import read_new
 
 SHORT = ["--method.epochs", "30"]
+MAP = ["--method", "MAP", *SHORT]
 NOISE = ["--likelihood_settings.scale", "0.3"]
 
 
@@ -84,9 +87,54 @@ def test_a_table_from_fit_to_predictions(capsys):
     assert Path("out/new.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_is_tuned_in_the_ways_of_python_too(capsys):
+    table()
+    table("held.csv", rows=30, shift=0.5)
+    fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, "--method", "Laplace", "--directory", "run"]
+    assert main(fit) == 0
+    setup, posterior = load_run(Path("run"))
+    assert isinstance(posterior, tb.LaplacePosterior)
+
+    with pytest.warns(tb.ProblemWarning, match="its noise scale was changed"):
+        main(["tune", "run", "--prior", "layer", "--noise"])
+    expected = tb.tune(posterior, prior="layer", noise=True)
+    found = load_run(Path("run/tuned"))[1]
+    assert isinstance(found, tb.LaplacePosterior)
+    assert (found.log_evidence() - expected.log_evidence()).abs() < 1e-6
+    capsys.readouterr()
+
+    new = read_new(setup.data, Path("held.csv"))
+    with pytest.warns(tb.ProblemWarning, match="at which the search on held-out data ends"):
+        main(["tune", "run", "--on", "held.csv", "--directory", "held"])
+    expected = tb.tune(posterior, on=(new.inputs, new.targets))
+    assert "log evidence" not in capsys.readouterr().out
+    found = load_run(Path("held"))[1]
+    assert isinstance(found, tb.LaplacePosterior)
+    assert torch.allclose(found.strength_D, expected.strength_D)
+
+    with pytest.warns(tb.ProblemWarning, match="at which the search on held-out data ends"):
+        main(["tune", "run", "--on", "table.csv", "--overwrite"])
+    assert "Rows with the same inputs as a training row: 72 of 80" in capsys.readouterr().err
+    assert main(["tune", "run", "--directory", "run", "--overwrite"]) == 2
+    assert "run holds a run of its own, which would be lost" in capsys.readouterr().err
+
+
+def test_the_users_files_are_not_replaced(capsys):
+    table()
+    assert main(["fit", "--data", "table.csv", "--target", "price", *NOISE, *MAP, "--directory", "run"]) == 0
+    Path("mine.png").write_text("mine")
+    predict = ["predict", "run", "table.csv", "--output", "mine.csv"]
+    assert main(predict) == 2
+    assert "mine.png is there already. Add --overwrite" in capsys.readouterr().err
+    assert Path("mine.png").read_text() == "mine"
+    assert main([*predict, "--overwrite"]) == 0
+    for _ in range(2):
+        assert main(["predict", "run", "table.csv"]) == 0
+
+
 def test_a_run_knows_when_its_table_has_changed(capsys):
     table()
-    fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, "--method", "MAP", *SHORT, "--directory", "run"]
+    fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, *MAP, "--directory", "run"]
     assert main(fit) == 0
     table(shift=0.5)
     for command in (["evaluate", "run"], ["fit", "--directory", "run", "--resume"], ["predict", "run", "table.csv"]):
@@ -153,11 +201,12 @@ def test_a_folder_of_images(capsys):
         (["evaluate", "run", "--data", "bare.csv"], "has no target in every row"),
         (
             ["fit", "--data", "table.csv", "--directory", "other"],
-            "say which column of table is to be predicted: --target",
+            "say which column of table.csv is to be predicted: --target",
         ),
         (["fit", "--data", "digits", "--target", "x", "--directory", "other"], "`digits` has none. Leave them out"),
         (["fit", "--data", "none.csv", "--target", "x", "--directory", "other"], "there is no file or folder"),
         (["compare", "--data", "table.csv", "--target", "prise"], "Did you mean price?"),
+        (["fit", "--directory", "nowhere", "--resume"], "there is no run in nowhere to resume. Correct --directory"),
     ],
 )
 def test_refusals_say_what_can_be_done(capsys, command, said):
@@ -171,9 +220,7 @@ def test_refusals_say_what_can_be_done(capsys, command, said):
             "--target",
             "price",
             *NOISE,
-            "--method",
-            "MAP",
-            *SHORT,
+            *MAP,
             "--directory",
             "run",
         ])

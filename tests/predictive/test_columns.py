@@ -5,11 +5,13 @@ import csv
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 from torch import nn
 
 import torchbayes as tb
 from torchbayes.data import Standardise
 from torchbayes.predictive.columns import Units, columns_of, write_columns
+from torchbayes.report.figures.new_rows import new_rows
 
 
 def drawn(likelihood, outputs=1, rows=7):
@@ -51,6 +53,8 @@ def test_classes_have_probabilities_and_uncertainty():
     assert np.allclose(np.stack([found[f"p({name})"] for name in "abc"], 1), predictive.probs, atol=1e-6)
     assert np.allclose(found["entropy"], predictive.entropy, atol=1e-6)
     assert np.allclose(found["mutual_information"], predictive.mutual_information, atol=1e-6)
+    alone = tb.Point(functions.model, functions.weights_SD[:1]).functions()
+    assert "mutual_information" not in columns_of(alone, inputs, Units(("a", "b", "c")))
 
 
 def test_two_classes_of_one_output():
@@ -91,3 +95,17 @@ def test_refusals():
     many, inputs = drawn(tb.likelihoods.Categorical(), outputs=3)
     with pytest.raises(TypeError, match="are no columns"):
         columns_of(many, inputs, Units(("a", "b")))
+
+
+def test_the_picture_of_a_single_network_shows_its_noise():
+    functions, inputs = drawn(tb.likelihoods.Gaussian(0.5))
+    units = Units((), None, 0.9)
+    several = columns_of(functions, inputs, units)
+    alone = {**several, "sd_of_function": np.zeros(len(inputs))}
+    for found, label, note in (
+        (several, "sd of the function", "Rows unlike the training data lie further right"),
+        (alone, "sd of the target", "One network alone does not show"),
+    ):
+        figure = new_rows(found, found, level=0.9)
+        assert label in figure.axes[1].get_xlabel()
+        assert note in str([text.get_text() for text in figure.findobj(Text)])

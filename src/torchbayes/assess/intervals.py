@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.assess.evaluate import batches
+from torchbayes.assess.numbers import number_columns
 from torchbayes.checks import check_counts
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive, Source, as_source, stream
-from torchbayes.predictive.intervals import central_interval, levels_reached
+from torchbayes.predictive.intervals import levels_reached
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ def _rows(predictive: Predictive, targets: Any) -> tuple[Tensor, ...] | None:
         return None
     judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
     try:
-        mean, variance = predictive.mean, predictive.variance
-        if not isinstance(judged.targets, Tensor) or judged.targets.numel() != mean.numel():
+        found = number_columns(predictive, judged.targets)
+        if "numbers" not in found:
             return None
-        observed = judged.targets.reshape(mean.shape).to(mean)
-        low, high = central_interval(predictive)
-        columns = observed, mean, variance.sqrt(), low, high, levels_reached(predictive, observed)
+        columns = [found[name] for name in ("numbers", "mean", "scale", "low", "high")]
+        columns.append(levels_reached(predictive, found["numbers"]))
     except NotImplementedError:
         return None
+    mean = found["mean"]
     rows = len(mean)
     weights = mean.new_ones(rows) if judged.row_weights is None else judged.row_weights.to(mean)
     return *(column.reshape(rows, -1)[weights > 0] for column in columns), weights[weights > 0]

@@ -210,8 +210,8 @@ def _describe_data(directory: Path, setup: Setup) -> None:
         raise ValueError(f"{path} is damaged ({error}). Restore it, or remove it if no data have changed.") from error
     if known != data.checksum:
         raise ValueError(
-            f"the training rows of {setup.problem.data} are not those that {directory} was fitted to: they or their "
-            f"settings have changed since. Restore them, or fit again into another directory."
+            f"the training or test rows of {setup.problem.data} are not those that {directory} was fitted to: they or "
+            f"their settings have changed since. Restore them, or fit again into another directory."
         )
 
 
@@ -291,7 +291,10 @@ def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Poste
             f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {shlex.quote(str(directory))} "
             f"--resume"
         )
-    setup = problem_in(config).setup()
+    try:
+        setup = problem_in(config).setup()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} It stands as `data` in {directory / CONFIG}.") from error
     if (directory / DATA).exists():
         _describe_data(directory, setup)
     if streamed:

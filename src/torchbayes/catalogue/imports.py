@@ -8,13 +8,18 @@ entry points, one group for each kind of thing: `torchbayes.methods`, `torchbaye
 from __future__ import annotations
 
 import importlib
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+import torchbayes
 from torchbayes.checks import seen
 
 
@@ -73,12 +78,20 @@ def what_failed(error: BaseException) -> str:
     """Return an exception of a user's own code in one sentence: its type, its words, and the line that raised it."""
     # of a call that does not fit, the last line is the one below that calls
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    # what fails in a library is called by the user's own code, where there is some
+    frames = [frame for frame in frames if not _in_library(frame.filename)] or frames
     place = f", at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
     said = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}{f', {said}' if said else ''}{place}."
 
 
-def call(made: Any, path: str, *arguments: Any, **settings: Any) -> Any:
+def _in_library(file: str) -> bool:
+    """Return whether a file belongs to this package, to another that is installed, or to Python."""
+    rooms = (Path(torchbayes.__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
+    return file.startswith("<") or any(Path(file).is_relative_to(room) for room in rooms)
+
+
+def call(made: Any, path: str, /, *arguments: Any, **settings: Any) -> Any:
     """Call what an import path names.
 
     Args:
@@ -94,11 +107,11 @@ def call(made: Any, path: str, *arguments: Any, **settings: Any) -> Any:
         TypeError: if it cannot be called.
         ValueError: if the call fails.
     """
-    if not callable(made):
+    if not callable(made) or isinstance(made, nn.Module):
         raise TypeError(f"{path} must be a function or a class; got {seen(made)}.")
     try:
         return made(*arguments, **settings)
-    except Exception as error:  # whatever the user's code does
+    except (Exception, SystemExit) as error:  # whatever the user's code does
         given = ", ".join([*map(seen, arguments), *(f"{name}={seen(value)}" for name, value in settings.items())])
         raise ValueError(f"{path}, called with ({given}), fails: {what_failed(error)} Correct it.") from error
 

@@ -12,7 +12,7 @@ from torchbayes import data as room
 from torchbayes.catalogue.entries import Entry
 from torchbayes.catalogue.imports import call, path_of, registered
 from torchbayes.data.base import Data
-from torchbayes.data.own import as_data, is_file_name, read_data
+from torchbayes.data.own import as_data, full_path, is_file_name, read_data
 
 GROUP = "torchbayes.data"
 
@@ -57,12 +57,12 @@ def load(
 
 def is_file(name: str) -> bool:
     """Return whether a name is that of a file or folder, and not one of the catalogue or of an import path."""
-    return name not in room.names() and path_of(name, GROUP) is None and is_file_name(name)
+    return name not in {**room.names(), **room.ood_names()} and path_of(name, GROUP) is None and is_file_name(name)
 
 
 def settled(name: str) -> str:
     """Return the name of a data set as a run keeps it: that of a file or folder in full, so that it is found again."""
-    return str(Path(name).expanduser().absolute()) if is_file(name) else name
+    return str(full_path(Path(name))) if is_file(name) else name
 
 
 @lru_cache(maxsize=1)  # the defaults of a command depend on the data, which the run then needs again

@@ -14,7 +14,7 @@ from torchbayes.catalogue.entries import Entry, LikelihoodEntry, NetworkEntry, P
 from torchbayes.catalogue.imports import call, path_of, registered, suggested
 from torchbayes.checks import check_kind, seen
 from torchbayes.data.base import check_name
-from torchbayes.model.likelihoods import Likelihood
+from torchbayes.model.likelihoods import Custom, Likelihood
 from torchbayes.networks import build, names
 from torchbayes.networks.registry import factories
 
@@ -222,7 +222,8 @@ def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
     """Return a likelihood.
 
     Args:
-        name: of the catalogue or of an entry point, or the import path of a class or function that makes one.
+        name: of the catalogue or of an entry point, or the import path of a class or function that makes one, or of
+            a function of `outputs` that returns a torch Distribution.
         settings: its settings.
 
     Returns:
@@ -235,11 +236,14 @@ def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
     if path is None:
         entry = LIKELIHOODS[name]
         return _made("likelihood", entry, {**entry.settings, **settings})
-    made = call(Entry(name, "", path).load(), path, **settings)
+    maker = Entry(name, "", path).load()
+    if inspect.isfunction(maker) and not settings and [*inspect.signature(maker).parameters] == ["outputs"]:
+        return Custom(maker)
+    made = call(maker, path, **settings)
     if isinstance(made, type) or not isinstance(made, Likelihood):
         raise TypeError(
             f"{path} must return a likelihood, an object with the methods parameters, distribution, log_prob and "
-            f"check; got {seen(made)}."
+            f"check, or have one argument, `outputs`, and return a torch Distribution; got {seen(made)}."
         )
     return made
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchbayes.catalogue import models
+from torchbayes.catalogue.imports import is_path
 from torchbayes.catalogue.loading import load, settled
 from torchbayes.checks import (
     check_counts,
@@ -22,7 +23,7 @@ from torchbayes.checks import (
     plain,
     seen,
 )
-from torchbayes.model import Model
+from torchbayes.model import Batch, Model
 
 if TYPE_CHECKING:
     from torchbayes.data import Data
@@ -171,11 +172,15 @@ class Problem:
             Both, with this problem.
 
         Raises:
-            ValueError: if a name is unknown, or likelihood and data do not go together.
+            ValueError: if a name is unknown, likelihood and data do not go together, or the network has more outputs
+                than there are classes.
         """
         found = self.load()
         prepared = models.data_for(self.likelihood, found)
-        return Setup(self, prepared, self.model(prepared))
+        model = self.model(prepared)
+        if is_path(self.network) and prepared.classes and self.outputs is None:
+            _check_outputs(self.network, model, prepared)
+        return Setup(self, prepared, model)
 
     def model(self, data: Data) -> Model:
         """Return the model for loaded data.
@@ -194,4 +199,18 @@ class Problem:
             models.build_likelihood(self.likelihood, self.likelihood_settings),
             models.build_prior(self.prior, self.prior_settings, self.prior_scale),
             temperature=self.temperature,
+        )
+
+
+def _check_outputs(name: str, model: Model, data: Data) -> None:
+    """Check that a network of the user gives an output for each class: labels alone do not tell of further ones.
+
+    Raises:
+        ValueError: if it gives more.
+    """
+    outputs = model.check(Batch(*(rows[:2].to(model.network.device) for rows in data.train)))
+    if outputs.shape[-1] > len(data.classes):
+        raise ValueError(
+            f"{name} gives {outputs.shape[-1]} outputs, and {data.name} has {len(data.classes)} classes. It is called "
+            f"with the number of outputs that are needed, as its second argument."
         )

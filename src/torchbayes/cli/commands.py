@@ -128,11 +128,11 @@ def fit(argv: list[str]) -> None:
     start = None if chosen["start"] is None else Path(chosen["start"])
     if start is None or start == directory / START:
         start = first_of(method, seen.usual.of(problem))
-    setup = problem.setup()
     with (
         resumable(["torchbayes", "fit", "--directory", str(directory), "--resume"]),
         join(chosen["ranks"], members=method.members, device=problem.place) as ranks,
     ):
+        setup = problem.setup()  # once each process has its device
         if ranks.first:
             say_notes(setup.data)
         fit_run(setup, method, directory, start=start, **how, ranks=ranks)

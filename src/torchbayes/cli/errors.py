@@ -173,7 +173,7 @@ def report(error: BaseException, argv: Sequence[str]) -> str:
         One line that names the error and where the report is, or why there is none.
     """
     said = " ".join(str(error).split())
-    line = f"an error that was not foreseen, {type(error).__name__}: {said or 'no word'}."
+    line = f"an error that was not foreseen, {type(error).__name__}: {said.rstrip('.') or 'no word'}."
     text = "\n".join([
         f"torchbayes {torchbayes.__version__}, Python {sys.version.split()[0]}, {sys.platform}",
         f"arguments: {list(argv)}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,15 @@ def evaluate(argv: list[str]) -> None:
         return
     from torchbayes.report import Table
 
-    print_table(Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": ".4f"}))
+    print_table(
+        Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": _form(found.values())})
+    )
+
+
+def _form(values: Iterable[float]) -> str:
+    """Return a format of numbers side by side: four places, unless these hide small ones or make large ones long."""
+    sizes = [abs(value) for value in values if value != 0 and math.isfinite(value)]
+    return ".4f" if not sizes or (min(sizes) > 1e-3 and max(sizes) < 1e5) else ".4g"
 
 
 def _published(path: Path) -> dict[str, float]:
@@ -92,7 +102,7 @@ def _saved(chosen: dict[str, Any]) -> dict[str, float]:
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
         own = tb.evaluate(functions, rows, target_scale=setup.target_scale)
     if name is None or name == data.name:
-        return own.metrics
+        return _known(own.metrics)
     from torchbayes.data import out_of_distribution
 
     foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
@@ -101,21 +111,27 @@ def _saved(chosen: dict[str, Any]) -> dict[str, float]:
     return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device)))
 
 
+def _known(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics without the mutual information of a single function or closed form: 0, as nothing disagrees."""
+    return {name: value for name, value in metrics.items() if name != "mutual_information" or value > 1e-12}
+
+
 def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
     """Return the inputs and targets of a file of the user.
 
     Raises:
         ValueError: if it has no targets.
     """
-    from torchbayes.data.own import read_new
+    from torchbayes.data.own import read_new, repeated
 
     new = read_new(setup.data, path)
     if new.targets is None:
+        why = next((f" {note}" for note in new.notes if note.startswith("No targets")), "")
         raise ValueError(
-            f"{path} has no target in every row, so there is nothing to compare predictions with. "
+            f"{path} has no target in every row, so there is nothing to compare predictions with.{why} "
             f"Predict there: torchbayes predict RUN {shlex.quote(str(path))}."
         )
-    for note in new.notes:
+    for note in (*new.notes, *repeated(setup.data, new.inputs)):
         say(note)
     return new.inputs, new.targets
 
@@ -139,6 +155,7 @@ def predict(argv: list[str]) -> None:
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
     parser.add_argument("new", nargs="?", default=None, help="a file or folder of inputs, such as the run's own")
     parser.add_argument("--output", type=str | None, default=None, help="the CSV file; RUN/predictions.csv")
+    parser.add_argument("--overwrite", action="store_true", help="replace what --output names, and the picture there")
     parser.add_argument("--level", type=float, default=0.95, help="share of targets that an interval should hold")
     add_draws(parser)
     chosen = parse(parser, argv)
@@ -148,6 +165,9 @@ def predict(argv: list[str]) -> None:
     output = run / "predictions.csv" if chosen["output"] is None else Path(chosen["output"])
     if output.suffix.lower() != ".csv" or output.is_dir():
         raise ValueError(f"`--output` must be the name of a CSV file, such as predictions.csv; got {str(output)!r}.")
+    taken = [file for file in (output, output.with_suffix(".png")) if file.exists()]
+    if chosen["output"] is not None and taken and not chosen["overwrite"]:
+        raise ValueError(f"{taken[0]} is there already. Add --overwrite, or choose another --output.")
     setup, posterior = load_run(run)
     new = read_new(setup.data, path)
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
@@ -175,6 +195,7 @@ def tune(argv: list[str]) -> None:
         ValueError: if no run is named, or it is not one of Laplace.
     """
     from torchbayes.catalogue.config import keep_changed, load_run
+    from torchbayes.posteriors.files import CONFIG as RUN
     from torchbayes.posteriors.files import POSTERIOR
 
     parser = new_parser("tune", (tune.__doc__ or "").strip().splitlines()[0])
@@ -198,6 +219,8 @@ def tune(argv: list[str]) -> None:
             f"Fit it around those weights: torchbayes fit --method Laplace --start {shlex.quote(str(run))} "
             f"--directory NEW."
         )
+    if (directory / RUN).exists():
+        raise ValueError(f"{directory} holds a run of its own, which would be lost. Choose another --directory.")
     if (directory / POSTERIOR).exists() and not chosen["overwrite"]:
         raise ValueError(f"{directory} already holds a posterior. Add --overwrite, or choose another --directory.")
     held_out = None if chosen["on"] is None else _labelled(setup, Path(chosen["on"]))
@@ -219,17 +242,19 @@ def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior,
     rows = tuple(setup.data.test)
     with setup.problem.threading():
         scores = {
-            name: tb.evaluate(preferred(each), rows, target_scale=setup.target_scale).metrics
+            name: _known(tb.evaluate(preferred(each), rows, target_scale=setup.target_scale).metrics)
             for name, each in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
         }
         raised = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
+    form = _form([*raised, *(value for found in scores.values() for value in found.values())])
     lines = [["log evidence (nats)", None, *raised]] if raised else []
-    lines += [[f"test {name}", *(found[name] for found in scores.values())] for name in scores["tuned"]]
-    print_table(Table(["", *scores], lines, formats=dict.fromkeys(scores, ".4f")))
+    lines += [[f"test {name}", *(found.get(name) for found in scores.values())] for name in scores["tuned"]]
+    print_table(Table(["", *scores], lines, formats=dict.fromkeys(scores, form)))
     before, after = scores["the networks alone"]["nll"], scores["tuned"]["nll"]
     if after > before + _WORSE:
+        held_out = ", or tune on held-out rows (--on FILE --overwrite)" if evidence else ""
         say(
             f"Tuned, the average has a test NLL of {after:.3g}, and the networks alone have {before:.3g}: it is too "
             f"cautious, as Laplace is where rows are few beside weights. Prefer an ensemble of networks "
-            f"(--method MAP --method.members 5), or tune on held-out rows (--on FILE)."
+            f"(--method MAP --method.members 5){held_out}."
         )

@@ -59,6 +59,9 @@ def peek(argv: list[str]) -> Peek:
 
     Returns:
         What was found.
+
+    Raises:
+        ValueError: if a run is to be resumed, and neither it nor data to begin one are there.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--start", "--target"):
@@ -70,6 +73,8 @@ def peek(argv: list[str]) -> Peek:
         path = Path(seen.directory) / CONFIG
         if path.is_file():
             argv, seen.config = ["--config", str(path), *argv], [str(path)]
+        elif seen.data is None and seen.start is None:  # else a typing error would begin a run of the default data
+            raise ValueError(f"there is no run in {seen.directory} to resume. Correct --directory, or name --data.")
     file: dict[str, Any] = {}
     for name in seen.config:  # as the parser takes them: the last word counts
         file |= read_config(Path(str(name)))

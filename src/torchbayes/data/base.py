@@ -97,7 +97,7 @@ class Data:
         source: Where the numbers come from, in one line.
         notes: Of data of the user: what was made of them, in sentences.
         reader: Reads new rows from a file as these were read; None for sets without files of their own.
-        checksum: Of the training rows of a user, whose files may change; None for others.
+        checksum: Of the training and test rows of a user, whose files may change; None for others.
     """
 
     name: str

@@ -22,9 +22,9 @@ from torchbayes.checks import check_numbers
 from torchbayes.data.base import Standardise
 from torchbayes.posteriors.files import write_whole
 from torchbayes.predictive.average import Predictive, predict
+from torchbayes.predictive.intervals import central_interval
 
 _ROWS = 2048  # predicted at once, so that the outputs of all draws need not be held for all rows
-_SAMPLES = 4000  # for the quantiles of distributions that cannot be inverted
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,14 @@ def _of_classes(predictive: Predictive, classes: Sequence[str]) -> dict[str, np.
     found = {"prediction": np.array(names)[_array(probs.argmax(1))]}
     found |= {f"p({name})": _array(column) for name, column in zip(names, probs.T, strict=True)}
     found["entropy"] = _array(predictive.entropy.reshape(rows))
-    found["mutual_information"] = _array(predictive.mutual_information.reshape(rows))
+    if predictive.draws > 1:  # a single function, or a closed form over functions, has none
+        found["mutual_information"] = _array(predictive.mutual_information.reshape(rows))
     return found
 
 
 def _of_numbers(predictive: Predictive, units: Units, *, width: int) -> dict[str, np.ndarray]:
     """Return mean, standard deviations and interval of each output, in raw units."""
-    tails = predictive.outputs_SBK.new_tensor([(1 - units.level) / 2, (1 + units.level) / 2])
-    try:
-        low, high = predictive.quantile(tails)
-    except NotImplementedError:
-        samples = predictive.sample(-(-_SAMPLES // predictive.draws) * predictive.draws)
-        low, high = samples.quantile(tails.to(samples), dim=0)
+    low, high = central_interval(predictive, 1 - units.level)
     shift, scale = (0.0, 1.0) if units.targets is None else (units.targets.mean.double(), units.targets.scale.double())
     places = {"mean": predictive.mean, f"low_{units.level:g}": low, f"high_{units.level:g}": high}
     spreads = {"sd": predictive.variance.sqrt(), "sd_of_function": predictive.epistemic.sqrt()}

@@ -5,9 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.own.test_tables import raw
 from torchbayes.data.own import read_data, read_new
-from torchbayes.data.own.images import pixels
+from torchbayes.data.own.pictures import look, pixels
 
 SHADES = {"dark": 40, "light": 200}
 
@@ -46,11 +45,13 @@ def test_other_sizes_and_colours_are_told(tmp_path):
             read_data(root, wrong)
 
 
-def test_transparency_and_depth_become_bytes():
+def test_what_is_transparent_is_white_and_deep_pixels_are_refused(tmp_path):
     clear = Image.new("RGBA", (2, 2), (0, 0, 0, 0))
     assert (pixels(clear, (3, 2, 2)) == 255).all()
-    deep = Image.fromarray(np.array([[0, 1000], [3000, 4000]], dtype=np.uint16))
-    assert pixels(deep, (1, 2, 2))[0].tolist() == [[0, 64], [191, 255]]
+    root = folder(tmp_path / "deep")
+    Image.fromarray(np.array([[0, 1000], [3000, 4000]], dtype=np.uint16)).save(root / "dark" / "deep.png")
+    with pytest.raises(ValueError, match=r"deep\.png cannot be read as an image \(it has more than 8 bits a pixel"):
+        read_data(root)
 
 
 def test_folders_for_training_and_testing(tmp_path):
@@ -76,42 +77,105 @@ def test_new_images(tmp_path):
 def test_what_is_no_image_is_refused(tmp_path):
     root = folder(tmp_path / "bad")
     (root / "dark" / "text.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"text\.png is not a whole image .*Remove or replace it"):
+    with pytest.raises(ValueError, match=r"text\.png cannot be read as an image .*Remove or replace it"):
         read_data(root)
     (root / "dark" / "text.png").write_bytes((root / "dark" / "01.png").read_bytes()[:60])
-    with pytest.raises(ValueError, match=r"text\.png is not a whole image"):
+    with pytest.raises(ValueError, match=r"text\.png cannot be read as an image"):
         read_data(root)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"must hold a folder of images for each class, such as empty/cat"):
+    with pytest.raises(ValueError, match=r"holds neither images nor .* such as empty/cat"):
         read_data(tmp_path / "empty")
     with pytest.raises(ValueError, match="holds no images"):
         read_new(read_data(folder(tmp_path / "good")), tmp_path / "empty")
 
 
-def test_hugging_face_data_sets(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    root = folder(tmp_path / "pictures")
-    files = sorted(map(str, root.rglob("*.png")))
-    features = datasets.Features({"picture": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])})
-    labels = [int("light" in file) for file in files]
-    found = datasets.Dataset.from_dict({"picture": files, "label": labels}, features=features)
-    found.save_to_disk(str(tmp_path / "saved"))
-    here, there = read_data(tmp_path / "saved"), read_data(root)
-    assert here.classes == there.classes
-    assert torch.equal(here.train.inputs, there.train.inputs)
-    assert torch.equal(here.test.targets, there.test.targets)
-    table = datasets.Dataset.from_dict({"x": [0.5 * i for i in range(30)], "y": [1.5 * i for i in range(30)]})
-    parts = datasets.DatasetDict({"train": table.select(range(20)), "test": table.select(range(20, 30))})
-    parts.save_to_disk(str(tmp_path / "table"))
-    data = read_data(tmp_path / "table", {"target": "y"})
-    assert (data.task, len(data.train.targets), len(data.test.targets)) == ("regression", 20, 10)
-    assert raw(data, data.test.targets)[0] == pytest.approx(30.0, abs=1e-4)
-    with pytest.raises(ValueError, match=r"say which column of table is to be predicted: --target x or y"):
-        read_data(tmp_path / "table")
-    lists = datasets.Dataset.from_dict({"x": [[1.0, 2.0]] * 30, "label": [0, 1] * 15})
-    lists.save_to_disk(str(tmp_path / "lists"))
-    with pytest.raises(ValueError, match=r"columns x of lists are lists .*my_module:load"):
-        read_data(tmp_path / "lists")
-    next((tmp_path / "lists").glob("*.arrow")).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="is not a whole Hugging Face data set"):
-        read_data(tmp_path / "lists")
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])
+def test_photos_are_turned_as_their_camera_says(tmp_path, suffix):
+    upright = np.zeros((8, 12, 3), dtype=np.uint8)
+    upright[:4, :6], upright[4:, 6:, 0] = 200, 100
+    # what a camera held so would have stored
+    stored = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
+    stored |= {6: "ROTATE_90", 7: "TRANSVERSE", 8: "ROTATE_270"}
+    for tag, turn in stored.items():
+        exif = Image.Exif()
+        exif[0x0112] = tag
+        image = Image.fromarray(upright).transpose(Image.Transpose[turn])
+        image.save(tmp_path / f"{tag}.{suffix}", exif=exif, quality=100)
+        with Image.open(tmp_path / f"{tag}.{suffix}") as photo:
+            assert look(photo)[:2] == (8, 12)
+            assert np.abs(pixels(photo, (3, 8, 12)).transpose(1, 2, 0).astype(int) - upright).mean() < 10
+    for name in ("cat", "dog"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(6):
+            (tmp_path / "set" / name / f"{i}.{suffix}").write_bytes((tmp_path / f"6.{suffix}").read_bytes())
+    data = read_data(tmp_path / "set")
+    assert data.input_shape == (3, 8, 12)
+    assert torch.equal(read_new(data, tmp_path / f"6.{suffix}").inputs, data.test.inputs[:1])
+
+
+def test_parts_by_their_usual_names(tmp_path):
+    names = {"Train": 5, "VAL": 2, "testing": 3}
+    for used, rows, note in (
+        (("Train", "testing"), (10, 6), None),
+        (("Train", "VAL"), (10, 4), "Test rows: those of the part VAL, as there is no part called test."),
+        (("Train", "VAL", "testing"), (10, 6), "Not used: VAL."),
+        (("Train",), None, "All rows are of the part Train: there is none to test on."),
+    ):
+        root = tmp_path / "_".join(used)
+        for name in used:
+            folder(root / name, count=names[name] if rows else 12)
+        data = read_data(root)
+        assert data.classes == ("dark", "light")
+        assert (len(data.train.targets), len(data.test.targets)) == (rows or (22, 2))
+        assert note is None or note in data.notes
+    with pytest.raises(ValueError, match=r"has the parts Train, VAL, testing, and new images are one .*/testing\."):
+        read_new(data, tmp_path / "Train_VAL_testing")
+    assert read_new(data, tmp_path / "Train_VAL_testing" / "VAL").inputs.shape[0] == 4
+
+
+def test_folders_with_images_are_classes_whatever_their_names(tmp_path):
+    root = folder(tmp_path / "vehicles")
+    (root / "dark").rename(root / "train")
+    assert read_data(root).classes == ("light", "train")
+    (root / "light").rename(root / "test")
+    with pytest.raises(ValueError, match=r"test, train of .* must hold a folder of images for each class"):
+        read_data(root)
+    for words, match in (
+        (("train", "training"), "more than one part of a kind: train, training"),
+        (("val", "test"), "must have a part called train; it has test, val"),
+        (("train", "trees"), "holds the part train, which has folders within it, beside trees"),
+    ):
+        for word in words:
+            folder(tmp_path / words[1] / word)
+        with pytest.raises(ValueError, match=match):
+            read_data(tmp_path / words[1])
+
+
+def test_hidden_folders_are_skipped_and_links_are_followed(tmp_path):
+    root = folder(tmp_path / "real")
+    (root / "dark" / ".ipynb_checkpoints").mkdir()
+    (root / "dark" / "00.png").rename(root / "dark" / ".ipynb_checkpoints" / "00.png")
+    (tmp_path / "linked").mkdir()
+    for name in SHADES:
+        (tmp_path / "linked" / name).symlink_to(root / name)
+    for path in (root, tmp_path / "linked"):
+        data = read_data(path)
+        assert len(data.train.targets) + len(data.test.targets) == 23
+        assert read_new(data, path).inputs.shape[0] == 23
+
+
+def test_new_images_in_folders_that_are_no_classes(tmp_path):
+    data = read_data(folder(tmp_path / "known"))
+    new = folder(tmp_path / "new", size=(12, 10), count=2)
+    (new / "dark").rename(new / "2024-01")
+    found = read_new(data, new)
+    assert found.targets is None
+    assert found.names is not None
+    assert found.names[0] == "2024-01/00.png"
+    assert found.notes == (
+        "4 of 4 images are of another size than 6 x 5: cut to that shape around their middle and scaled.",
+        "No targets: the folder '2024-01' is no class of known (dark, light).",
+    )
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"new rows of known are images: a file, a folder .*; got t\.csv"):
+        read_new(data, tmp_path / "t.csv")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchbayes.catalogue.config import Problem
 from torchbayes.data import Data
 from torchbayes.data.own import read_data, read_new
 from torchbayes.data.own.columns import Column, Columns, fit_columns
@@ -93,7 +94,7 @@ def test_new_values_are_told():
 
 def test_a_table_is_a_data_set(tmp_path):
     data = read_data(written(tmp_path), {"target": "price"})
-    assert (data.name, data.task, data.input_shape) == ("table", "regression", (5,))
+    assert (data.name, data.task, data.input_shape) == ("table.csv", "regression", (5,))
     assert (len(data.train.targets), len(data.test.targets)) == (36, 4)
     assert torch.allclose(data.train.inputs.mean(0), torch.zeros(5), atol=1e-6)
     assert torch.allclose(data.train.inputs.square().mean(0), torch.ones(5), atol=1e-6)
@@ -168,22 +169,46 @@ def test_separators_names_and_packing_are_recognised(tmp_path):
     assert {n: v.tolist() for n, v in read_table(bare).columns.items()} == {"1": [1, 4], "2": [2.5, 5], "3": [-0.3, 6]}
 
 
+@pytest.mark.parametrize("name", ["", "x" * 5000, "~no_such_user/x.csv", "a\0b", "~"])
+def test_odd_names_are_no_accident(name):
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"no data set called|no file or folder|must hold a folder"
+    ):
+        Problem(data=name).setup()
+
+
 def test_a_folder_of_two_tables_is_for_training_and_testing(tmp_path):
     written(tmp_path, "train.csv")
     written(tmp_path, "test.csv", price=["1.5"] * ROWS)
     data = read_data(tmp_path, {"target": "price"})
     assert (len(data.train.targets), len(data.test.targets)) == (ROWS, ROWS)
     assert raw(data, data.test.targets) == pytest.approx([1.5] * ROWS, abs=1e-4)
-    assert any("Test rows with the same inputs as a training row: 40 of 40" in note for note in data.notes)
+    assert any("Of the test rows: rows with the same inputs as a training row: 40 of 40" in note for note in data.notes)
     with pytest.raises(ValueError, match="as its test rows are given"):
         read_data(tmp_path, {"target": "price"}, split=1)
+
+
+def test_the_checksum_is_of_all_rows_and_of_nothing_else(tmp_path):
+    price = [f"{100 + 3 * i}.25" for i in range(ROWS)]
+    number = [f"{i}.5" for i in range(ROWS)]
+
+    def checksum(**changed) -> int:
+        found = read_data(written(tmp_path, **changed), {"target": "price"}).checksum
+        assert found is not None
+        return found
+
+    known = checksum()
+    assert checksum(note=["other"] * ROWS) == known
+    for column, values in {"price": price, "number": number}.items():
+        other = [checksum(**{column: [*values[:i], "0.75", *values[i + 1 :]]}) for i in range(ROWS)]
+        assert len({known, *other}) == 1 + ROWS  # every row, whether for training or for testing
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, r"say which column of table is to be predicted: --target number or gaps or city"),
-        ({"target": "pride"}, r"no column of table called 'pride'\. Did you mean price\?"),
+        ({}, r"say which column of table\.csv is to be predicted: --target number or gaps or city"),
+        ({"target": "pride"}, r"no column of table\.csv called 'pride'\. Did you mean price\?"),
         ({"target": "price", "leave_out": "row"}, r"`leave_out` must be a list of names"),
         (
             {"target": "price", "drop": ["row"]},
@@ -192,7 +217,10 @@ def test_a_folder_of_two_tables_is_for_training_and_testing(tmp_path):
         ({"target": "price", "task": "counts"}, "`task` must be classification or regression"),
         ({"target": "note", "task": "regression"}, "are texts, which are classes"),
         ({"target": "same"}, "must be 2 to 1,000"),
-        ({"target": "price", "leave_out": ["number", "gaps", "city", "note"]}, "no column of table can be an input"),
+        (
+            {"target": "price", "leave_out": ["number", "gaps", "city", "note"]},
+            r"no column of table\.csv can be an input",
+        ),
     ],
 )
 def test_what_is_no_problem_is_refused(tmp_path, settings, said):
@@ -229,8 +257,17 @@ def test_other_refusals(tmp_path):
     with pytest.raises(ValueError, match="it has infinite values"):
         read_data(written(tmp_path, price=["inf", *["1.5"] * (ROWS - 1)]), {"target": "price"})
     data = read_data(written(tmp_path, price=["a", "b"] * 20), {"target": "price"})
-    with pytest.raises(ValueError, match=r"row 2 of other.csv is of the class 'c'; those of table are a, b"):
+    with pytest.raises(ValueError, match=r"row 2 of other.csv is of the class 'c'; those of table\.csv are a, b"):
         read_new(data, written(tmp_path, "other.csv", price=["a", "c"] * 20))
+    data = read_data(written(tmp_path), {"target": "price"})
+    with pytest.raises(
+        ValueError, match=r"row 2 of other.csv has the target 'much'; those of table\.csv are finite num"
+    ):
+        read_new(data, written(tmp_path, "other.csv", price=["1.5", "much"] * 20))
+    with pytest.raises(
+        ValueError, match=r"a tenth .* of every class its share, is none: its 20 classes have at most 2 "
+    ):
+        read_data(written(tmp_path, price=[f"k{i // 2}" for i in range(ROWS)]), {"target": "price"})
 
 
 def test_row_numbers_are_an_input_where_there_is_no_other(tmp_path):

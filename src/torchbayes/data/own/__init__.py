@@ -8,11 +8,17 @@ The rules are stated here and nowhere else, and each data set says in its `notes
   is another draw.
 - Statistics are of the training rows alone. Numbers are standardised. A missing number becomes the median of its
   column, and a further column says where; a text becomes a column of zeros and ones for each value.
-- Unsigned bytes of shape (rows, channels, height, width) are images, and are standardised by channel.
+- Unsigned bytes of shape (rows, channels, height, width) are images, and are standardised by channel. So are those of
+  shape (rows, height, width, channels), where there are 1 or 3 channels and the second axis has another length; and of
+  shape (rows, height, width), where both are 8 or more. New rows may lie in any of these ways. Where bytes were fitted,
+  they are bytes, and where floating point, floating point: what white is cannot be guessed.
+- Whole numbers in inputs are standardised as all numbers are. Token ids are given in a `Data`.
+- Parts of a data set are known by their names: train or training, test or testing, and val, valid, validation or dev,
+  whose rows are the test rows where there are no others. A folder that itself holds images is a class.
 """
 
 from torchbayes.data.own.arrays import as_data
-from torchbayes.data.own.files import is_file_name, read_data, read_new
-from torchbayes.data.own.rows import New
+from torchbayes.data.own.files import full_path, is_file_name, read_data, read_new
+from torchbayes.data.own.rows import New, repeated
 
-__all__ = ["New", "as_data", "is_file_name", "read_data", "read_new"]
+__all__ = ["New", "as_data", "full_path", "is_file_name", "read_data", "read_new", "repeated"]

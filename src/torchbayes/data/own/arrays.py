@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from torchbayes.checks import given, seen
 from torchbayes.data.base import Data
 from torchbayes.data.files import opened
+from torchbayes.data.own.given_arrays import as_array, check_alike, in_pairs, laid_out, numbers, rows_of
 from torchbayes.data.own.rows import Encoded, Encoder, Form, Rows, assemble
 
-_FORM = "((inputs, targets), (test_inputs, test_targets)), or (inputs, targets), or a torchbayes.data.Data"
 # names that archives use for inputs and targets, of training or all rows, and of test rows
 _NAMES = (("inputs", "targets"), ("x_train", "y_train"), ("X_train", "y_train"), ("x", "y"), ("X", "y"))
 _NAMES += (("images", "labels"), ("data", "target"), ("features", "labels"))
@@ -28,7 +27,8 @@ def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = N
 
     Args:
         name: of the data set.
-        found: a data set; or inputs and targets, arrays or tensors; or two such pairs, for training and testing.
+        found: a data set; or inputs and targets, arrays, tensors or lists of numbers; or these and test inputs and test
+            targets, in pairs or one after the other; or a dict of such by the names that archives may have.
         split: which draw of the test rows, where none are given.
         train_size: keep this many training rows, drawn at random; all by default.
 
@@ -36,7 +36,6 @@ def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = N
         The data set, standardised with the statistics of the training rows.
 
     Raises:
-        TypeError: if it is something else.
         ValueError: if the arrays do not fit together.
     """
     if isinstance(found, Data):
@@ -45,12 +44,9 @@ def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = N
                 f"`train_size` cannot choose rows of {name}, which is standardised already. Return arrays instead."
             )
         return replace(found, name=name)
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"{name} must give {_FORM}; got {seen(found)}.")
-    apart = isinstance(found[0], tuple | list) and isinstance(found[1], tuple | list)
-    parts = [_pair(name, part) for part in (found if apart else [found])]
-    form = Form(name, f"{name}, data of the user", read_arrays_of(parts[0].inputs.shape[1:]), _fit)
-    return assemble(form, parts, split=split, train_size=train_size)
+    named = isinstance(found, Mapping) and not hasattr(found, "save_to_disk")
+    pairs = _named(name, found) if named else in_pairs(name, found)
+    return _assembled(name, name, f"{name}, data of the user", pairs, split=split, train_size=train_size)
 
 
 def read_archive(path: Path, *, split: int = 0, train_size: int | None = None) -> Data:
@@ -63,28 +59,53 @@ def read_archive(path: Path, *, split: int = 0, train_size: int | None = None) -
 
     Returns:
         The data set.
+    """
+    pairs = _named(str(path), _archive(path))
+    return _assembled(str(path), path.stem, path.name, pairs, split=split, train_size=train_size)
+
+
+def _named(where: str, held: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return inputs and targets, and those for testing, by their names.
 
     Raises:
-        ValueError: if there are no such arrays.
+        ValueError: if there are none, or those for testing are not whole.
     """
-    held = _archive(path)
     train = next((pair for pair in _NAMES if set(pair) <= held.keys()), None)
     if train is None:
         raise ValueError(
-            f"{path} must hold arrays `inputs` and `targets` (and `test_inputs` and `test_targets`); it holds "
-            f"{', '.join(held) or 'none'}. Names as in x_train, y_train, x_test, y_test will do too."
+            f"{where} must hold arrays `inputs` and `targets` (and `test_inputs` and `test_targets`); it holds "
+            f"{', '.join(map(str, held)) or 'none'}. Names as in x_train, y_train, x_test, y_test will do too."
         )
     test = next((pair for pair in _TESTS if set(pair) <= held.keys()), None)
-    parts = [_pair(str(path), tuple(held[name] for name in pair)) for pair in (train, test) if pair is not None]
-    form = Form(path.stem, path.name, read_arrays_of(parts[0].inputs.shape[1:]), _fit)
+    half = next((pair for pair in _TESTS if test is None and set(pair) & held.keys()), None)
+    if half is not None:
+        one, other = half if half[0] in held else half[::-1]
+        raise ValueError(f"{where} holds `{one}` and no `{other}`; test rows need both. Add it, or remove `{one}`.")
+    return [(held[pair[0]], held[pair[1]]) for pair in (train, test) if pair is not None]
+
+
+def _assembled(
+    where: str, name: str, source: str, pairs: Sequence[tuple[Any, Any]], *, split: int, train_size: int | None
+) -> Data:
+    """Return pairs of inputs and targets as a data set.
+
+    Raises:
+        ValueError: if they do not fit together.
+    """
+    parts, dtype = [rows_of(where, *pair) for pair in pairs], as_array(where, "inputs", pairs[0][0]).dtype
+    shape = parts[0].inputs.shape[1:]
+    for part, (inputs, _) in zip(parts[1:], pairs[1:], strict=True):
+        check_alike(f"test inputs of {where}", part.inputs, shape, was=dtype, now=as_array(where, "", inputs).dtype)
+    form = Form(name, source, read_arrays_of(shape, dtype), partial(_fit, dtype, parts[0].notes))
     return assemble(form, parts, split=split, train_size=train_size)
 
 
-def read_arrays_of(shape: Sequence[int]) -> Any:
+def read_arrays_of(shape: Sequence[int], dtype: np.dtype | None = None) -> Any:
     """Return what reads rows of new inputs from an .npz or .npy file.
 
     Args:
         shape: of one row.
+        dtype: of the inputs that were fitted, which tells what white is; any if None.
 
     Returns:
         path -> rows.
@@ -104,83 +125,30 @@ def read_arrays_of(shape: Sequence[int]) -> Any:
         names = next((pair for pair in (*_TESTS, *_NAMES) if pair[0] in held), None)
         if names is None:
             raise ValueError(f"{path} must hold an array `inputs`; it holds {', '.join(held) or 'none'}.")
-        inputs = _numbers(path.name, held[names[0]])
-        if inputs.shape[1:] != tuple(shape) or not len(inputs):
-            raise ValueError(
-                f"inputs of {path.name} must have shape (rows, {', '.join(map(str, shape))}), as those that were "
-                f"fitted; got {inputs.shape}."
-            )
+        found = held[names[0]]
+        laid, _ = laid_out(found)
+        inputs = numbers(path.name, laid)
+        check_alike(f"inputs of {path.name}", inputs, shape, was=dtype, now=found.dtype)
         targets = held.get(names[1])
         return Rows(inputs, None if targets is None else _column(targets))
 
     return read
 
 
-def _fit(inputs: np.ndarray) -> tuple[Encoder, tuple[str, ...]]:
+def _column(targets: np.ndarray) -> np.ndarray:
+    return targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
+
+
+def _fit(dtype: np.dtype, notes: tuple[str, ...], inputs: np.ndarray) -> tuple[Encoder, tuple[str, ...]]:
+    shape = " x ".join(map(str, inputs.shape[1:]))
     if inputs.dtype == np.uint8:
-        return _as_images, (f"Inputs: images of {' x '.join(map(str, inputs.shape[1:]))}, standardised by channel.",)
-    return _as_numbers, (f"Inputs: {' x '.join(map(str, inputs.shape[1:]))} numbers, standardised.",)
-
-
-def _as_numbers(inputs: np.ndarray) -> Encoded:
-    return Encoded(inputs.astype(np.float64))
-
-
-def _as_images(inputs: np.ndarray) -> Encoded:
-    if inputs.dtype != np.uint8:
-        raise ValueError(f"images must be unsigned bytes, 0 to 255, as those that were fitted; got {inputs.dtype}.")
-    return Encoded(inputs)
+        return Encoded, (f"Inputs: images of {shape}, standardised by channel.", *notes)
+    if dtype.kind in "iu":
+        notes += ("Whole numbers are standardised as all numbers are; for token ids give a torchbayes.data.Data.",)
+    return Encoded, (f"Inputs: {shape} numbers, standardised.", *notes)
 
 
 def _archive(path: Path) -> dict[str, np.ndarray]:
     with opened(path, "a whole npz archive of arrays") as file:
         archive = np.load(file, allow_pickle=False)
         return {name: archive[name] for name in getattr(archive, "files", ())}
-
-
-def _pair(name: str, pair: Any) -> Rows:
-    """Return inputs and targets as arrays.
-
-    Raises:
-        TypeError: if they are no pair of arrays.
-        ValueError: if their rows differ in number, there are none, or numbers are not finite.
-    """
-    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(hasattr(part, "__len__") for part in pair):
-        raise TypeError(f"{name} must give {_FORM}; got {seen(pair)}.")
-    inputs, targets = (np.asarray(p.detach().cpu() if isinstance(p, Tensor) else p) for p in pair)
-    targets = _column(targets)
-    if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets) or len(inputs) == 0:
-        raise ValueError(
-            f"{name} must give inputs (rows, ...) and one target for each row; got shapes {inputs.shape} and "
-            f"{targets.shape}."
-        )
-    inputs = _numbers(name, inputs)
-    _check_finite(name, targets=targets)
-    return Rows(inputs, targets)
-
-
-def _column(targets: np.ndarray) -> np.ndarray:
-    return targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
-
-
-def _numbers(name: str, inputs: np.ndarray) -> np.ndarray:
-    """Return inputs in float64, images as they are.
-
-    Raises:
-        TypeError: if they are no numbers.
-        ValueError: if one is not finite.
-    """
-    if inputs.dtype.kind not in "biuf":
-        raise TypeError(f"inputs of {name} must be numbers; got dtype {inputs.dtype}. Encode texts as numbers first.")
-    if inputs.dtype == np.uint8 and inputs.ndim == 4:
-        return inputs
-    inputs = inputs.astype(np.float64)
-    _check_finite(name, inputs=inputs)
-    return inputs
-
-
-def _check_finite(name: str, **arrays: np.ndarray) -> None:
-    for what, values in given(**arrays).items():
-        wrong = int((~np.isfinite(values)).sum()) if values.dtype.kind == "f" else 0
-        if wrong:
-            raise ValueError(f"{what} of {name} must be finite; {wrong} values are not. Remove or impute those rows.")

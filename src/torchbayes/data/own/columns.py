@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchbayes.checks import check_memory, seen
-from torchbayes.data.own.rows import Encoded, shortened
-from torchbayes.data.own.table import Table, missing, texts_of
+from torchbayes.data.own.cells import far, look_like_numbers
+from torchbayes.data.own.rows import Encoded, as_number, shortened
+from torchbayes.data.own.table import MARKS, Table, missing, texts_of
 
 MOST_VALUES = 50  # of a column of texts that becomes columns of zeros and ones; at most half as many as rows, too
 
@@ -55,6 +56,8 @@ class Column:
 
     def _write_number(self, held: np.ndarray, block: np.ndarray) -> list[str]:
         absent = missing(held)
+        if held.dtype.kind == "O":
+            absent |= np.array([value in MARKS for value in held], dtype=bool)
         numbers = _numbers(self.name, held, absent)
         block[:, 0] = np.where(absent, self.fill, numbers)
         if self.flag:
@@ -142,7 +145,7 @@ def fit_columns(
     Raises:
         ValueError: if no column is left.
     """
-    columns, reasons, absent = [], {name: why for name, why in left.items() if why}, {}
+    columns, odd, reasons, absent = [], [], {name: why for name, why in left.items() if why}, {}
     for name, values in table.columns.items():
         if name in left:
             continue
@@ -151,12 +154,14 @@ def fit_columns(
             reasons[name] = made
             continue
         columns.append(made)
+        if made.values is None:
+            odd += far(name, values[~missing(values)].astype(np.float64))
         if count := int(missing(values).sum()):
             absent[name] = count
     if not columns:
         told = "; ".join(f"{name} ({why})" for name, why in reasons.items())
         raise ValueError(f"no column of {where} can be an input: {told or 'it has only the target'}. Add columns.")
-    return Columns(tuple(columns), where), tuple(_told(columns, reasons, absent))
+    return Columns(tuple(columns), where), (*_told(columns, reasons, absent), *odd)
 
 
 def _column(name: str, values: np.ndarray, *, category: bool) -> Column | str:
@@ -174,7 +179,8 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | str:
         return f"the same in every row, {held[0]}"
     if texts:
         few = len(texts) <= min(MOST_VALUES, len(held) / 2) or category
-        return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts"
+        like = ", which look like numbers with units or separators: write them plainly"
+        return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
     numbers = held.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
@@ -192,7 +198,7 @@ def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: if one is not a finite number.
     """
-    numbers = np.array([np.nan if gone else _number(v) for v, gone in zip(held.tolist(), absent, strict=True)])
+    numbers = np.array([*map(as_number, held)]) if held.dtype.kind == "O" else held.astype(np.float64)
     wrong = np.flatnonzero(~absent & ~np.isfinite(numbers))
     if len(wrong):
         raise ValueError(
@@ -200,13 +206,6 @@ def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:
             f"{seen(held[wrong[0]])}. Correct it or leave it empty."
         )
     return numbers
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        return np.nan
 
 
 def _told(columns: Sequence[Column], reasons: dict[str, str], absent: dict[str, int]) -> list[str]:
@@ -217,7 +216,7 @@ def _told(columns: Sequence[Column], reasons: dict[str, str], absent: dict[str, 
     parts = [f"{_count(numbers, 'number')} ({shortened(numbers)})"] if numbers else []
     if texts:
         parts += [f"{_count(texts, 'category', 'categories')}, each with a column for each value ({shortened(texts)})"]
-    in_all = "" if width == len(numbers) else f"; {width} columns in all"
+    in_all = "" if width == len(numbers) else f"; {width} column{'' if width == 1 else 's'} in all"
     told = [f"Inputs: {' and '.join(parts)}{in_all}, standardised."]
     if absent:
         counts = [f"{name} ({count:,})" for name, count in absent.items()]

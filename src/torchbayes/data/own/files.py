@@ -15,14 +15,44 @@ import torch
 from torchbayes.checks import seen
 from torchbayes.data.base import Data
 from torchbayes.data.own import arrays, hugging_face, images, tabular
-from torchbayes.data.own.rows import Encoded, New, Reader, Rows
+from torchbayes.data.own.pictures import SUFFIXES as IMAGES
+from torchbayes.data.own.pictures import images_in, is_image
+from torchbayes.data.own.rows import Encoded, New, Reader, Rows, shortened
+from torchbayes.data.own.saved import is_saved
 from torchbayes.data.own.table import SUFFIXES, is_table, read_table
 
 
 def is_file_name(name: str) -> bool:
     """Return whether the name of a data set is that of a file or folder: one that exists, or is written as such."""
-    path = Path(name).expanduser()
-    return "/" in name or is_table(path) or path.suffix == ".npz" or path.exists()
+    path = Path(name)
+    return "/" in name or is_table(path) or path.suffix == ".npz" or (name != "" and _exists(full_path(path)))
+
+
+def full_path(path: Path) -> Path:
+    """Return a path from the root, with ~ as the home directory."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:  # no such user
+        return path.absolute()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _existing(path: Path, named: str = "") -> Path:
+    """Return the full path of a file or folder.
+
+    Raises:
+        FileNotFoundError: if nothing is there.
+    """
+    found = full_path(path)
+    if not _exists(found):
+        raise FileNotFoundError(f"there is no file or folder {path}{named}. Correct the path.")
+    return found
 
 
 def read_data(
@@ -43,16 +73,14 @@ def read_data(
         FileNotFoundError: if there is no such file or folder.
         ValueError: if it holds no data, or its form has no such setting.
     """
-    path = path.expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}, which `data` names. Correct the path.")
-    read, what = _reader(path)
+    found = _existing(path, ", which `data` names")
+    read, what = _reader(found)
     known = [name for name in inspect.signature(read).parameters if name not in {"path", "split", "train_size"}]
     for name in settings or {}:
         if name not in known:
             has = f"Its settings are {', '.join(known)}." if known else "It has none."
-            raise ValueError(f"{path.name} is {what}, which has no setting {seen(name)}. {has}")
-    return _read(read, str(path), _stamp(path), json.dumps(dict(settings or {})), split, train_size)
+            raise ValueError(f"{found.name} is {what}, which has no setting {seen(name)}. {has}")
+    return _read(read, str(found), _stamp(found), json.dumps(dict(settings or {})), split, train_size)
 
 
 @lru_cache(maxsize=2)  # the defaults of a command depend on the data, which the run then needs again
@@ -75,11 +103,17 @@ def _reader(path: Path) -> tuple[Callable[..., Data], str]:
         ValueError: if it is no data.
     """
     if path.is_dir():
-        if hugging_face.is_saved(path):
-            return hugging_face.read_saved, "a Hugging Face data set"
+        if is_saved(path):
+            return hugging_face.reader_of(path), "a Hugging Face data set"
         if tabular.tables_in(path):
             return tabular.read_tabular, "a folder of tables"
-        return images.read_folder, "a folder of images"
+        if images_in(path):
+            return images.read_folder, "a folder of images"
+        raise ValueError(
+            f"{path} holds neither images nor the tables train.csv and test.csv, and is no whole Hugging Face data "
+            f"set, which has a state.json. It must hold a folder of images for each class, such as {path.name}/cat and "
+            f"{path.name}/dog, or those tables. Images have names that end in {shortened(IMAGES)}."
+        )
     if path.suffix == ".npz":
         return arrays.read_archive, "an npz archive"
     if is_table(path):
@@ -105,10 +139,8 @@ def read_new(data: Data, path: Path) -> New:
         FileNotFoundError: if there is no such file.
         ValueError: if the rows are not like those of the data set.
     """
-    path = path.expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}. Correct the path.")
-    return (data.reader or _reader_of(data))(path, data)
+    found = _existing(path)
+    return (data.reader or _reader_of(data))(found, data)
 
 
 def _reader_of(data: Data) -> Callable[[Path, Data], New]:
@@ -123,8 +155,8 @@ def _rows(path: Path, *, data: Data) -> Rows:
         ValueError: if they have another shape.
     """
     shape = data.input_shape
-    if data.is_image and (path.is_dir() or images.is_image(path)):
-        return images.read_images(path, (shape[0], shape[1], shape[2]))
+    if data.is_image and (path.is_dir() or is_image(path)):
+        return images.read_images(path, (shape[0], shape[1], shape[2]), data)
     if len(shape) == 1 and is_table(path):
         columns = read_table(path).columns
         if len(columns) != shape[0] or any(values.dtype.kind == "O" for values in columns.values()):

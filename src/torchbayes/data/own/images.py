@@ -1,4 +1,4 @@
-"""Folders of images: FOLDER/CLASS/image.png, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/..."""
+"""Folders of images: FOLDER/CLASS/image.png, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/...; and new images."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchbayes.checks import check_memory, is_whole, seen
 from torchbayes.data.base import Data
+from torchbayes.data.own.parts import Parts, chosen, kind_of
+from torchbayes.data.own.pictures import (
+    SUFFIXES,
+    Look,
+    images_in,
+    is_image,
+    load,
+    look,
+    of_file,
+    pixels,
+    resized,
+    shape_of,
+)
 from torchbayes.data.own.rows import Encoded, Encoder, Form, Rows, assemble, shortened
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-SIZE = 32  # height and width of images that come in several sizes
+from torchbayes.data.own.saved import TARGETS, columns_of, is_saved, labels_of, new_rows_of, of_images
 
 
 def read_folder(
@@ -32,7 +38,7 @@ def read_folder(
     """Return a folder of images as a data set.
 
     Args:
-        path: of a folder with a folder for each class; or with folders train and test that have these.
+        path: of a folder with a folder for each class; or with folders train and test, or the like, that have these.
         size: height and width, or one number for both, to which images are scaled after their longer side is cut to
             the same shape; if None that of the images where they have one, else 32.
         grey: whether images have one channel; if None, where all of them have.
@@ -45,22 +51,61 @@ def read_folder(
     Raises:
         ValueError: if there are no such folders, or a file is no image.
     """
-    folders = [path / word for word in ("train", "test")]
-    folders = folders if all(folder.is_dir() for folder in folders) else [path]
-    files = [by_class(folder) for folder in folders]
-    every = [file for found in files for group in found.values() for file in group]
-    shape, notes = _shape(path, every, size, grey)
+    names, of_parts = parts_in(path) or Parts((".",), ())
+    files = [by_class(path / name) for name in names]
+    looks = Counter(of_file(file, look) for found in files for group in found.values() for file in group)
+    shape, notes = shape_of(looks, size=size, grey=grey)
     parts = []
-    for folder, found in zip(folders, files, strict=True):
+    for found in files:
         listed = [file for group in found.values() for file in group]
         labels = np.repeat(list(found), [len(group) for group in found.values()])
-        parts.append(Rows(load(listed, shape), labels, [str(file.relative_to(folder)) for file in listed]))
-    form = Form(path.name, f"{path.name}, a folder of images", partial(read_images, shape=shape), partial(_fit, notes))
-    return assemble(form, parts, split=split, train_size=train_size)
+        parts.append(Rows(load(listed, shape)[0], labels))
+
+    def read(new: Path) -> Rows:
+        return read_images(new, shape, data)
+
+    form = Form(path.name, f"{path.name}, a folder of images", read, partial(_fit, (*notes, *of_parts)))
+    data = assemble(form, parts, split=split, train_size=train_size)
+    return data
 
 
 def _fit(notes: tuple[str, ...], _: np.ndarray) -> tuple[Encoder, tuple[str, ...]]:
     return Encoded, notes
+
+
+def parts_in(folder: Path) -> Parts | None:
+    """Return the folders for training and testing within a folder; None where its folders are classes.
+
+    A folder that itself holds images is a class, whatever its name.
+
+    Args:
+        folder: of the data set.
+
+    Returns:
+        Those that are used, with sentences on them.
+
+    Raises:
+        ValueError: if names do not tell parts from classes, or there is no part for training.
+    """
+    inner = [each for each in sorted(folder.iterdir()) if each.is_dir() and not each.name.startswith(".")]
+    inner = [each for each in inner if images_in(each)]
+    named = [each for each in inner if kind_of(each.name)]
+    flat = [each.name for each in named if any(map(is_image, each.iterdir()))]
+    parts, others = [each.name for each in named if each.name not in flat], [e.name for e in inner if e not in named]
+    trains = any(kind_of(name) == "train" for name in parts)
+    if (trains and flat) or (len(flat) > 1 and not others):
+        raise ValueError(
+            f"{', '.join(flat)} of {folder} must hold a folder of images for each class, as parts of a data set do; "
+            f"images lie there by themselves. Sort them into such folders or, if these are classes, rename them."
+        )
+    if not parts or (not trains and (flat or others)):
+        return None
+    if len(parts) == 1 and trains and others:
+        raise ValueError(
+            f"{folder} holds the part {parts[0]}, which has folders within it, beside {shortened(others)}. Move either "
+            f"elsewhere or, if {parts[0]} is a class, rename it."
+        )
+    return chosen(str(folder), [*parts, *others])
 
 
 def by_class(folder: Path) -> dict[str, list[Path]]:
@@ -70,7 +115,7 @@ def by_class(folder: Path) -> dict[str, list[Path]]:
         ValueError: if there are not at least two folders with images.
     """
     found = {
-        inner.name: [file for file in sorted(inner.rglob("*")) if is_image(file)]
+        inner.name: images_in(inner)
         for inner in sorted(folder.iterdir())
         if inner.is_dir() and not inner.name.startswith(".")
     }
@@ -84,141 +129,96 @@ def by_class(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def is_image(path: Path) -> bool:
-    """Return whether a path has the name of an image."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-
-
-def _shape(
-    path: Path, files: Sequence[Path], size: int | Sequence[int] | None, grey: bool | None
-) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Return channels, height and width that all images get, and sentences on it.
-
-    Raises:
-        ValueError: if the settings are no size, or a file is no image.
-    """
-    sides = [size, size] if is_whole(size) else size
-    if sides is not None and not (isinstance(sides, list | tuple) and len(sides) == 2 and all(map(_is_side, sides))):
-        raise ValueError(f"`size` must be height and width in pixels, or one number for both; got {seen(size)}.")
-    if grey not in {None, True, False}:
-        raise ValueError(f"`grey` must be true or false; got {seen(grey)}.")
-    found = Counter(_look(file) for file in files)
-    sizes = Counter()
-    for (height, width, _), count in found.items():
-        sizes[height, width] += count
-    without_colour = all(mode for *_, mode in found) if grey is None else grey
-    if sides is not None:
-        height, width = (int(side) for side in sides)  # type: ignore[arg-type]
-    else:
-        height, width = next(iter(sizes)) if len(sizes) == 1 else (SIZE, SIZE)
-    changed = sum(count for shape, count in sizes.items() if shape != (height, width))
-    shape = (1 if without_colour else 3, height, width)
-    notes = [
-        f"Inputs: images of {height} x {width}, {'grey' if without_colour else 'in colour'}, standardised by channel."
-    ]
-    if changed:
-        notes.append(
-            f"{changed:,} of {len(files):,} images are of another size: cut to that shape around their middle and "
-            f"scaled (--data_settings.size 64 or [48, 64] says another)."
-        )
-    check_memory(5 * len(files) * int(np.prod(shape)), "the images", images=len(files))
-    return shape, tuple(notes)
-
-
-def _is_side(value: object) -> bool:
-    return is_whole(value) and int(value) > 0  # type: ignore[call-overload]
-
-
-def _look(path: Path) -> tuple[int, int, bool]:
-    with _opened(path) as image:
-        return image.height, image.width, image.mode in {"L", "1", "LA", "I", "I;16", "F"}
-
-
-def _opened(path: Path) -> Image.Image:
-    """Return an image whose pixels are not read yet.
-
-    Raises:
-        ValueError: if it is no image.
-    """
-    from PIL import Image
-
-    try:
-        return Image.open(path)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is not a whole image ({_said(error)}). Remove or replace it.") from error
-
-
-def pixels(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return an image as bytes, cut around its middle and scaled.
-
-    Args:
-        image: any.
-        shape: channels, height and width.
-
-    Returns:
-        uint8 (channels, height, width).
-    """
-    from PIL import Image, ImageOps
-
-    channels, height, width = shape
-    if image.mode in {"I", "I;16", "F"}:  # 16 bits or more: the range of the image becomes 0 to 255
-        deep = np.asarray(image, dtype=np.float64)
-        image = Image.fromarray((255 * (deep - deep.min()) / max(np.ptp(deep), 1e-12)).round().astype(np.uint8))
-    if "A" in image.getbands() or "transparency" in image.info:  # what is transparent is white
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("L" if channels == 1 else "RGB")
-    if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
-
-
-def load(files: Sequence[Path], shape: tuple[int, int, int]) -> np.ndarray:
-    """Return the pixels of images.
-
-    Args:
-        files: of the images.
-        shape: channels, height and width.
-
-    Returns:
-        uint8 (N, channels, height, width).
-
-    Raises:
-        ValueError: if a file is no whole image.
-    """
-    found = np.empty((len(files), *shape), dtype=np.uint8)
-    for i, file in enumerate(files):
-        with _opened(file) as image:
-            try:
-                found[i] = pixels(image, shape)
-            except (OSError, ValueError, SyntaxError) as error:
-                raise ValueError(f"{file} is not a whole image ({_said(error)}). Remove or replace it.") from error
-    return found
-
-
-def read_images(path: Path, shape: tuple[int, int, int]) -> Rows:
+def read_images(path: Path, shape: tuple[int, int, int], data: Data, *, target: str | None = None) -> Rows:
     """Return new images.
 
     Args:
-        path: of an image, of a folder of images, or of one with a folder for each class.
+        path: of an image, of a folder of images, of one with a folder for each class, or of a Hugging Face data set.
         shape: channels, height and width.
+        data: the data set to which they are new.
+        target: the column of targets of a Hugging Face data set; one called label or target if None.
 
     Returns:
-        The rows, with targets where there are folders for classes.
+        The rows, with targets where every image has one of the data set.
 
     Raises:
         ValueError: if there are no images.
     """
-    if path.is_file():
-        return Rows(load([path], shape), None, [path.name])
-    files = [file for file in sorted(path.rglob("*")) if is_image(file)]
-    if not files:
-        raise ValueError(f"{path} holds no images. Images have names that end in {shortened(SUFFIXES)}.")
-    names = [str(file.relative_to(path)) for file in files]
-    inner = [file.relative_to(path).parts for file in files]
+    if is_saved(path):
+        return _saved_images(path, shape, data, target)
+    files = [path]
+    if path.is_dir():
+        files = images_in(path)
+        if not files:
+            raise ValueError(f"{path} holds no images. Images have names that end in {shortened(SUFFIXES)}.")
+        _check_one_part(path, data)
+    elif not is_image(path) and not _opens(path):
+        raise ValueError(
+            f"new rows of {data.name} are images: a file, a folder of such, or a Hugging Face data set with a column "
+            f"of images; got {path.name}. Images have names that end in {shortened(SUFFIXES)}."
+        )
+    inner = [file.relative_to(path).parts if path.is_dir() else (file.name,) for file in files]
     labels = np.array([parts[0] for parts in inner]) if all(len(parts) > 1 for parts in inner) else None
-    return Rows(load(files, shape), labels, names)
+    targets, notes = _known(labels, data, "the folder")
+    values, looks = load(files, shape)
+    return Rows(values, targets, [str(Path(*parts)) for parts in inner], (*resized(looks, shape), *notes))
 
 
-def _said(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+def _opens(path: Path) -> bool:
+    """Return whether a file is an image whatever its name."""
+    try:
+        of_file(path, look)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_one_part(path: Path, data: Data) -> None:
+    """Check that a folder of new images is not a whole data set.
+
+    Raises:
+        ValueError: if it has parts.
+    """
+    names = [each.name for each in sorted(path.iterdir()) if each.is_dir() and kind_of(each.name) and images_in(each)]
+    if any(each not in data.classes and not any(map(is_image, (path / each).iterdir())) for each in names):
+        example = next((name for name in names if kind_of(name) == "test"), names[0])
+        raise ValueError(
+            f"{path} has the parts {', '.join(names)}, and new images are one of them. Name it: {path / example}."
+        )
+
+
+def _known(labels: np.ndarray | None, data: Data, what: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return targets where all are classes of the data set, else none and a sentence on it."""
+    if labels is None:
+        return None, ()
+    if data.task == "classification":
+        wrong = next((label for label in map(str, labels.tolist()) if label not in data.classes), None)
+        if wrong is not None:
+            return None, (f"No targets: {what} {wrong!r} is no class of {data.name} ({shortened(data.classes)}).",)
+    elif what == "the folder":
+        return None, ()
+    return labels, ()
+
+
+def _saved_images(path: Path, shape: tuple[int, int, int], data: Data, target: str | None) -> Rows:
+    """Return new images of a Hugging Face data set.
+
+    Raises:
+        ValueError: if no column holds images.
+    """
+    part = new_rows_of(path)
+    columns = columns_of(part, {"Image"})
+    if not columns:
+        raise ValueError(
+            f"new rows of {data.name} are images, and no column of {path.name} holds any: it has "
+            f"{shortened(part.column_names)}. Give one with a column of the kind Image."
+        )
+    made = [*of_images(path, part[columns[0]], lambda image: (look(image), pixels(image, shape)))]
+    column = target or next((name for name in TARGETS if name in part.column_names), None)
+    labels = None
+    if column is not None and column in part.column_names:
+        found, rows = labels_of(path, part, column)
+        labels = found if len(rows) == len(part) else None
+    targets, notes = _known(labels, data, "the label")
+    looks: Counter[Look] = Counter(each for each, _ in made)
+    return Rows(np.stack([values for _, values in made]), targets, None, (*resized(looks, shape), *notes))

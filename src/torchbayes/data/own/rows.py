@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.checks import whole
+from torchbayes.checks import seen, whole
 from torchbayes.data.base import Data, Raw, Standardise, finish, subset_of, unit_images
 
 HELD_OUT = 0.1
@@ -31,11 +31,13 @@ class Rows(NamedTuple):
         inputs: a table or an array, of which a mask picks rows.
         targets: one for each row; None where the file has none.
         names: what tells the rows apart, such as names of files; their numbers, counted from 1, if None.
+        notes: what was done to them as they were read, in sentences.
     """
 
     inputs: Any
     targets: np.ndarray | None
     names: Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
 
     def pick(self, mask: np.ndarray) -> Rows:
         """Return the rows at which a mask is true."""
@@ -130,7 +132,7 @@ class Reader:
         else:
             inputs = self.standardise(values).to(data.train.inputs.dtype)
         targets = None if rows.targets is None else encode_targets(path.name, rows.targets, data)
-        return New(inputs, targets, rows.names, encoded.notes)
+        return New(inputs, targets, rows.names, (*rows.notes, *encoded.notes))
 
 
 def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int | None) -> Data:
@@ -170,9 +172,12 @@ def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int |
     data = finish(form.name, Raw((x, y), (x_test, y_test), form.source, classes, 255 if images else None))
     exact = data.standardise if images else Standardise.fit(torch.from_numpy(x))
     said = (_of_rows(form, data, apart=apart), _of_targets(form, data, np.asarray(numbers[0])), *notes)
-    said += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in made[1].notes)
-    checksum = zlib.crc32(y.tobytes(), zlib.crc32(np.ascontiguousarray(x).data))
-    return replace(data, notes=said + _repeated(data), reader=Reader(form.read, encode, exact), checksum=checksum)
+    checksum = 0
+    for held in ("\n".join(classes).encode(), *(np.ascontiguousarray(part).data for part in (x, y, x_test, y_test))):
+        checksum = zlib.crc32(held, checksum)
+    of_test = (*made[1].notes, *repeated(data, data.test.inputs))
+    said += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in of_test)
+    return replace(data, notes=said, reader=Reader(form.read, encode, exact), checksum=checksum)
 
 
 def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:
@@ -199,11 +204,24 @@ def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:
                 f"{shortened(data.classes)}. Remove such rows."
             )
         return torch.tensor([place[text] for text in texts], dtype=torch.int64)
-    if targets.dtype.kind not in "biuf" or not np.isfinite(targets).all():
-        raise ValueError(f"targets of {name} must be finite numbers, as those of {data.name} are. Remove other rows.")
-    values = torch.from_numpy(targets.astype(np.float64)).reshape(-1, 1)
+    numbers = np.array([*map(as_number, targets.tolist())]) if targets.dtype.kind in "USO" else targets
+    wrong = next(iter(np.flatnonzero(~np.isfinite(numbers))), None)
+    if wrong is not None:
+        raise ValueError(
+            f"row {wrong + 1} of {name} has the target {seen(targets.tolist()[wrong])}; those of {data.name} are "
+            f"finite numbers. Correct or remove such rows."
+        )
+    values = torch.from_numpy(numbers.astype(np.float64)).reshape(-1, 1)
     known = data.target_standardise
     return (values if known is None else (values - known.mean.double()) / known.scale.double()).float()
+
+
+def as_number(value: object) -> float:
+    """Return a value as a number, NaN where it is none."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return np.nan
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
@@ -227,7 +245,10 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
     task: Task = form.task or ("classification" if by_rule else "regression")
     if task == "regression":
         if texts:
-            raise ValueError(f"targets of {form.name} are texts, which are classes and no regression.")
+            raise ValueError(
+                f"targets of {form.name} are texts, which are classes and no regression, such as "
+                f"{seen(values[0].item())}. Write them as plain numbers, such as 1234.56."
+            )
         return (), [part.astype(np.float64) for part in targets]
     if not 2 <= len(values) <= CLASSES:
         raise ValueError(
@@ -250,6 +271,11 @@ def _held_out(name: str, rows: Rows, split: int, *, stratify: bool) -> tuple[Row
     for group in groups:
         test[rng.permutation(group)[: round(HELD_OUT * len(group))]] = True
     if not test.any():
+        if stratify:
+            raise ValueError(
+                f"a tenth of the rows of {name}, of every class its share, is none: its {len(groups):,} classes have "
+                f"at most {max(map(len, groups))} rows each. Give test rows, or classes with more rows."
+            )
         raise ValueError(f"{name} has too few rows ({len(targets)}) to hold a tenth of them out. Give test rows.")
     return rows.pick(~test), rows.pick(test)
 
@@ -278,13 +304,20 @@ def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
     return f"Targets: {len(data.classes)} classes, {shortened(shown)}.{other if whole_numbers else ''}"
 
 
-def _repeated(data: Data) -> tuple[str, ...]:
-    """Return a sentence on test rows whose inputs are those of training rows, where there are such."""
+def repeated(data: Data, inputs: Tensor) -> tuple[str, ...]:
+    """Return a sentence on rows whose inputs are those of a training row, where there are such.
+
+    Args:
+        data: whose training rows they are.
+        inputs: (N, ...), as those of the data set.
+
+    Returns:
+        One sentence, or none.
+    """
     known = {row.tobytes() for row in data.train.inputs.numpy()}
-    shared = sum(row.tobytes() in known for row in data.test.inputs.numpy())
+    shared = sum(row.tobytes() in known for row in inputs.numpy())
     if not shared:
         return ()
     return (
-        f"Test rows with the same inputs as a training row: {shared:,} of {len(data.test.inputs):,}; scores on them "
-        f"are too good.",
+        f"Rows with the same inputs as a training row: {shared:,} of {len(inputs):,}; scores on them are too good.",
     )

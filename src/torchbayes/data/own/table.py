@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import as_file
+from torchbayes.checks import as_file, seen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +20,10 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".data", ".parquet")
 _PACKED = (".gz", ".bz2", ".xz", ".zip")
 _SAMPLE = 2**16  # letters by which the separator is recognised
 _SEPARATORS = ("\t", ";", ",", "|")
+# missing values, as people and programs write them: none of them is a usual value of anything else
+_ABSENT = ("", "?", "NA", "na", "N/A", "n/a", "N.A.", "n.a.", "n.a", "#NA", "#N/A", "#n/a", "NaN", "nan", "NAN")
+_ABSENT += ("NULL", "Null", "null", "None", "<NA>", "<na>")
+MARKS = (".", "-", "--", "---")  # among numbers alone: elsewhere they are values, such as + and -
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +33,13 @@ class Table:
     Attributes:
         columns: bools, whole numbers, floating point with NaN where a number is missing, or texts (dtype object) with
             None where one is.
+        name: of the file that it comes from.
+        notes: what is odd about it, in sentences.
     """
 
     columns: dict[str, np.ndarray]
+    name: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -42,7 +51,7 @@ class Table:
 
     def __getitem__(self, mask: np.ndarray) -> Table:
         """Return the rows at which a mask is true."""
-        return Table({name: values[mask] for name, values in self.columns.items()})
+        return replace(self, columns={name: values[mask] for name, values in self.columns.items()})
 
 
 def missing(values: np.ndarray) -> np.ndarray:
@@ -59,12 +68,13 @@ def texts_of(values: np.ndarray) -> list[str]:
     return [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values.tolist()]
 
 
-def from_frame(frame: pd.DataFrame, name: str) -> Table:
+def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> Table:
     """Return a data frame as a table.
 
     Args:
         frame: of pandas.
         name: where it comes from, for messages.
+        notes: what is odd about it, in sentences.
 
     Returns:
         The table.
@@ -78,7 +88,7 @@ def from_frame(frame: pd.DataFrame, name: str) -> Table:
     double = [column for i, column in enumerate(names) if column in names[:i]]
     if double:
         raise ValueError(f"{name} has more than one column {double[0]!r}. Rename one.")
-    return Table({column: _values(frame.iloc[:, i]) for i, column in enumerate(names)})
+    return Table({column: _values(frame.iloc[:, i]) for i, column in enumerate(names)}, Path(name).name, notes)
 
 
 def _values(column: Any) -> np.ndarray:
@@ -103,13 +113,14 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix.lower() in _PACKED else path).suffix.lower()
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, encoding: str | None = None) -> Table:
     """Read a table.
 
     Args:
         path: of a Parquet file, or of text with a separator between values: comma, semicolon, tab, bar or spaces. Where
-            the first line holds numbers alone, the columns are called 1, 2, ... Empty cells, NA, nan and ? are missing
-            values.
+            the first line holds numbers alone, the columns are called 1, 2, ... Empty cells and usual spellings, such
+            as NA, n/a and ?, are missing values; among numbers dashes and points are, too.
+        encoding: of text; UTF-8, or UTF-16 with its mark, if None.
 
     Returns:
         The table.
@@ -120,27 +131,33 @@ def read_table(path: Path) -> Table:
     import pandas as pd
 
     as_file(path)
+    _check_encoding(encoding)
     try:
-        frame = pd.read_parquet(path) if _suffix(path) == ".parquet" else _read_text(path)
+        if _suffix(path) == ".parquet":
+            return from_frame(pd.read_parquet(path), str(path))
+        frame, notes = _read_text(path, encoding or _marked_encoding(path))
     except ImportError as error:
         raise ValueError(f"{path} needs a package that is not installed. Run: pip install pyarrow.") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8 ({error.reason}). Save it in UTF-8.") from error
+        raise ValueError(
+            f"{path} is not text in {encoding or 'UTF-8'}{_undecodable(path, encoding)}. Save it in UTF-8, or say what "
+            f"it is in, such as --data_settings.encoding latin-1."
+        ) from error
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, OSError, ValueError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{path} cannot be read as a table: {said}. Correct it or save it again.") from error
-    return from_frame(frame, str(path))
+    return from_frame(frame, str(path), notes)
 
 
-def _read_text(path: Path) -> pd.DataFrame:
-    """Return a table of text.
+def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return a table of text, and what is odd about it.
 
     Raises:
         ValueError: if it is empty or binary.
     """
     import pandas as pd
 
-    sample = _head(path)
+    sample = _head(path, encoding)
     if "\x00" in sample:
         raise ValueError("it holds binary data")
     separator, first = _separator(sample)
@@ -148,8 +165,8 @@ def _read_text(path: Path) -> pd.DataFrame:
     options: dict[str, Any] = {
         "sep": r"\s+" if separator == " " else separator,
         "header": 0 if named else None,
-        "encoding": "utf-8-sig",
-        "na_values": ["?"],
+        "encoding": encoding,
+        "na_values": list(_ABSENT),
         "index_col": False,
         "skipinitialspace": True,
         "low_memory": False,
@@ -157,17 +174,62 @@ def _read_text(path: Path) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # a row of another length is no row
         frame = pd.read_csv(path, **options)
-        if separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns):
+        commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
+        if commas:
             frame = pd.read_csv(path, **options, decimal=",")
-    return frame if named else frame.rename(columns={name: str(i + 1) for i, name in enumerate(frame.columns)})
+    for name in frame.columns:
+        frame[name] = _without_marks(frame[name], commas=commas)
+    if not named:
+        return frame.rename(columns={name: str(i + 1) for i, name in enumerate(frame.columns)}), ()
+    cells = [cell.lstrip() for cell in first]
+    double = dict.fromkeys(cell for i, cell in enumerate(cells) if cell and cell in cells[:i])
+    return frame, tuple(
+        f"Columns of the same name: {name!r}; all but the first are called {name + '.1'!r} and so on."
+        for name in double
+    )
 
 
-def _head(path: Path) -> str:
+def _head(path: Path, encoding: str) -> str:
     """Return the beginning of a text, which may be packed."""
     from pandas.io.common import get_handle
 
-    with get_handle(path, "r", encoding="utf-8-sig", compression="infer") as opened:
+    with get_handle(path, "r", encoding=encoding, compression="infer") as opened:
         return str(opened.handle.read(_SAMPLE))
+
+
+def _content(path: Path, size: int = -1) -> bytes:
+    """Return the first bytes of a file, which may be packed, or all."""
+    from pandas.io.common import get_handle
+
+    with get_handle(path, "rb", compression="infer", is_text=False) as opened:
+        return bytes(opened.handle.read(size))  # type: ignore[arg-type]
+
+
+def _marked_encoding(path: Path) -> str:
+    """Return the encoding of a text by the mark that it begins with."""
+    return "utf-16" if _content(path, 2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE} else "utf-8-sig"
+
+
+def _undecodable(path: Path, encoding: str | None) -> str:
+    """Return which line of a text shows that it is in another encoding, in words."""
+    try:
+        _content(path).decode(encoding or _marked_encoding(path))
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].decode(error.encoding, "ignore").count("\n") + 1
+        return f", as line {line:,} shows ({error.reason})"
+    return ""
+
+
+def _check_encoding(encoding: str | None) -> None:
+    """Check that an encoding is known.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    try:
+        "".encode(encoding or "utf-8")
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"`encoding` must be one that Python knows, such as latin-1; got {seen(encoding)}.") from error
 
 
 def _separator(sample: str) -> tuple[str, list[str]]:
@@ -197,5 +259,23 @@ def _is_number(text: str) -> bool:
 
 
 def _has_decimal_commas(column: Any) -> bool:
-    texts = column.dropna()
-    return texts.dtype.kind not in "biuf" and bool(texts.astype(str).str.fullmatch(r"-?\d+,\d+").all())
+    if column.dtype.kind in "biuf":
+        return False
+    texts = column.dropna().astype(str).str.strip()
+    texts = texts[~texts.isin(_ABSENT + MARKS)]
+    return len(texts) > 0 and bool(texts.str.fullmatch(r"-?\d+,\d+").all())
+
+
+def _without_marks(column: Any, *, commas: bool) -> Any:
+    """Return a column of text without spaces around missing values, and without marks of these among numbers."""
+    import pandas as pd
+
+    if column.dtype.kind in "biuf":
+        return column
+    texts = column.where(column.isna(), column.astype(str).str.strip())
+    texts = texts.where(~texts.isin(_ABSENT), None)
+    held = texts[texts.notna() & ~texts.isin(MARKS)]
+    if len(held) == column.notna().sum():
+        return column
+    numbers: Any = pd.to_numeric(held.str.replace(",", ".") if commas else held, errors="coerce")
+    return numbers.reindex(column.index) if len(held) and numbers.notna().all() else texts

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from torchbayes.checks import seen
 from torchbayes.data.base import Data, check_name
-from torchbayes.data.own.columns import fit_columns
-from torchbayes.data.own.rows import Encoder, Form, Rows, Task, assemble
+from torchbayes.data.own.cells import MANY, check_input, check_target, far
+from torchbayes.data.own.columns import Columns, fit_columns
+from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
 from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
 
-MOST_CLASSES = 20  # different whole numbers of a target that are classes
+_COUNTED = 20  # rows that a column counts from any number on: fewer may be chance
+_YEARS = (1700, 2100)  # whole numbers that count, and are times
+_DETERMINED = 0.9999  # correlation
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ def read_tabular(
     leave_out: Sequence[str] = (),
     categorical: Sequence[str] = (),
     task: Task | None = None,
+    encoding: str | None = None,
     split: int = 0,
     train_size: int | None = None,
 ) -> Data:
@@ -88,6 +94,7 @@ def read_tabular(
         leave_out: columns that are no inputs.
         categorical: columns that are categories whatever they hold, such as postcodes.
         task: classification or regression; by the target's values if None.
+        encoding: of text files, such as latin-1; UTF-8, or UTF-16 with its mark, if None.
         split: which draw of the test rows, where none are given.
         train_size: keep this many training rows, drawn at random; all by default.
 
@@ -95,11 +102,9 @@ def read_tabular(
         The data set.
     """
     files = [path] if path.is_file() else list(tables_in(path).values())
-    name = path.name.partition(".")[0] if path.is_file() else path.name
-    tables = [read_table(file) for file in files]
-    return of_tables(
-        Tabular(name, path.name, target, leave_out, categorical, task), tables, split=split, train_size=train_size
-    )
+    read = partial(read_table, encoding=encoding)
+    about = Tabular(path.name, path.name, target, leave_out, categorical, task, read)
+    return of_tables(about, [read(file) for file in files], split=split, train_size=train_size)
 
 
 def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size: int | None) -> Data:
@@ -121,9 +126,13 @@ def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size
     for table in tables:
         check_name(f"column of {about.name}", target, table.names)
     left = dict.fromkeys(about.leave_out, "as asked") | {target: ""}
-    numbers = [name for name in tables[0].names if all(_counts_rows(t.columns.get(name)) for t in tables)]
+    numbers = [name for name in tables[0].names if _counts_rows([t.columns.get(name) for t in tables])]
     if set(tables[0].names) - {*left, *numbers}:  # else they are the one input there is, such as a time
         left |= {name: "row numbers" for name in numbers if name not in left}
+    check_target(target, tables, about.task)
+    for name in tables[0].names:
+        if name not in {*left, *about.categorical}:
+            check_input(name, tables)
 
     def read(path: Path) -> Rows:
         table = about.read(path)
@@ -137,11 +146,36 @@ def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size
     if not all(map(len, known)):
         raise ValueError(f"no row of {about.name} has a value in the column {target!r}. Choose another --target.")
     parts = [Rows(table, targets_of(target, table.columns[target])) for table in known]
-    form = Form(about.name, about.source, read, fit, MOST_CLASSES, about.task)
+    form = Form(about.name, about.source, read, fit, MANY, about.task)
     data = assemble(form, parts, split=split, train_size=train_size)
     dropped = sum(map(len, tables)) - sum(map(len, known))
     more = (f"Rows left out because they have no value in {target!r}: {dropped:,}.",) if dropped else ()
-    return replace(data, notes=(*data.notes, *more))
+    more += tuple(dict.fromkeys(note for table in tables for note in table.notes))
+    return replace(data, notes=(*data.notes, *more, *_odd_targets(target, data, parts)))
+
+
+def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
+    """Return sentences on numeric targets that are the same, far from all others, or those of an input."""
+    targets = data.train.targets.double().flatten()
+    if data.classes:
+        return []
+    if (targets == targets[0]).all():
+        return [f"The target {name!r} is the same in all training rows: there is nothing to learn from them."]
+    told = far(name, np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts]))
+    encode = data.reader.encode if isinstance(data.reader, Reader) else None
+    if not isinstance(encode, Columns) or len(targets) < 5:  # fewer are in line by chance
+        return told
+    starts = np.cumsum([0, *(column.width for column in encode.columns)])
+    for start, column in zip(starts[:-1].tolist(), encode.columns, strict=True):
+        if column.values is None:
+            pair = torch.stack([data.train.inputs[:, start].double(), targets])
+            correlation = float(torch.corrcoef(pair)[0, 1])
+            if abs(correlation) > _DETERMINED:
+                told.append(
+                    f"{column.name!r} determines the target {name!r} (correlation {correlation:.5f}): leave it out if "
+                    f"it is not known in advance."
+                )
+    return told
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
@@ -154,11 +188,15 @@ def tables_in(folder: Path) -> dict[str, Path]:
     return found if len(found) == 2 else {}
 
 
-def _counts_rows(values: np.ndarray | None) -> bool:
-    """Return whether a column counts the rows, from 0 or 1 on."""
-    if values is None or values.dtype.kind != "i":
+def _counts_rows(parts: Sequence[np.ndarray | None]) -> bool:
+    """Return whether a column counts the rows: from 0 or 1 on, or, where they are many, from any number but a year."""
+    known = [part for part in parts if part is not None and part.dtype.kind == "i"]
+    if len(known) < len(parts) or not all((np.diff(part) == 1).all() for part in known):
         return False
-    return values[0] in {0, 1} and len(values) > 2 and bool((np.diff(values) == 1).all())
+    if all(len(part) > 2 and part[0] in {0, 1} for part in known):
+        return True
+    years = all(part[0] >= _YEARS[0] and part[-1] <= _YEARS[1] for part in known)
+    return max(map(len, known)) >= _COUNTED and not years
 
 
 def targets_of(name: str, values: np.ndarray) -> np.ndarray:

@@ -153,7 +153,10 @@ def rescaled(likelihood: Likelihood, factor: float) -> Likelihood:
     """
     if not fixed_noise(likelihood):
         name = type(unweighted(likelihood)).__name__
-        raise TypeError(f"{name} has no fixed noise scale to tune. Use likelihoods.Gaussian(scale).")
+        raise TypeError(
+            f"{name} has no fixed noise scale to tune. Fit with one, such as likelihoods.Gaussian(0.5), or leave the "
+            f"noise as it is."
+        )
     return having_scales(likelihood, tuple(scale * factor for scale in fixed_noise(likelihood)))
 
 

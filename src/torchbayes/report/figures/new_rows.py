@@ -33,19 +33,26 @@ def new_rows(new: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray], *, l
 
     figure = new_figure(8.2, 3.3)
     left, right = figure.subplots(1, 2)
+    meaning = "Rows unlike the training data lie further right."
     if "prediction" in new:
         _classes(left, new)
         measure, label = "entropy", "entropy of the prediction (nats)"
     else:
         _intervals(left, new, level)
         measure = next(name for name in new if name.startswith("sd_of_function"))
-        label = "standard deviation of the function, in units of the target"
+        label = "sd of the function (units of the target)"
+        if not test[measure].any():  # a single network
+            measure = measure.replace("sd_of_function", "sd")
+            label = "sd of the target (its units)"
+            meaning = "One network alone does not show which rows are unlike the training data."
     _histograms(right, new[measure], test[measure], label)
     shades = {"new rows": Patch(color=_COLOUR, alpha=0.55), "test rows": Patch(color=QUIET, alpha=0.45)}
     legend_above(figure, shades)
     count = len(next(iter(new.values())))
-    shown = f"{count:,} new rows" + (f", of which {_SHOWN} are shown on the left" if count > _SHOWN else "")
-    note_below(figure, f"{shown}; {len(test[measure]):,} test rows. Rows unlike the training data lie further right.")
+    shown = f"{count:,} new row{'' if count == 1 else 's'}" + (
+        f", of which {_SHOWN} are shown on the left" if count > _SHOWN else ""
+    )
+    note_below(figure, f"{shown}; {len(test[measure]):,} test rows. {meaning}")
     return figure
 
 
@@ -72,7 +79,9 @@ def _classes(axes: Axes, new: Mapping[str, np.ndarray]) -> None:
     rows = _chosen(np.argsort(highest, kind="stable"))
     axes.plot(np.arange(len(rows)), highest[rows], "o", markersize=3, color=_COLOUR)
     axes.axhline(1 / len(probs), color=QUIET, linewidth=0.8, linestyle=":")
-    axes.annotate("chance", (0, 1 / len(probs)), xytext=(2, 3), textcoords="offset points", color=QUIET)
+    # points lie above the line, and its right end has none near it
+    place = (len(rows) - 1, 1 / len(probs))
+    axes.annotate("chance", place, (0, -2), textcoords="offset points", ha="right", va="top", color=QUIET)
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("new rows, least certain first")
     axes.set_ylabel("probability of the predicted class")

@@ -1,0 +1,230 @@
+"""Inputs and targets that users give: which forms are taken, how images lie in arrays, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from torchbayes.checks import seen
+from torchbayes.data.own.rows import Rows
+from torchbayes.data.own.table import missing
+
+_FORM = (
+    "(inputs, targets), (inputs, targets, test_inputs, test_targets), ((inputs, targets), (test_inputs, "
+    "test_targets)), a dict of arrays by these names, or a torchbayes.data.Data"
+)
+_SEVERAL = "A model here has one array of inputs; several need Python: torchbayes.fit."
+_SMALLEST = 8  # height and width of images whose channel is not written
+
+
+def in_pairs(name: str, found: Any) -> list[tuple[Any, Any]]:
+    """Return what a function gave as pairs of inputs and targets, those for testing second.
+
+    Args:
+        name: of the function, for messages.
+        found: what it gave.
+
+    Returns:
+        One pair, or two.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if isinstance(found, tuple | list) and len(found) == 4:
+        return [(found[0], found[1]), (found[2], found[3])]
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return [(part[0], part[1]) for part in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
+    raise TypeError(f"{name} must give {_FORM}; got {seen(found)}.{_advice(found)}")
+
+
+def _is_pair(part: Any) -> bool:
+    """Return whether something is inputs and targets, and not an array in lists of numbers."""
+    return isinstance(part, tuple | list) and len(part) == 2 and all(_holds_rows(each) for each in part)
+
+
+def _holds_rows(value: Any) -> bool:
+    return isinstance(value, tuple | list) or getattr(value, "ndim", 0) > 0
+
+
+def _advice(value: Any) -> str:
+    """Return what to do with objects that hold rows and are no arrays."""
+    if hasattr(value, "save_to_disk"):
+        return " Save it with save_to_disk, and give that folder to --data."
+    if hasattr(value, "to_numpy"):
+        return " Of a data frame give frame[columns].to_numpy() and frame[target].to_numpy()."
+    if isinstance(value, Dataset | DataLoader):
+        return " Give the arrays themselves: those behind the data set, or its rows stacked."
+    return ""
+
+
+def as_array(name: str, what: str, value: Any) -> np.ndarray:
+    """Return inputs or targets as an array.
+
+    Args:
+        name: where they come from, for messages.
+        what: inputs or targets.
+        value: an array, a tensor, or lists of numbers.
+
+    Returns:
+        The array.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if it holds several arrays, or rows of several lengths.
+    """
+    several = isinstance(value, tuple) and any(getattr(part, "ndim", 0) for part in value)
+    if several or isinstance(value, Mapping):
+        raise ValueError(f"{what} of {name} must be one array; got several. {_SEVERAL}")
+    if isinstance(value, Dataset | DataLoader) or hasattr(value, "save_to_disk") or not hasattr(value, "__len__"):
+        raise TypeError(f"{name} must give {_FORM}; got {seen(value)} as {what}.{_advice(value)}")
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{what} of {name} must be one array, whose rows have one shape; got {seen(value)}. Fill rows up to one "
+            f"length. {_SEVERAL}"
+        ) from error
+
+
+def rows_of(name: str, inputs: Any, targets: Any) -> Rows:
+    """Return inputs and targets as rows, with a note on how images lie in the array.
+
+    Args:
+        name: where they come from, for messages.
+        inputs: of every row.
+        targets: one for each.
+
+    Returns:
+        The rows: images in bytes, other inputs in float64.
+
+    Raises:
+        TypeError: if they are no numbers, or targets no names either.
+        ValueError: if their rows differ in number, there are none, or numbers are not finite.
+    """
+    x, y = as_array(name, "inputs", inputs), as_array(name, "targets", targets)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if x.ndim == 1 and y.shape == x.shape:
+        raise ValueError(
+            f"inputs of {name} must have shape (rows, ...); got {x.shape}. If a row is one number, give "
+            f"inputs[:, None]."
+        )
+    if y.ndim == 2 and len(x) == len(y):
+        raise ValueError(
+            f"{name} must give one target for each row; got {y.shape[1]} in an array of shape {y.shape}. Of rows with "
+            f"a one for the class, give targets.argmax(1); of several targets give one, such as targets[:, 0]."
+        )
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"{name} must give inputs (rows, ...) and one target for each row; got shapes {x.shape} and {y.shape}. "
+            f"The order is inputs, targets, test_inputs, test_targets."
+        )
+    _check_dates(name, inputs=x, targets=y)
+    if y.dtype.kind not in "biufUSO":
+        raise TypeError(f"targets of {name} must be numbers or names of classes; got dtype {y.dtype}. Convert them.")
+    _check_finite(name, "targets", y)
+    if y.dtype.kind == "O" and (missing(y) | (y != y)).any():  # noqa: PLR0124  NaN is not itself
+        raise ValueError(f"targets of {name} must be known in every row; some are missing. Leave those rows out.")
+    laid, notes = laid_out(x)
+    return Rows(numbers(name, laid), y, None, notes)
+
+
+def laid_out(inputs: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return images with their channels in the second axis, and a sentence where they lay otherwise.
+
+    Args:
+        inputs: any; images are unsigned bytes of shape (rows, channels, height, width); or (rows, height, width,
+            channels), where the last axis has 1 or 3 entries and the second has not; or (rows, height, width), of 8
+            pixels or more, without colour.
+
+    Returns:
+        The inputs, and one sentence or none.
+    """
+    if inputs.dtype != np.uint8 or not inputs.size:
+        return inputs, ()
+    height_width = " x ".join(map(str, inputs.shape[1:3]))
+    if inputs.ndim == 4 and inputs.shape[1] not in {1, 3} and inputs.shape[3] in {1, 3}:
+        moved = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+        return moved, (f"The arrays are taken for images of {height_width} whose channels come last.",)
+    if inputs.ndim == 3 and min(inputs.shape[1:]) >= _SMALLEST:
+        return inputs[:, None], (f"The arrays are taken for grey images of {height_width}, as they hold bytes.",)
+    return inputs, ()
+
+
+def numbers(name: str, inputs: np.ndarray) -> np.ndarray:
+    """Return inputs in float64, images as they are.
+
+    Args:
+        name: where they come from, for messages.
+        inputs: as `laid_out` gives them.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        TypeError: if they are none.
+    """
+    _check_dates(name, inputs=inputs)
+    if inputs.dtype.kind not in "biuf":
+        raise TypeError(
+            f"inputs of {name} must be numbers; got dtype {inputs.dtype}. Encode texts as numbers first, or save a "
+            f"table as CSV and give --data that file."
+        )
+    if inputs.dtype == np.uint8 and inputs.ndim == 4:
+        return inputs
+    inputs = inputs.astype(np.float64)
+    _check_finite(name, "inputs", inputs)
+    return inputs
+
+
+def check_alike(what: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.dtype | None, now: np.dtype) -> None:
+    """Check that inputs are like those that were fitted.
+
+    Args:
+        what: they are, for messages.
+        inputs: as `numbers` gives them.
+        shape: of one row that was fitted.
+        was: dtype of the inputs that were fitted; any if None.
+        now: dtype of these, as they were given.
+
+    Raises:
+        ValueError: if their shape is another, or one is in bytes and the other in floating point.
+    """
+    images = len(shape) == 3
+    if was == np.uint8 and now != np.uint8 and (images or now.kind == "f"):
+        raise ValueError(
+            f"{what} must be unsigned bytes, 0 to 255, as those that were fitted; got {now}. If white is 1 in them, "
+            f"give (255 * inputs).round().astype('uint8')."
+        )
+    if was is not None and was.kind == "f" and now == np.uint8:
+        raise ValueError(
+            f"{what} must be in floating point, as those that were fitted; got unsigned bytes. Scale them as those "
+            f"were: if white was 1 there, give inputs / 255."
+        )
+    if inputs.shape[1:] != tuple(shape) or not len(inputs):
+        raise ValueError(
+            f"{what} must have shape (rows, {', '.join(map(str, shape))}), as those that were fitted; got "
+            f"{inputs.shape}."
+        )
+
+
+def _check_dates(name: str, **arrays: np.ndarray) -> None:
+    for what, values in arrays.items():
+        if values.dtype.kind in "mM":
+            raise TypeError(
+                f"{what} of {name} must be numbers; got dates or times, dtype {values.dtype}. Count days from a first "
+                f"one: (dates - dates.min()) / numpy.timedelta64(1, 'D'); times by the division alone."
+            )
+
+
+def _check_finite(name: str, what: str, values: np.ndarray) -> None:
+    wrong = int((~np.isfinite(values)).sum()) if values.dtype.kind == "f" else 0
+    if wrong:
+        raise ValueError(f"{what} of {name} must be finite; {wrong} values are not. Remove or impute those rows.")

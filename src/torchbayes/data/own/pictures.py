@@ -1,0 +1,189 @@
+"""Images as arrays: how they look, which shape they get, and their pixels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from torchbayes.checks import check_memory, is_whole, seen
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_T = TypeVar("_T")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_DEEP = {"I", "I;16", "I;16B", "F"}  # modes of more than 8 bits
+SIZE = 32  # height and width of images that come in several sizes
+_ORIENTATION = 0x0112  # tag of EXIF
+Look = tuple[int, int, bool]  # height, width, and whether an image is without colour
+
+
+def is_image(path: Path) -> bool:
+    """Return whether a path has the name of an image."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images in a folder and in those within it, in order; nothing that is hidden."""
+    inner = [each for each in folder.iterdir() if each.is_dir()]  # which may be links: rglob follows none by itself
+    found = [*folder.iterdir(), *(file for each in inner for file in each.rglob("*"))]
+    return [
+        file
+        for file in sorted(found)
+        if is_image(file) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
+
+
+def shape_of(
+    looks: Counter[Look], *, size: int | Sequence[int] | None, grey: bool | None
+) -> tuple[tuple[int, int, int], tuple[str, ...]]:
+    """Return the shape that all images get, and sentences on it.
+
+    Args:
+        looks: how many images have each height, width and want of colour, as `look` gives them.
+        size: height and width, or one number for both; that of the images where they have one, else 32, if None.
+        grey: whether images have one channel; where all of them have if None.
+
+    Returns:
+        Channels, height and width, and the sentences.
+
+    Raises:
+        ValueError: if the settings are no size, or so many images cannot be held.
+    """
+    sides = [size, size] if is_whole(size) else size
+    if sides is not None and not (isinstance(sides, list | tuple) and len(sides) == 2 and all(map(_is_side, sides))):
+        raise ValueError(f"`size` must be height and width in pixels, or one number for both; got {seen(size)}.")
+    if grey not in {None, True, False}:
+        raise ValueError(f"`grey` must be true or false; got {seen(grey)}.")
+    sizes = {shape[:2] for shape in looks}
+    if sides is not None:
+        height, width = (int(side) for side in sides)  # type: ignore[arg-type]
+    else:
+        height, width = next(iter(sizes)) if len(sizes) == 1 else (SIZE, SIZE)
+    without_colour = all(colourless for *_, colourless in looks) if grey is None else grey
+    shape, images = (1 if without_colour else 3, height, width), looks.total()
+    check_memory(5 * images * int(np.prod(shape)), "the images", images=images)
+    colour = "grey" if without_colour else "in colour"
+    notes = [f"Inputs: images of {height} x {width}, {colour}, standardised by channel."]
+    notes += [f"{note[:-1]} (--data_settings.size 64 or [48, 64] says another)." for note in resized(looks, shape)]
+    return shape, tuple(notes)
+
+
+def resized(looks: Counter[Look], shape: Sequence[int]) -> tuple[str, ...]:
+    """Return a sentence on images that are scaled, where there are such.
+
+    Args:
+        looks: how many images have each height, width and want of colour.
+        shape: that they get: channels, height and width.
+
+    Returns:
+        One sentence, or none.
+    """
+    height, width = shape[1:]
+    changed = sum(count for each, count in looks.items() if each[:2] != (height, width))
+    if not changed:
+        return ()
+    return (
+        f"{changed:,} of {looks.total():,} images are of another size than {height} x {width}: cut to that shape "
+        f"around their middle and scaled.",
+    )
+
+
+def _is_side(value: object) -> bool:
+    return is_whole(value) and int(value) > 0  # type: ignore[call-overload]
+
+
+def look(image: Image.Image) -> Look:
+    """Return height, width, and whether an image is without colour; upright, as its camera says."""
+    # Pillow itself turns TIFF, its height and width too
+    turned = image.format != "TIFF" and _orientation(image) in {5, 6, 7, 8}
+    width, height = reversed(image.size) if turned else image.size
+    return height, width, image.mode in {"L", "1", "LA", *_DEEP}
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how the camera was held, as EXIF says; 1, upright, where it does not."""
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # whatever Pillow makes of a damaged header; damaged pixels are found later
+        return 1
+
+
+def of_file(file: Path, of: Callable[[Image.Image], _T]) -> _T:
+    """Return what a function makes of the image in a file.
+
+    Args:
+        file: of the image.
+        of: the function, which may read the pixels.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        ValueError: if it is no whole image.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return of(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{file} cannot be read as an image ({said(error)}). Remove or replace it.") from error
+
+
+def pixels(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
+    """Return an image as bytes, turned upright, cut around its middle and scaled.
+
+    Args:
+        image: any.
+        shape: channels, height and width.
+
+    Returns:
+        uint8 (channels, height, width).
+
+    Raises:
+        ValueError: if its pixels have more than 8 bits.
+    """
+    from PIL import Image, ImageOps
+
+    channels, height, width = shape
+    if image.mode in _DEEP:
+        raise ValueError(
+            "it has more than 8 bits a pixel, and does not say which value is white; convert it to 8 bits, or write a "
+            "function that gives arrays: --data my_module:load"
+        )
+    image.load()  # only then do all formats tell their orientation
+    image = ImageOps.exif_transpose(image)
+    if "A" in image.getbands() or "transparency" in image.info:  # what is transparent is white
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if channels == 1 else "RGB")
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def load(files: Sequence[Path], shape: tuple[int, int, int]) -> tuple[np.ndarray, Counter[Look]]:
+    """Return the pixels of images, and how they looked.
+
+    Args:
+        files: of the images.
+        shape: channels, height and width.
+
+    Returns:
+        uint8 (N, channels, height, width), and how many had each height, width and want of colour.
+    """
+    found, looks = np.empty((len(files), *shape), dtype=np.uint8), Counter[Look]()
+    for i, file in enumerate(files):
+        seen_so, found[i] = of_file(file, lambda image: (look(image), pixels(image, shape)))
+        looks[seen_so] += 1
+    return found, looks
+
+
+def said(error: BaseException) -> str:
+    """Return the message of an error as part of a sentence."""
+    return " ".join(str(error).split()).rstrip(".")
