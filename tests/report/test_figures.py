@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from tests.report.helpers import drawn, labels, line, rng
 from torchbayes.metrics import reliability
 from torchbayes.report import figures, png
 
@@ -17,24 +16,6 @@ class Bins:
     confidence: list[float]
     accuracy: list[float]
     count: list[int]
-
-
-def rng() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
-def drawn(figure: Figure) -> list[Axes]:
-    """Render the figure, so that warnings of the layout count as errors, and give its axes."""
-    assert png(figure, dpi=40).startswith(b"\x89PNG")
-    return figure.axes
-
-
-def line(axes: Axes, index: int) -> np.ndarray:
-    return np.asarray(axes.lines[index].get_data(), dtype=float)
-
-
-def labels(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 def dirichlet(shape: tuple[int, ...], classes: int) -> np.ndarray:
