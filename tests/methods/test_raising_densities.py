@@ -33,6 +33,12 @@ samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys(
 WALL = 0.3  # of the half space in which the target is
 
 
+@pytest.fixture(autouse=True)
+def checked_distributions():
+    """Let Distributions check their parameters: torch.compile, in a test before, turns that off in the whole process."""
+    distributions.Distribution.set_default_validate_args(True)
+
+
 def inside(weights_MD: Tensor) -> Tensor:
     return weights_MD[:, 0] < WALL
 

@@ -64,11 +64,10 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
     mode = backend.model.network.training() if backend.training else nullcontext()
     # calls on all the data are those of Metropolis tests
     precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
-    value_M = torch.zeros(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
     with torch.enable_grad(), mode, precision:
-        for number, rows in enumerate(chunks(evaluation, backend.chunk_size)):
-            value_M += run(rows, Into(evaluation.gradient_MD, number > 0))
-    return value_M
+        parts = chunks(evaluation, backend.chunk_size)
+        values = [run(rows, Into(evaluation.gradient_MD, number > 0)) for number, rows in enumerate(parts)]
+    return sum(values[1:], values[0])
 
 
 def leaves_of(layout: Layout, weights: Tensor) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -195,9 +196,9 @@ def descend(
         now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
     )
     # one pass over the gradient: a sum of squares is finite exactly when its terms are, short of overflow
-    finite_M = torch.isfinite(loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
-    if not finite_M.all():
-        member = int((~finite_M).nonzero()[0])
+    finite = [isfinite(size) for size in (loss_M + torch.linalg.vector_norm(gradient_MD, dim=-1)).tolist()]
+    if not all(finite):
+        member = finite.index(False)
         raise DivergedError(
             f"the fit diverged at step {now.step} of {now.total_steps}: the loss of member {member} is "
             f"{loss_M[member].item():g} or its gradient is not finite, at learning rate {lr:g}. The batch holds values "
@@ -205,4 +206,4 @@ def descend(
             f"rate."
         )
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
-    return replace(now, step=now.step + 1), Info(loss_M, -log_likelihood_M / density.num_data, lr)
+    return replace(now, step=now.step + 1), Info(loss_M, log_likelihood_M / -density.num_data, lr)

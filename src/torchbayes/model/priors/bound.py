@@ -113,7 +113,7 @@ class BoundPrior:
             Float64 tensor (...), in nats: in float32 a sum over a million weights is off by nats.
         """
         parts = [_total(segment.prior, weights[..., segment.where]) for segment in self.segments]
-        return torch.stack(parts).sum(0)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def stds(self) -> Tensor:
         """Return the prior standard deviation of every weight, float64 (D,); infinite where it is not known."""
