@@ -35,7 +35,7 @@ WALL = 0.3  # of the half space in which the target is
 
 @pytest.fixture(autouse=True)
 def checked_distributions():
-    """Let Distributions check their parameters: torch.compile, in a test before, turns that off in the whole process."""
+    """Let Distributions check their parameters: torch.compile, in a test before, turns that off for good."""
     distributions.Distribution.set_default_validate_args(True)
 
 
