@@ -48,7 +48,7 @@ def own_rows() -> Batch:
 def test_the_table_and_the_setting_name_the_same_backends():
     assert get_args(BackendName) == BACKEND_NAMES
     assert len(set(BACKEND_NAMES)) == len(BACKENDS)
-    with pytest.raises(ValueError, match="`way` must be one of native, loop, vmap, compiled; got 'fast'"):
+    with pytest.raises(ValueError, match="`backend` must be one of native, loop, vmap, compiled; got 'fast'"):
         Plan("fast", "I know")
 
 
@@ -175,7 +175,7 @@ def test_an_entry_in_the_table_is_all_that_a_backend_needs(prior: Any, counted: 
     other = LogDensity(model, N, data)
     other(weights_MD[:1])
     assert other.plan is not None
-    assert other.plan.way != "counting"
+    assert other.plan.backend != "counting"
 
 
 # --- the prior once over ranks ---

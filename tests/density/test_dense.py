@@ -190,7 +190,7 @@ def test_auto_takes_the_kernel_and_says_so():
     density = LogDensity(model, N)
     density(normal(1, 6), members_batch(model, kind, 1, B))
     assert density.plan
-    assert density.plan.way == "native"
+    assert density.plan.backend == "native"
     assert "kernel" in density.plan.reason
 
 
@@ -278,7 +278,7 @@ def test_without_kernels_the_other_ways_run(monkeypatch: pytest.MonkeyPatch):
         density = LogDensity(other, N)
         assert_close(density(weights_MD, batch).gradient, expected.gradient)
         assert density.plan
-        assert density.plan.way in {"loop", "vmap"}
+        assert density.plan.backend in {"loop", "vmap"}
     finally:
         load.cache_clear()
 

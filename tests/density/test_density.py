@@ -307,7 +307,7 @@ def test_dropout_depends_on_a_members_seed_alone(untouched_rng: None):
     density = LogDensity(model, N, training=True)
     first = density(weights_MD, batch, seeds=[5, 6, 5])
     assert density.plan is not None
-    assert density.plan.way == "loop"
+    assert density.plan.backend == "loop"
     assert "random numbers in training mode" in density.plan.reason
     again = density(weights_MD, batch, seeds=[7, 6, 8])
     assert_close(first.log_density[0], first.log_density[2], rtol=0, atol=0)
@@ -351,7 +351,7 @@ def test_auto_measures_loop_and_vmap_and_takes_the_faster():
     assert set(plan.seconds) == {"loop", "vmap"}
     assert min(plan.seconds.values()) > 0
     faster = plan.seconds["loop"] / plan.seconds["vmap"]
-    assert plan.way == ("vmap" if faster > 1.15 else "loop")
+    assert plan.backend == ("vmap" if faster > 1.15 else "loop")
     assert f"{faster:.2f} times faster than a loop" in plan.reason
     assert_close(value.log_density, LogDensity(density.model, N, plan=plan)(normal(M, 4), batch).log_density)
 
@@ -383,7 +383,7 @@ def test_a_network_that_cannot_be_stacked_is_looped_and_the_plan_says_why():
     density = LogDensity(model, N)
     value = density(weights_MD, batch)
     assert density.plan is not None
-    assert density.plan.way == "loop"
+    assert density.plan.backend == "loop"
     assert density.plan.reason.startswith("vmap cannot run this network: ")
     assert_close(value.log_density, by_hand(model, weights_MD, [own_rows(batch, m) for m in range(M)])[0])
 

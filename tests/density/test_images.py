@@ -229,7 +229,7 @@ def test_auto_takes_the_kernel():
     density = LogDensity(model, 4, Batch(normal(4, 1, 8, 8).float(), classes(4, 10)))
     density(normal(1, model.layout.size).float())
     assert density.plan
-    assert density.plan.way == "native"
+    assert density.plan.backend == "native"
 
 
 REFUSED: dict[str, tuple[list[nn.Module], str]] = {

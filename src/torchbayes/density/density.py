@@ -221,7 +221,7 @@ class LogDensity:
                 self.data,
                 self.model.scales(self.num_data, self.num_data),
             )
-            phase = self._backends[self.plan.way].leapfrog(trajectory)
+            phase = self._backends[self.plan.backend].leapfrog(trajectory)
         return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
     def prior_stds(self) -> Tensor:
@@ -262,4 +262,4 @@ def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
         gradient_MD = torch.empty_like(evaluation.weights_MD)
         first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
         density.plan = choose(density._backends, first)
-    return density._backends[density.plan.way]
+    return density._backends[density.plan.backend]

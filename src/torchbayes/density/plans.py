@@ -33,17 +33,17 @@ class Plan:
     """How a stack of members is run, and why.
 
     Attributes:
-        way: name of the backend: "native", "loop", "vmap" or "compiled".
+        backend: its name: "native", "loop", "vmap" or "compiled".
         reason: one sentence.
         seconds: backend -> measured seconds of one evaluation, for the backends that were tried.
     """
 
-    way: str
+    backend: str
     reason: str
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice(BACKEND_NAMES, way=self.way)
+        check_choice(BACKEND_NAMES, backend=self.backend)
 
 
 def as_plan(plan: Plan | str) -> Plan | None:

@@ -187,8 +187,8 @@ class Run:
         write = path is not None and all_finite(state)
         if path is not None and write:
             epochs = state.step // self.about["steps_per_epoch"]  # each has a line in the log
-            way = density.plan.way if density.plan else None
-            extra = {"run": self.name, "plan": way, "sums": sums, "epochs": epochs}
+            backend = density.plan.backend if density.plan else None
+            extra = {"run": self.name, "plan": backend, "sums": sums, "epochs": epochs}
             self.shelf.sync()
             if (count := self.shelf.count) is not None:
                 extra["draws"] = count
