@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median
 
 import torch
@@ -39,6 +39,13 @@ def convolutional() -> nn.Module:
     for fan_in, fan_out in ((3, 32), (32, 64), (64, 64)):
         layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.BatchNorm2d(fan_out), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, CLASSES))
+
+
+def wide() -> nn.Module:
+    """Return a perceptron of 25 million weights, which is no network of the kernel's."""
+    sizes = (100, 2500, 2500, 2500, 2500, 2500)
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.GELU())]
+    return nn.Sequential(*layers, nn.Linear(2500, CLASSES))
 
 
 class Attention(nn.Module):
@@ -114,6 +121,7 @@ CASES = {
     "transformer": Case(Attention, (64, 128), 32, 40),
     "lstm": Case(Recurrent, (40, 32), 64, 50),
     "packed lstm": Case(Packed, (40, 32), 64, 50),
+    "wide": Case(wide, (100,), 64, 2),
     "gru": Case(lambda: Recurrent(nn.GRU), (40, 32), 64, 50),
 }
 

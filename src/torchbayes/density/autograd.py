@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,12 +27,22 @@ class Into(NamedTuple):
     add: bool
 
     def write(self, layout: Layout, members: int | slice, *, total: Tensor, leaves: dict[str, Tensor]) -> None:
-        """Differentiate `total` into the rows of `members`, part by part, without a concatenated copy."""
+        """Differentiate `total` into the rows of `members`; a leaf's own gradient is freed as soon as it is added."""
         if self.gradient_MD is None:
             return
-        parts = torch.autograd.grad(total, tuple(leaves.values()), materialize_grads=True)
-        for view, part in zip(layout.split(self.gradient_MD[members]).values(), parts, strict=True):
-            view.add_(part) if self.add else view.copy_(part)
+        into = self.gradient_MD[members]
+        if not self.add:
+            into.zero_()
+        for name, view in layout.split(into).items():
+            leaves[name].register_post_accumulate_grad_hook(partial(_move, into=view))
+        total.backward(inputs=tuple(leaves.values()))
+
+
+def _move(leaf: Tensor, *, into: Tensor) -> None:
+    """Add a leaf's gradient to a tensor, and free it."""
+    if leaf.grad is not None:
+        into.add_(leaf.grad)
+        leaf.grad = None
 
 
 def chunks(evaluation: Evaluation, chunk_size: int) -> Iterator[Batch]:

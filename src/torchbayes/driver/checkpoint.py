@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import is_finite
 from torchbayes.posteriors.files import aligned, read_header, read_tensors, write_tensors
 
 
@@ -48,6 +49,15 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
 def _lasting(state: Any) -> list[dataclasses.Field[Any]]:
     """Return the fields of a state that mean something between steps."""
     return [f for f in dataclasses.fields(state) if not f.metadata.get("workspace")]
+
+
+def released(state: Any) -> Any:
+    """Return the last state of a run with its workspaces empty, which frees their memory."""
+    if not dataclasses.is_dataclass(state):
+        return state
+    entries = {f: getattr(state, f.name) for f in dataclasses.fields(state)}
+    parts = {f.name: e.new_empty(0) if f.metadata.get("workspace") else released(e) for f, e in entries.items()}
+    return dataclasses.replace(state, **parts)  # type: ignore[type-var]
 
 
 def _stored_name(field: dataclasses.Field[Any]) -> str:
@@ -106,7 +116,7 @@ def mapped(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def all_finite(state: Any) -> bool:
     """Return whether every floating-point tensor of a state is finite."""
-    return all(bool(torch.isfinite(t).all()) for t in flatten(state)[0].values() if t.is_floating_point())
+    return all(is_finite(t) for t in flatten(state)[0].values() if t.is_floating_point())
 
 
 def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:

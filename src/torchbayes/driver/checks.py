@@ -84,7 +84,8 @@ def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -
     Raises:
         ValueError: if they cannot.
     """
-    like_D, device = model.network.weights().new_empty(model.layout.size, device="meta"), model.network.device
+    like_D = torch.empty(model.layout.size, dtype=model.network.dtype, device="meta")
+    device = model.network.device
     total = 2 * members * like_D.nbytes
     check_memory(total, "weights and gradients of all members", device, **{method.needs.members: members})
     if in_memory:

@@ -14,6 +14,7 @@ from torchbayes.checks import as_seed
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
+from torchbayes.driver.checkpoint import released
 from torchbayes.driver.checks import check_fit, check_shares, check_size, warn_if_changing
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
@@ -101,11 +102,14 @@ def fit(
     source.check()
     if method.needs.fixed_rows:
         warn_if_changing(source.inputs)
-    begin = start_of(model, start, member_seeds(seed, method.members), space=space)
+    seeds = member_seeds(seed, method.members)
+    begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
     about = {**_about(model, source, method, seed), **({} if space is None else {"space": space.checksum})}
+    density = _density(model, source, method, ranks=shard.ranks)
+    # in a list, from which the run takes it: a large network is held by nobody else while it trains
+    begin = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
     with Run(directory, about, resume=resume, shard=shard) as run:
-        density = _density(model, source, method, ranks=shard.ranks)
         state = _run_to_end(density, source, method, run=run, begin=begin, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
@@ -115,32 +119,44 @@ def fit(
     return posterior
 
 
+def _fresh(
+    density: LogDensity,
+    method: Method,
+    begin: tuple[Tensor, Buffers],
+    *,
+    seeds: Sequence[int],
+    shard: Shard,
+    steps_per_epoch: int,
+) -> Any:
+    """Return the state before the first step of this process's members, of weights and buffers of all members."""
+    weights_MD, buffers = begin[0][shard.local], {name: buffer[shard.local] for name, buffer in begin[1].items()}
+    return method.init(density, weights_MD, buffers, seeds=seeds[shard.local], steps_per_epoch=steps_per_epoch)
+
+
 def _run_to_end(
     density: LogDensity,
     source: Source,
     method: Method,
     *,
     run: Run,
-    begin: tuple[Tensor, Buffers],
+    begin: list[Any],
     callbacks: Sequence[Callback] | None,
 ) -> Any:
-    """Return the last state of a run, which begins at the weights and buffers of `begin`, or is resumed."""
+    """Return the last state of a run, which begins at the fresh state in a list, or is resumed."""
     shard, per_epoch = run.shard, run.about["steps_per_epoch"]
     seeds = member_seeds(run.about["seed"], method.members)[shard.local]
-    weights_MD, buffers = begin[0][shard.local], {name: buffer[shard.local] for name, buffer in begin[1].items()}
-    fresh = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
-    state, found = run.restore(fresh)
+    state, found = run.restore(begin.pop())
     if found.get("plan"):
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")
     # an epoch in which the run stopped is logged anew, as a whole
     within = state.step % per_epoch if method.visit(state) is not None else 0
     run.resume_log(state.step - within, epochs=found.get("epochs", 0))
-    run.shelf = _shelf(density.model, method, weights_MD, run=run, count=found.get("draws", 0))
+    run.shelf = _shelf(density.model, method, run=run, count=found.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
     with _listeners(callbacks, method, (state.step // per_epoch, total), ranks=shard.ranks) as listeners:
         epochs = Epochs(per_epoch, total, Means(shard, found.get("sums")), listeners)
-        return iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs)
+        return released(iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs))
 
 
 def _result(
@@ -226,11 +242,11 @@ def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> L
     )
 
 
-def _shelf(model: Model, method: Method, weights_MD: Tensor, *, run: Run, count: int) -> Shelf:
+def _shelf(model: Model, method: Method, *, run: Run, count: int) -> Shelf:
     """Return the shelf for the draws of a run: on disk if it has a directory."""
     if run.directory is None or not method.needs.draws:
         return MemoryShelf(run.shard)
-    return DiskShelf(model, weights_MD, run.shard, directory=run.directory, run=run.name, count=count)
+    return DiskShelf(model, run.shard, directory=run.directory, run=run.name, count=count)
 
 
 @contextmanager

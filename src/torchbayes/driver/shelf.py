@@ -60,14 +60,11 @@ class MemoryShelf:
 class DiskShelf:
     """Draws streamed to a run directory by the first process, from which all of them are read."""
 
-    def __init__(
-        self, model: Model, like_MD: Tensor, shard: Shard, *, directory: Path, run: str, count: int = 0
-    ) -> None:
+    def __init__(self, model: Model, shard: Shard, *, directory: Path, run: str, count: int = 0) -> None:
         """Continue the draws of a run, or begin.
 
         Args:
             model: the model whose weights they are.
-            like_MD: weights of this process's members, with the dtype of a draw.
             shard: the members of this process.
             directory: of the run.
             run: name of the run.
@@ -78,9 +75,9 @@ class DiskShelf:
         self._file: DrawFile | None = None
         self._taken = count
         self._read: Tensor | None = None
-        whole_MD = shard.gather(like_MD)
         if shard.ranks.first:
-            self._file = DrawFile.create(directory, whole_MD, model.layout.shapes, run=run)
+            like_MD = torch.empty((), dtype=model.network.dtype).expand(shard.members, model.layout.size)
+            self._file = DrawFile.create(directory, like_MD, model.layout.shapes, run=run)
             self._file.truncate(count)
 
     def add(self, weights_MD: Tensor | None) -> None:

@@ -225,7 +225,7 @@ class Model:
         check_equally_many(batch)
         check_finite(batch.inputs)
         with torch.no_grad(), taking(batch.inputs):
-            outputs = self.network(self.network.weights(), batch.inputs)
+            outputs = self.network(self.network.initial, batch.inputs)
         if outputs.shape[0] != batch.size:
             raise ValueError(
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
@@ -303,7 +303,7 @@ def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
     """Return weights followed by the likelihood's learned parameters, at their initial values."""
     extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in learned.values()]
-    return torch.cat([weights_MD, *extra], dim=1)
+    return torch.cat([weights_MD, *extra], dim=1) if extra else weights_MD
 
 
 def _with_learned_priors(prior: PriorRules | Joint, learned: Mapping[str, Learned]) -> PriorRules | Joint:

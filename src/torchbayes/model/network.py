@@ -76,6 +76,9 @@ class Network:
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
+        views = self.layout.split(self._initial)
+        for name in views.keys() - self.mask.indices.keys():  # the module needs no memory of its own for these
+            named[name].data = views[name]
         self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
@@ -118,6 +121,11 @@ class Network:
     def weights(self) -> Tensor:
         """Return the random weights the given module holds, a new tensor (D,)."""
         return self._initial.clone()
+
+    @property
+    def initial(self) -> dict[str, Tensor]:
+        """The random weights the given module holds, by name: views that must not be changed."""
+        return self.layout.split(self._initial)
 
     def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
         """Return the outputs f_w(x).
@@ -185,8 +193,9 @@ class Network:
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
             weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
             buffers.append({n: b.clone() for n, b in module.named_buffers() if n in self.buffers})
+            del module, named  # their memory is needed for the next
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
-        return torch.stack(weights).to(self.device), stacked
+        return (torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0)).to(self.device), stacked
 
     def stacked_buffers(self, count: int) -> Buffers:
         """Return `count` copies of the module's own buffers, each with a leading axis."""

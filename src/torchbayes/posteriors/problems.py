@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
+
+from torchbayes.checks import is_finite
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _GENERATED = "<string>"  # the file name of generated dataclass constructors
@@ -70,7 +71,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     for name, tensor in tensors.items():
         for m, part in enumerate(tensor.unbind() if tensor.ndim > 1 else [tensor]):
             rows = part[:: -(-len(part) // _LOOKED_AT)] if part.ndim > 1 and len(part) else [part]
-            if not all(bool(torch.isfinite(row).all()) for row in rows):
+            if not all(map(is_finite, rows)):
                 return [f"`{name}` of member {m} is not finite (fit again at smaller steps)"]
     return []
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from torchbayes.checks import is_finite
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
@@ -117,8 +118,8 @@ def check_finite_start(**starts: Tensor) -> None:
         ValueError: if a weight is NaN or infinite.
     """
     for name, weights in starts.items():
-        bad = int((~torch.isfinite(weights)).sum())
-        if bad:
+        if not is_finite(weights):
+            bad = int((~torch.isfinite(weights)).sum())
             raise ValueError(
                 f"`{name}` is not finite: {bad} of {weights.numel()} weights are NaN or infinite. Start elsewhere."
             )

@@ -142,7 +142,7 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
     free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
     if others or rows <= free + 1 or free > _CONSTANTS or _still(model, batches):
         return -math.inf
-    constant = model.network.weights().new_zeros(shape, dtype=torch.float64).requires_grad_()
+    constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
     learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
     return _highest(
         lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()]
@@ -152,7 +152,7 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
 def _shape(model: Model, batch: Batch) -> tuple[int, ...]:
     """Return the shape of the outputs of a row."""
     with torch.no_grad(), taking(batch.inputs):
-        return tuple(model.network(model.network.weights(), batch.inputs).shape[1:])
+        return tuple(model.network(model.network.initial, batch.inputs).shape[1:])
 
 
 def _still(model: Model, batches: Sequence[Batch]) -> bool:

@@ -29,6 +29,8 @@ from torchbayes.checks import (
 )
 from torchbayes.native.seeds import Purpose, seeded
 
+_BLOCK = 1 << 20  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
+
 
 @runtime_checkable
 class Prior(Protocol):
@@ -115,9 +117,16 @@ class Normal:
 
     def total(self, weights: Tensor) -> Tensor:
         """Return Σ log p over the last axis, float64, in one pass over the weights."""
-        centred = weights - self.loc if self.loc else weights
-        squares = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64) ** 2
+        first, *others = weights.split(_BLOCK, dim=-1)
+        squares = self._squares(first)
+        for part in others:  # no list: small results that are kept would lie between the large ones that are freed
+            squares = squares + self._squares(part)
         return squares * (-0.5 / self.scale**2) - weights.shape[-1] * self.log_constant
+
+    def _squares(self, weights: Tensor) -> Tensor:
+        """Return Σ (w − loc)² over the last axis, float64."""
+        centred = weights - self.loc if self.loc else weights
+        return torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64) ** 2
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale (w − loc)/scale_prior² to `gradient` in place, in one pass."""
