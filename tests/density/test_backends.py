@@ -207,3 +207,31 @@ def test_the_shares_of_the_ranks_sum_to_the_whole_with_the_prior_once(way: Backe
     after_MD = [value.gradient - share[0] for value, share in zip(found, shares, strict=True)]
     assert_close(after_MD[0], after_MD[1])
     assert_close(shares[0][0] + shares[1][0] + after_MD[0], whole.gradient)
+
+
+# --- gradients ---
+
+
+class Half(nn.Module):
+    """A network of which only one layer gives the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(5, 3), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.used(inputs)
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("chunk_size", [N, 10])
+def test_weights_that_no_output_depends_on_have_the_gradient_of_the_prior(plan: Any, chunk_size: int):
+    model = Model(Half(), likelihoods.Categorical(), priors.Normal(0.7))
+    density = LogDensity(model, N, all_rows(), plan=plan, chunk_size=chunk_size)
+    weights_MD, out = normal(M, model.layout.size), torch.full((M, model.layout.size), torch.nan, dtype=torch.float64)
+    found = -N * density.loss(weights_MD, out=out).gradient
+    for weights_D, gradient_D in zip(weights_MD, found, strict=True):
+        leaf = weights_D.clone().requires_grad_()
+        model.log_joint(leaf, all_rows(), N).backward()
+        assert_close(gradient_D, leaf.grad)

@@ -416,3 +416,14 @@ def test_a_factory_of_changing_networks_is_an_error():
     renamed = iter([mlp((3, 2)), nn.Linear(3, 2)])
     with pytest.raises(ValueError, match="the same parameter names at every call"):
         Network(lambda: next(renamed)).fresh([0])
+
+
+def test_the_module_needs_no_memory_beside_the_snapshot():
+    given = mlp()
+    network = Network(given)
+    own = dict(network.module.named_parameters())
+    assert all(own[name].data_ptr() == view.data_ptr() for name, view in network.initial.items())
+    for parameter in given.parameters():
+        parameter.data.zero_()
+    network.weights().zero_()
+    assert all(view.abs().min() > 0 for view in network.initial.values())

@@ -30,19 +30,20 @@ class Into(NamedTuple):
         """Differentiate `total` into the rows of `members`; a leaf's own gradient is freed as soon as it is added."""
         if self.gradient_MD is None:
             return
-        into = self.gradient_MD[members]
-        if not self.add:
-            into.zero_()
-        for name, view in layout.split(into).items():
-            leaves[name].register_post_accumulate_grad_hook(partial(_move, into=view))
+        views = layout.split(self.gradient_MD[members])
+        left = set(views)
+
+        def move(leaf: Tensor, name: str) -> None:
+            if leaf.grad is not None:
+                views[name].add_(leaf.grad) if self.add else views[name].copy_(leaf.grad)
+                leaf.grad = None
+                left.discard(name)
+
+        for name, leaf in leaves.items():
+            leaf.register_post_accumulate_grad_hook(partial(move, name=name))
         total.backward(inputs=tuple(leaves.values()))
-
-
-def _move(leaf: Tensor, *, into: Tensor) -> None:
-    """Add a leaf's gradient to a tensor, and free it."""
-    if leaf.grad is not None:
-        into.add_(leaf.grad)
-        leaf.grad = None
+        for name in left if not self.add else ():  # the total does not depend on these
+            views[name].zero_()
 
 
 def chunks(evaluation: Evaluation, chunk_size: int) -> Iterator[Batch]:
