@@ -311,11 +311,6 @@ def check_tensor(*axes: str, **values: Any) -> None:
             raise ValueError(f"`{name}` must have shape ({wanted}); got {tuple(value.shape)}.")
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether every element is finite, without the memory that `torch.isfinite` needs: twice the tensor's."""
-    return not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())  # NaN where one is
-
-
 def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", **counts: int) -> None:
     """Check that an allocation fits in memory, before making it.
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import is_finite
 from torchbayes.posteriors.files import aligned, read_header, read_tensors, write_tensors
+from torchbayes.posteriors.problems import is_finite
 
 
 def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:

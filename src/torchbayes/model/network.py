@@ -40,6 +40,7 @@ class Network:
         layout: names and shapes of the random weights.
         random: which those are, as given by the user.
         mask: parameters of which only some elements are random.
+        initial: name -> random weights as the given module holds them: views that must not be changed.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
@@ -76,9 +77,9 @@ class Network:
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
         self._initial = self.layout.join(chosen)
-        views = self.layout.split(self._initial)
-        for name in views.keys() - self.mask.indices.keys():  # the module needs no memory of its own for these
-            named[name].data = views[name]
+        self.initial = self.layout.split(self._initial)
+        for name in self.initial.keys() - self.mask.indices.keys():  # the module needs no memory of its own for these
+            named[name].data = self.initial[name]
         self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
@@ -121,11 +122,6 @@ class Network:
     def weights(self) -> Tensor:
         """Return the random weights the given module holds, a new tensor (D,)."""
         return self._initial.clone()
-
-    @property
-    def initial(self) -> dict[str, Tensor]:
-        """The random weights the given module holds, by name: views that must not be changed."""
-        return self.layout.split(self._initial)
 
     def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
         """Return the outputs f_w(x).
@@ -183,17 +179,7 @@ class Network:
                 have the same parameters.
         """
         warn_of_loaded(self._loaded)
-        weights, buffers = [], []
-        for seed in seeds:
-            with seeded(Purpose.INITIALISATION, seed, device=self.device):
-                own = (self.module, self.layout, self._loaded)
-                module = self._factory() if self._factory else reinitialised(*own, warn=not weights)
-            named = {n: p.detach() for n, p in module.named_parameters()}
-            if not named.keys() >= set(self.layout.names):
-                raise ValueError("the factory must make networks with the same parameter names at every call.")
-            weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
-            buffers.append({n: b.clone() for n, b in module.named_buffers() if n in self.buffers})
-            del module, named  # their memory is needed for the next
+        weights, buffers = zip(*(_drawn(self, seed, warn=seed == seeds[0]) for seed in seeds), strict=True)
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return (torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0)).to(self.device), stacked
 
@@ -241,6 +227,22 @@ class Network:
         if not seen:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
+
+
+def _drawn(network: Network, seed: int, *, warn: bool) -> tuple[Tensor, Buffers]:
+    """Return the weights (D,) and buffers of one freshly initialised network.
+
+    Raises:
+        ValueError: if the factory made another network before.
+    """
+    with seeded(Purpose.INITIALISATION, seed, device=network.device):
+        own = (network.module, network.layout, network._loaded)
+        module = network._factory() if network._factory else reinitialised(*own, warn=warn)
+    named = {n: p.detach() for n, p in module.named_parameters()}
+    if not named.keys() >= set(network.layout.names):
+        raise ValueError("the factory must make networks with the same parameter names at every call.")
+    weights_D = network.layout.join(network.mask.select(only(network.layout.names, named)))
+    return weights_D, {n: b.clone() for n, b in module.named_buffers() if n in network.buffers}
 
 
 def _made(module: Any) -> nn.Module:

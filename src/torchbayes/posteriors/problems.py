@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
-
-from torchbayes.checks import is_finite
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _GENERATED = "<string>"  # the file name of generated dataclass constructors
@@ -60,6 +59,11 @@ def warn_unchecked(raised: str, what: str = "this posterior") -> None:
     if raised:
         text = f"{what} is complete, but whether it can be trusted could not be checked ({raised}). Look at the log."
         warnings.warn(text, stacklevel=_levels_to_caller())
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether every element is finite, without the memory that `torch.isfinite` needs: twice the tensor's."""
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())  # NaN where one is
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import is_finite
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import is_finite
 from torchbayes.posteriors.subspace import InSubspace
 
 
