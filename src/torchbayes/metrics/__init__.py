@@ -21,7 +21,7 @@ from torchbayes.metrics.calibration import (
 from torchbayes.metrics.decisions import Selection, confusion, selective_accuracy
 from torchbayes.metrics.fidelity import agreement, total_variation, wasserstein1
 from torchbayes.metrics.ood import aupr, auroc, fpr95
-from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, nll, rmse
+from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, crps_normals, nll, rmse
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.metrics.uncertainty import entropy, expected_entropy, mutual_information
 
@@ -37,6 +37,7 @@ __all__ = [
     "confusion",
     "crps_draws",
     "crps_gaussian",
+    "crps_normals",
     "ece",
     "ece_mass",
     "entropy",

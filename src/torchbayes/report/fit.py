@@ -107,6 +107,7 @@ _MEANINGS = {
     "mutual_information": (None, "what of it the drawn functions disagree about, and more data would remove"),
     "nll_gaussian": ("lower", "the same, of Gaussians with the predicted means and variances"),
     "rmse": ("lower", "root mean square error of the predicted means, in the target's own units"),
+    "crps": ("lower", "distance of the predicted distribution to the target, in the target's own units"),
     "coverage": ("near 0.95", "share of targets inside their central 95 % interval"),
 }
 
