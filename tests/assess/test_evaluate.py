@@ -73,6 +73,12 @@ def test_a_hook_reads_the_data_once() -> None:
     assert tb.evaluate(posterior, [data]).metrics == pytest.approx(expected, rel=1e-12)
 
 
+def area_by_hand(probs: Tensor, targets: Tensor) -> float:
+    """The mean over n of the error rate of the n most confident rows."""
+    wrong = (probs.argmax(1) != targets)[probs.amax(1).argsort(descending=True)].double()
+    return float((wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)).mean())
+
+
 def test_metrics_of_a_classification_are_those_of_metrics() -> None:
     predictive = tb.Predictive(2 * normal(6, 200, 4), tb.likelihoods.Categorical())
     targets = labels_of(predictive.probs)
@@ -86,6 +92,7 @@ def test_metrics_of_a_classification_are_those_of_metrics() -> None:
         "ece_mass": float(metrics.ece_mass(probs, targets, 20)),
         "entropy": float(-(probs * probs.log()).sum(1).mean()),
         "mutual_information": float(metrics.mutual_information(predictive.outputs_SBK.softmax(-1)).mean()),
+        "aurc": area_by_hand(probs, targets),
     }
     assert found.metrics == pytest.approx(expected, rel=1e-10)
     assert found.scores is not None

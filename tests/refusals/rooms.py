@@ -132,6 +132,16 @@ METRICS = {
         lambda: {"correct_B": _ONES, "uncertainty_B": _ONES},
         {"correct_B": (*_REAL, -_ONES, 2 * _ONES), "uncertainty_B": _REAL, **_WEIGHTS},
     ),
+    "metrics.risk_coverage": Case(
+        metrics.risk_coverage,
+        lambda: {"loss_B": _ONES, "uncertainty_B": _ONES},
+        {"loss_B": _REAL, "uncertainty_B": _REAL, **_WEIGHTS},
+    ),
+    "metrics.RiskCoverage": Case(
+        metrics.RiskCoverage,
+        lambda: {"coverage": _ONES, "risk": _ONES},
+        free=dict.fromkeys(("coverage", "risk"), "a result"),
+    ),
     "metrics.Selection": Case(
         metrics.Selection,
         lambda: {"kept": _ONES, "accuracy": _ONES},

@@ -19,6 +19,7 @@ from torchbayes.assess.evaluation import Evaluation, Scores
 from torchbayes.assess.numbers import number_metrics, number_terms, scored_columns
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
+from torchbayes.metrics.scoring import hits
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
 from torchbayes.model.likelihoods.protocol import Counted, scored
@@ -346,4 +347,6 @@ def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
     scores = (metrics.accuracy, metrics.brier, metrics.ece, metrics.ece_mass)
     found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
     means = ("entropy", "mutual_information")
-    return found | {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
+    found |= {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
+    loss = 1 - hits(probs, labels)
+    return found | {"aurc": float(metrics.risk_coverage(loss, -rows["confidence"].double(), weights_B=weights).aurc)}

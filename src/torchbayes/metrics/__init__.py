@@ -18,7 +18,7 @@ from torchbayes.metrics.calibration import (
     quantile_calibration,
     reliability,
 )
-from torchbayes.metrics.decisions import Selection, confusion, selective_accuracy
+from torchbayes.metrics.decisions import RiskCoverage, Selection, confusion, risk_coverage, selective_accuracy
 from torchbayes.metrics.fidelity import agreement, total_variation, wasserstein1
 from torchbayes.metrics.ood import aupr, auroc, fpr95
 from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, crps_normals, nll, rmse
@@ -27,6 +27,7 @@ from torchbayes.metrics.uncertainty import entropy, expected_entropy, mutual_inf
 
 __all__ = [
     "Reliability",
+    "RiskCoverage",
     "Selection",
     "accuracy",
     "agreement",
@@ -49,6 +50,7 @@ __all__ = [
     "nll",
     "quantile_calibration",
     "reliability",
+    "risk_coverage",
     "rmse",
     "selective_accuracy",
     "total_variation",

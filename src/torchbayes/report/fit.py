@@ -105,6 +105,7 @@ _MEANINGS = {
     "ece_mass": ("lower", "the same, in 20 bins of equally many rows"),
     "entropy": (None, "mean doubt of the predictions (nats); {most:.3g} if all classes were equally likely"),
     "mutual_information": (None, "what of it the drawn functions disagree about, and more data would remove"),
+    "aurc": ("lower", "mean error rate of the most confident rows, over all shares of the rows that may be kept"),
     "nll_gaussian": ("lower", "the same, of Gaussians with the predicted means and variances"),
     "rmse": ("lower", "root mean square error of the predicted means, in the target's own units"),
     "crps": ("lower", "distance of the predicted distribution to the target, in the target's own units"),
