@@ -21,6 +21,7 @@ from tests.refusals.nonsense import (
     PATH,
     POSITIVE,
     SEED,
+    SHARE,
     WHOLE,
     WORD,
     Case,
@@ -179,6 +180,9 @@ VERBS = {
         tb.evaluate,
         lambda: {"posterior": things.point(), "data": things.DATA},
         _prediction(data=_DATA, target_scale=POSITIVE),
+    ),
+    "Evaluation.intervals": Case(
+        things.evaluation().intervals, wrong={"level": SHARE, "resamples": COUNT, "seed": SEED}
     ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
     "detection": Case(

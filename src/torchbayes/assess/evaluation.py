@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, distributions
+
+from torchbayes.checks import as_seed, check_counts, check_numbers
+from torchbayes.metrics.resampling import resampled_aurc, resampled_ece, resampled_ece_mass, resampled_mean
+from torchbayes.metrics.scoring import hits, squared_distance
+from torchbayes.native.seeds import Purpose, seeded
+
+_AT_ONCE = 2**22  # weights of rows held at once
 
 
 @dataclass(frozen=True)
@@ -71,3 +79,129 @@ class Evaluation:
     label_rows: Tensor | None = field(default=None, repr=False)
     pit: Tensor | None = field(default=None, repr=False)
     terms: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def intervals(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, tuple[float, float]]:
+        r"""Return an interval for every metric: what other test rows of the same kind could have given.
+
+        By the Bayesian bootstrap over rows (Rubin 1981): in each resample row n counts
+        $g_n \sim \mathrm{Gamma}(w_n, 1)$ times, where w is its weight, and every metric is computed again; the ends are
+        quantiles over resamples. A row of weight 2 is two rows. All places of a row, such as tokens, count together.
+        The fit and its draws stay as they are, so these intervals say nothing of what another training run would give.
+        Resampling adds to calibration errors, which are biased upwards, and shows no spread where all rows agree.
+
+        Args:
+            level: probability of the interval, in (0, 1).
+            resamples: number of resamples.
+            seed: seed of the resamples.
+
+        Returns:
+            name of a metric -> (low, high).
+
+        Raises:
+            ValueError: if an argument is out of range.
+        """
+        found = resampled(self, resamples, seed)
+        return {name: interval_of(values_R, level) for name, values_R in found.items()}
+
+
+def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Tensor]:
+    """Return every metric on resamples of the rows, as `Evaluation.intervals` makes them.
+
+    Args:
+        evaluation: its rows.
+        resamples: R.
+        seed: seed of the resamples; with as many rows of the same weights, the same rows are drawn for equal seeds.
+
+    Returns:
+        name -> (R,), float64.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    check_counts(resamples=resamples)
+    places = None if evaluation.labels is None else _Places.of(evaluation)
+    counts_N = _counts(evaluation.weights, len(evaluation.log_prob))
+    step = max(1, _AT_ONCE // len(counts_N))
+    parts: dict[str, list[Tensor]] = {}
+    with seeded(Purpose.RESAMPLES, as_seed(seed)):
+        for start in range(0, resamples, step):
+            drawn_RN = distributions.Gamma(counts_N, 1.0).sample((min(step, resamples - start),))
+            found = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
+            found |= {name: found[name].sqrt() for name in found.keys() & {"rmse"}}
+            found |= {} if places is None else places.resampled(drawn_RN)
+            for name, values_R in found.items():
+                parts.setdefault(name, []).append(values_R)
+    return {name: torch.cat(parts[name]) for name in evaluation.metrics if name in parts}
+
+
+def interval_of(values_R: Tensor, level: float) -> tuple[float, float]:
+    """Return the central interval of values.
+
+    Args:
+        values_R: the values.
+        level: share of them that it holds, in (0, 1).
+
+    Raises:
+        ValueError: if `level` is out of range.
+    """
+    check_numbers(level=level)
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must lie between 0 and 1; got {level:g}. 0.95 is usual.")
+    ends = values_R.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    # no interpolation, which has no value between infinite ones
+    low, high = values_R.quantile(ends, interpolation="nearest").tolist()
+    return low, high
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What the metrics of a classification are computed from, place by place.
+
+    Attributes:
+        row_P: which row each place belongs to.
+        share_P: weight of each place over that of its row.
+        confidence_P: largest probability.
+        correct_P: whether its class is the target, or a share.
+        means: name of a metric -> values (P,) of which it is the weighted mean.
+    """
+
+    row_P: Tensor
+    share_P: Tensor
+    confidence_P: Tensor
+    correct_P: Tensor
+    means: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, found: Evaluation) -> _Places:
+        if found.probs is None or found.labels is None or found.scores is None or found.label_rows is None:
+            raise ValueError(
+                "an evaluation with `labels` must have `probs`, `scores` and `label_rows`. Use `evaluate`."
+            )
+        row_P, weights_P = found.label_rows, _counts(found.label_weights, len(found.probs))
+        share_P = weights_P / _counts(found.weights, len(found.log_prob))[row_P]
+        correct_P = hits(found.probs, found.labels)
+        means = {
+            "accuracy": correct_P,
+            "brier": squared_distance(found.probs, found.labels),
+            "entropy": found.scores.entropy,
+            "mutual_information": found.scores.mutual_information,
+        }
+        return cls(row_P, share_P, found.scores.confidence, correct_P, means)
+
+    def resampled(self, drawn_RN: Tensor) -> dict[str, Tensor]:
+        """Return the metrics of resamples, a few of them at a time."""
+        parts: dict[str, list[Tensor]] = {}
+        for part_RN in drawn_RN.split(max(1, _AT_ONCE // len(self.row_P))):
+            weights_RP = part_RN[:, self.row_P] * self.share_P
+            found = {name: resampled_mean(values_P, weights_RP) for name, values_P in self.means.items()}
+            found["ece"] = resampled_ece(self.confidence_P, self.correct_P, weights_RP)
+            found["ece_mass"] = resampled_ece_mass(self.confidence_P, self.correct_P, weights_RP)
+            found["aurc"] = resampled_aurc(1 - self.correct_P, -self.confidence_P, weights_RP)
+            for name, values_R in found.items():
+                parts.setdefault(name, []).append(values_R)
+        return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _counts(weights: Tensor | None, count: int) -> Tensor:
+    """Return weights in float64, 1 where there are none."""
+    return torch.ones(count, dtype=torch.float64) if weights is None else weights.double()

@@ -1,8 +1,8 @@
 r"""Metrics of many resamples of the same rows at once: the Bayesian bootstrap (Rubin, 1981).
 
-A resample gives every row a weight. What does not depend on the weights, such as bins and orders, is found once; the rest
-is products of a matrix of weights (R, B) with columns of values, or cumulative sums along its rows. Every function gives
-what the metric of its name gives with the weights of one resample, in float64.
+A resample gives every row a weight. What does not depend on the weights, such as bins and orders, is found once; the
+rest is products of a matrix of weights (R, B) with columns of values, or cumulative sums along its rows. Every function
+gives what the metric of its name gives with the weights of one resample, in float64.
 """
 
 import torch
@@ -54,7 +54,8 @@ def resampled_ece_mass(confidence_B: Tensor, correct_B: Tensor, weights_RB: Tens
     place = torch.searchsorted(ends, bounds).clamp(1, len(last))
     first, final = ends.gather(1, place - 1), ends.gather(1, place)
     low, high = sums.gather(1, place - 1), sums.gather(1, place)
-    at_bounds = low + (high - low) * (bounds - first) / (final - first)
+    reached = torch.where(final > first, (bounds - first) / (final - first), 1.0)
+    at_bounds = low + (high - low) * reached
     return at_bounds.diff().abs().sum(-1) / ends[:, -1]
 
 
