@@ -184,6 +184,17 @@ VERBS = {
     "Evaluation.intervals": Case(
         things.evaluation().intervals, wrong={"level": SHARE, "resamples": COUNT, "seed": SEED}
     ),
+    "difference": Case(
+        tb.difference,
+        lambda: dict.fromkeys(("first", "second"), things.evaluation()),
+        {
+            **dict.fromkeys(("first", "second"), OBJECT),
+            "metric": WORD,
+            "level": SHARE,
+            "resamples": (*COUNT, 1),
+            "seed": SEED,
+        },
+    ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
     "detection": Case(
         tb.detection,
