@@ -89,7 +89,7 @@ def test_weights_count_as_copies() -> None:
     plain, likelihood = tb.likelihoods.Categorical(), tb.likelihoods.Weighted(tb.likelihoods.Categorical())
     weighed = [tb.evaluate(tb.Predictive(each, likelihood), (labels, weights)) for each in outputs]
     copied = [tb.evaluate(tb.Predictive(each[:, copies], plain), labels[copies]) for each in outputs]
-    found, expected = (tb.difference(*each, resamples=4000) for each in (weighed, copied))
+    found, expected = (tb.difference(each[0], each[1], resamples=4000) for each in (weighed, copied))
     assert found.value == pytest.approx(expected.value, rel=1e-9)
     assert found.error == pytest.approx(expected.error, rel=0.06)
     alone = [tb.evaluate(tb.Predictive(each, likelihood), labels) for each in outputs]

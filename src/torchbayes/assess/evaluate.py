@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
-from torchbayes.assess.classification import NONE, class_probs, is_binary, labels, places
+from torchbayes.assess.classification import NONE, is_binary, labels, places
 from torchbayes.assess.evaluation import Evaluation, Scores
 from torchbayes.assess.numbers import number_metrics, number_terms, scored_columns
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
@@ -28,6 +28,7 @@ from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
+from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.quantiles import is_discrete
 
 _ROWS = 1024
@@ -260,7 +261,7 @@ class TemperatureScaling:
 
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1, judged by the same targets."""
-        logits = class_probs(predictive).log()
+        logits = class_probs(predictive.distribution).log()
         if is_binary(predictive):
             least = torch.finfo(logits.dtype).tiny
             negative, positive = logits.clamp_min(math.log(least)).unbind(-1)

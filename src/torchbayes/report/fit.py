@@ -22,7 +22,7 @@ from torchbayes.predictive.average import Source
 from torchbayes.predictive.linearised import preferred
 from torchbayes.report import figures
 from torchbayes.report.html import Picture, write_report
-from torchbayes.report.judged import Section, classification, regression
+from torchbayes.report.judged import Section, classification, regression, transforms
 from torchbayes.report.style import savefig
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
@@ -210,7 +210,7 @@ def sections(fitted: Fitted) -> Section:
     else:
         tables, drawn = [], {}
         remarks = ["The targets are neither classes nor numbers of the shape of the predictions, so none are drawn."]
-    drawn, remarks = dict(drawn), list(remarks)
+    drawn, remarks = dict(drawn) | transforms(label, fitted.evaluation), list(remarks)
     if numbers is not None and data.input_shape == (1,) and numbers.is_finite and numbers.mean.shape[1] == 1:
         drawn["band"] = band_over(data, {label: fitted.functions})
     if fitted.evaluation.labels is not None and data.input_shape == (2,) and data.num_classes == 2:
