@@ -148,7 +148,7 @@ def test_counts_sequences_and_several_targets_have_a_page_or_a_message(capsys):
     fit(*own, "--likelihood", "mine_reported:Poisson", "--network", "linear", "--directory", "counts")
     assert main(["report", "counts"]) == 0
     assert {path.stem for path in Path("counts/report").glob("*.png")} == {
-        "band", "coverage", "errors", "pit", "predicted", "training"
+        "band", "coverage", "errors", "predicted", "training"
     }  # fmt: skip
     sequence = [*own, "--data_settings.kind", "sequence", "--network", "mine_reported:each"]
     fit(*sequence, "--likelihood", "categorical", "--directory", "sequence")
