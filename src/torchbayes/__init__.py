@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 from torchbayes.assess.diagnose import Diagnosis, diagnose
+from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
@@ -63,6 +64,7 @@ __all__ = [
     "Cycles",
     "Decay",
     "Diagnosis",
+    "Difference",
     "DivergedError",
     "Draws",
     "Evaluation",
@@ -89,6 +91,7 @@ __all__ = [
     "as_prior",
     "detection",
     "diagnose",
+    "difference",
     "evaluate",
     "fidelity",
     "fit",

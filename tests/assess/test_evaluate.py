@@ -73,6 +73,12 @@ def test_a_hook_reads_the_data_once() -> None:
     assert tb.evaluate(posterior, [data]).metrics == pytest.approx(expected, rel=1e-12)
 
 
+def area_by_hand(probs: Tensor, targets: Tensor) -> float:
+    """The mean over n of the error rate of the n most confident rows."""
+    wrong = (probs.argmax(1) != targets)[probs.amax(1).argsort(descending=True)].double()
+    return float((wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)).mean())
+
+
 def test_metrics_of_a_classification_are_those_of_metrics() -> None:
     predictive = tb.Predictive(2 * normal(6, 200, 4), tb.likelihoods.Categorical())
     targets = labels_of(predictive.probs)
@@ -86,6 +92,7 @@ def test_metrics_of_a_classification_are_those_of_metrics() -> None:
         "ece_mass": float(metrics.ece_mass(probs, targets, 20)),
         "entropy": float(-(probs * probs.log()).sum(1).mean()),
         "mutual_information": float(metrics.mutual_information(predictive.outputs_SBK.softmax(-1)).mean()),
+        "aurc": area_by_hand(probs, targets),
     }
     assert found.metrics == pytest.approx(expected, rel=1e-10)
     assert found.scores is not None
@@ -156,6 +163,7 @@ def test_metrics_of_a_regression_by_hand(likelihood: Any, width: int) -> None:
         "nll_gaussian": -float(gaussian.mean()),
         "rmse": float(((mean - targets) ** 2).mean().sqrt()),
         "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
+        "crps": float(metrics.crps_normals(each.mean, each.stddev.expand_as(each.mean), targets)),
     }
     found = tb.evaluate(predictive, targets)
     assert found.metrics == pytest.approx(expected, rel=1e-9)
@@ -183,6 +191,8 @@ def test_target_scale_gives_original_units(likelihood: Any, width: int, target_s
     assert found["nll_gaussian"] == pytest.approx(-float(gaussian.mean()))
     assert found["rmse"] == pytest.approx(float(((mean - y) ** 2).mean().sqrt()))
     assert found["coverage"] == pytest.approx(tb.evaluate(predictive, targets).metrics["coverage"])
+    spread = original.stddev.expand_as(original.mean)
+    assert found["crps"] == pytest.approx(float(metrics.crps_normals(original.mean, spread, y)))
 
 
 def test_flat_targets_equal_columns() -> None:
@@ -233,7 +243,7 @@ def custom(function: Any) -> tb.Predictive:
 def test_any_distribution_of_numbers_is_judged_alike(target_scale: float) -> None:
     targets = normal(30, 1, seed=1)
     expected = tb.evaluate(custom(lambda f: torch.distributions.Normal(f, 0.5)), targets, target_scale=target_scale)
-    assert set(expected.metrics) == {"nll", "nll_gaussian", "rmse", "coverage"}
+    assert set(expected.metrics) == {"nll", "nll_gaussian", "rmse", "coverage", "crps"}
     squeezed = custom(lambda f: torch.distributions.Normal(f.squeeze(-1), 0.5))
     found = tb.evaluate(squeezed, targets.squeeze(-1), target_scale=target_scale).metrics
     assert found == pytest.approx(expected.metrics)

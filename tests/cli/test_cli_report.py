@@ -83,7 +83,13 @@ def test_laplace_is_linearised_and_says_what_is_wrong_with_it():
     assert "Predictions are those of the network linearised at the mode, in closed form." in text
     assert "There is no curve of its training: the fit began at trained" in text
     assert "a regression with 80 training and 200 test rows" in text
-    assert {path.stem for path in Path("run/report").glob("*.png")} == {"band", "coverage", "errors", "predicted"}
+    assert {path.stem for path in Path("run/report").glob("*.png")} == {
+        "band",
+        "coverage",
+        "errors",
+        "pit",
+        "predicted",
+    }
 
 
 def test_chains_point_to_their_diagnosis():

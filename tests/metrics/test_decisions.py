@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tests.metrics.helpers import random_classes, random_probs
-from torchbayes.metrics import accuracy, confusion, selective_accuracy
+from tests.metrics.helpers import random_classes, random_normal, random_probs
+from torchbayes.metrics import accuracy, confusion, risk_coverage, selective_accuracy
 from torchbayes.metrics.scoring import hits
 
 
@@ -52,6 +52,48 @@ def test_confusion_equals_scikit_learn(dtype: torch.dtype):
 def test_confusion_has_the_true_class_first():
     probs_BK = torch.tensor([[0.1, 0.2, 0.7], [0.6, 0.3, 0.1], [0.5, 0.5, 0.0]])
     assert confusion(probs_BK, torch.tensor([0, 0, 1])).tolist() == [[1, 0, 1], [1, 0, 0], [0, 0, 0]]
+
+
+def curve_by_definition(loss: list[float], doubt: list[float], weights: list[float]) -> tuple[list, list, float]:
+    """Coverages, risks and area by sums over rows at every threshold."""
+    coverage, risk, area, before = [], [], 0.0, 0.0
+    for level in sorted({d for d, w in zip(doubt, weights, strict=True) if w > 0}):
+        rows = [(v, w) for v, d, w in zip(loss, doubt, weights, strict=True) if d <= level]
+        kept = sum(w for _, w in rows)
+        coverage.append(kept / sum(weights))
+        risk.append(sum(w * v for v, w in rows) / kept)
+        area += (coverage[-1] - before) * risk[-1]
+        before = coverage[-1]
+    return coverage, risk, area
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("levels", [1, 7, 10_000])
+def test_risk_and_coverage_are_those_of_their_definition(levels: int, weighted: bool):
+    loss_B = random_normal(60).square()
+    uncertainty_B = random_classes(60, levels).double()
+    weights_B = random_classes(60, 3, seed=4).double() if weighted else None
+    found = risk_coverage(loss_B, uncertainty_B, weights_B=weights_B)
+    given = [1.0] * 60 if weights_B is None else weights_B.tolist()
+    coverage, risk, area = curve_by_definition(loss_B.tolist(), uncertainty_B.tolist(), given)
+    assert found.coverage.tolist() == pytest.approx(coverage, rel=1e-12)
+    assert found.risk.tolist() == pytest.approx(risk, rel=1e-12)
+    assert found.aurc.item() == pytest.approx(area, rel=1e-12)
+
+
+def test_area_without_ties_is_the_mean_of_all_risks_and_with_nothing_but_ties_the_mean_loss():
+    loss_B = (random_normal(50) > 0).double()
+    found = risk_coverage(loss_B, random_normal(50, seed=1))
+    assert found.aurc.item() == pytest.approx(found.risk.mean().item(), rel=1e-12)
+    assert risk_coverage(loss_B, torch.zeros(50)).aurc.item() == pytest.approx(loss_B.mean().item())
+    assert risk_coverage(loss_B[:1], torch.zeros(1)).risk.tolist() == [loss_B[0].item()]
+
+
+def test_risk_is_one_minus_selective_accuracy():
+    correct_B, uncertainty_B = (random_normal(50) > 0).double(), random_classes(50, 9).double()
+    kept, found = selective_accuracy(correct_B, uncertainty_B), risk_coverage(1 - correct_B, uncertainty_B)
+    torch.testing.assert_close(found.coverage, kept.kept, rtol=0, atol=0)
+    torch.testing.assert_close(found.risk, 1 - kept.accuracy, rtol=1e-12, atol=1e-12)
 
 
 def test_correctness_is_a_share():

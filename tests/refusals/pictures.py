@@ -113,6 +113,16 @@ PICTURES = {
         lambda: {"methods": {"HMC": (_GRID, _GRID)}, "count": 10},
         {"methods": (*_METHODS, {"HMC": 3}, {"HMC": (_GRID,)}, {"HMC": (_GRID, _GRID[:3])}), "count": COUNT},
     ),
+    "figures.pit_histogram": Case(
+        figures.pit_histogram,
+        lambda: {"name": "HMC", "values": _GRID},
+        {
+            "name": NAMED,
+            "values": (*_CURVE, 2 * _GRID, -_GRID),
+            "bins": but(COUNT, None),
+            "weights": (*but(_CURVE, None), -_GRID, 0 * _GRID, _GRID[:3]),
+        },
+    ),
     "figures.errors_by_scale": Case(
         figures.errors_by_scale,
         lambda: {"name": "HMC", "errors": _GRID, "scale": _GRID + 1},

@@ -91,6 +91,16 @@ METRICS = {
         lambda: {"draws_SB": torch.zeros(3, 4), "targets_B": _ONES},
         {"draws_SB": tensors((4,), (3, 3), (0, 4)), "targets_B": _REAL},
     ),
+    "metrics.crps_normals": Case(
+        metrics.crps_normals,
+        lambda: {"mean_SB": torch.zeros(3, 4), "scale_SB": torch.ones(3, 4), "targets_B": _ONES},
+        {
+            "mean_SB": tensors((4,), (3, 3), (0, 4)),
+            "scale_SB": (*tensors((4,), (3, 3), (0, 4)), torch.zeros(3, 4)),
+            "targets_B": _REAL,
+            **_WEIGHTS,
+        },
+    ),
     "metrics.wasserstein1": Case(
         metrics.wasserstein1,
         lambda: dict.fromkeys(("draws_SB", "draws_TB"), torch.zeros(3, 4)),
@@ -121,6 +131,16 @@ METRICS = {
         metrics.selective_accuracy,
         lambda: {"correct_B": _ONES, "uncertainty_B": _ONES},
         {"correct_B": (*_REAL, -_ONES, 2 * _ONES), "uncertainty_B": _REAL, **_WEIGHTS},
+    ),
+    "metrics.risk_coverage": Case(
+        metrics.risk_coverage,
+        lambda: {"loss_B": _ONES, "uncertainty_B": _ONES},
+        {"loss_B": _REAL, "uncertainty_B": _REAL, **_WEIGHTS},
+    ),
+    "metrics.RiskCoverage": Case(
+        metrics.RiskCoverage,
+        lambda: {"coverage": _ONES, "risk": _ONES},
+        free=dict.fromkeys(("coverage", "risk"), "a result"),
     ),
     "metrics.Selection": Case(
         metrics.Selection,

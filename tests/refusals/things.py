@@ -82,5 +82,10 @@ def predictive() -> tb.Predictive:
     return tb.predict(point(), INPUTS)
 
 
+@cache
+def evaluation() -> tb.Evaluation:
+    return tb.evaluate(predictive(), LABELS)
+
+
 def density() -> tb.FunctionDensity:
     return tb.FunctionDensity(lambda w: -0.5 * (w**2).sum(-1))

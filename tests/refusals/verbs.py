@@ -21,6 +21,7 @@ from tests.refusals.nonsense import (
     PATH,
     POSITIVE,
     SEED,
+    SHARE,
     WHOLE,
     WORD,
     Case,
@@ -31,6 +32,7 @@ from tests.refusals.nonsense import (
 from torchbayes.linalg import Diagonal
 
 _FULL = torch.full((12, 2), NAN)
+_LOSSES = torch.full((2, 3), NAN)
 _INPUTS = (
     None,
     "text",
@@ -179,6 +181,20 @@ VERBS = {
         tb.evaluate,
         lambda: {"posterior": things.point(), "data": things.DATA},
         _prediction(data=_DATA, target_scale=POSITIVE),
+    ),
+    "Evaluation.intervals": Case(
+        things.evaluation().intervals, wrong={"level": SHARE, "resamples": COUNT, "seed": SEED}
+    ),
+    "difference": Case(
+        tb.difference,
+        lambda: dict.fromkeys(("first", "second"), things.evaluation()),
+        {
+            **dict.fromkeys(("first", "second"), OBJECT),
+            "metric": WORD,
+            "level": SHARE,
+            "resamples": (*COUNT, 1),
+            "seed": SEED,
+        },
     ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
     "detection": Case(
@@ -335,6 +351,11 @@ VERBS = {
         tb.Predictive.from_probs,
         lambda: {"probs": torch.full((4, 2), 0.5)},
         {"probs": (*tensors((4, 2), (4,), (0, 2)), torch.full((4, 2), NAN), torch.ones(4, 2, dtype=torch.int64))},
+    ),
+    "Predictive.decide": Case(
+        lambda loss_AK: things.predictive().decide(loss_AK),
+        lambda: {"loss_AK": 1 - torch.eye(3)},
+        {"loss_AK": (None, "text", 3, NAN, torch.zeros(3), torch.zeros(3, 2), torch.zeros(0, 3), _LOSSES)},
     ),
     "Predictive.quantile": Case(
         lambda levels: tb.Predictive(torch.zeros(2, 4, 1), tb.likelihoods.Gaussian()).quantile(levels),

@@ -14,7 +14,7 @@ from torchbayes import likelihoods
 from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data, Pair
 from torchbayes.data.base import Standardise
-from torchbayes.report.judged import classification, confusions_table, coverage, regression
+from torchbayes.report.judged import classification, confusions_table, coverage, regression, transforms
 
 
 def data_of(inputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> Data:
@@ -158,3 +158,16 @@ def test_counts_are_told_from_other_numbers():
     whole = Numbers(**{**vars(found), "targets": torch.tensor([[1.0], [3.0]]).double()})
     _, drawn, _ = regression("HMC", data_of(torch.rand(2, 4), torch.zeros(2, 1)), whole)
     assert "Targets are whole numbers" in drawn["coverage"].caption
+
+
+def test_transforms_of_real_targets_are_drawn_and_weights_count():
+    outputs, targets = torch.randn(3, 40, 2), torch.randn(40, 2)
+    likelihood, weights = likelihoods.Weighted(likelihoods.Gaussian(1.0)), torch.arange(40) % 3
+    found = tb.evaluate(tb.Predictive(outputs, likelihood), (targets, weights))
+    image: Any = transforms("SWAG", found)["pit"].image
+    heights = torch.tensor([bar.get_height() for bar in image.axes[0].containers[0]])
+    assert len(heights) == 7  # 39 rows of 2 targets each, ten or more in a bin
+    assert found.pit is not None
+    first = (found.pit < 1 / 7).double().sum(1) @ weights[weights > 0].double() / 78
+    assert float(heights[0]) == pytest.approx(float(first))
+    assert not transforms("SWAG", tb.evaluate(tb.Predictive.from_probs(PROBS), torch.tensor([0, 1, 2, 0])))

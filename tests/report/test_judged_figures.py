@@ -97,6 +97,32 @@ def test_a_coverage_curve_stands_beside_what_chance_allows():
     assert labels(figure)[-1] == "calibrated, ± two standard errors of 100 targets"
 
 
+def test_a_histogram_of_transforms_stands_beside_what_chance_allows():
+    values = np.array([0.0, 0.1, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0])
+    figure = figures.pit_histogram("HMC", values, bins=4)
+    (axes,) = drawn(figure)
+    heights: Any = [patch.get_height() for patch in axes.containers[0]]
+    np.testing.assert_allclose(heights, [2 / 8, 1 / 8, 2 / 8, 3 / 8])
+    half = 2 * (0.25 * 0.75 / 8) ** 0.5
+    band: Any = next(patch for patch in axes.patches if patch not in axes.containers[0])
+    assert band.get_y() == pytest.approx(max(0.0, 0.25 - half))
+    assert band.get_y() + band.get_height() == pytest.approx(0.25 + half)
+    assert labels(figure) == ["HMC", "uniform, ± two standard errors of 8 targets"]
+
+
+def test_a_weight_of_a_transform_counts_as_copies():
+    values, weights = rng().uniform(size=60), np.arange(60) % 4
+    found, copied = (
+        [patch.get_height() for patch in drawn(figure)[0].containers[0]]  # type: ignore[attr-defined]
+        for figure in (
+            figures.pit_histogram("HMC", values, weights=weights),
+            figures.pit_histogram("HMC", values.repeat(weights)),
+        )
+    )
+    assert len(found) == 9
+    np.testing.assert_allclose(found, copied)
+
+
 @pytest.mark.parametrize(("widest", "axis"), [(2.0, "linear"), (100.0, "log")])
 def test_errors_lie_between_lines_of_their_standard_deviations(widest: float, axis: str):
     scale = np.geomspace(1, widest, 40)

@@ -12,6 +12,7 @@ from torch import Tensor, distributions
 
 from torchbayes.model.likelihoods.protocol import Counted
 from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.classes import class_probs
 
 NONE = "no row counts: all are ignored, or have weight 0."
 
@@ -21,17 +22,9 @@ def is_binary(predictive: Predictive) -> bool:
     return isinstance(predictive.distribution, distributions.Bernoulli)
 
 
-def class_probs(predictive: Predictive) -> Tensor:
-    """Return averaged probabilities over all classes, (B, ..., K): an axis of two for Bernoulli."""
-    kind, probs = predictive.distribution, predictive.probs
-    if not isinstance(kind, distributions.Bernoulli):
-        return probs
-    return torch.stack([torch.as_tensor(-kind.logits).sigmoid().mean(0), probs], dim=-1)
-
-
 def places(predictive: Predictive, judged: Counted | None) -> tuple[Tensor, Tensor]:
     """Return averaged probabilities (P, K) of all places of all rows, and how often each counts (P,)."""
-    probs = class_probs(predictive)
+    probs = class_probs(predictive.distribution)
     rows, probs = len(probs), probs.flatten(0, -2)
     weights = judged.weights if judged else None
     if weights is None:

@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
-from torchbayes.assess.classification import NONE, class_probs, is_binary, labels, places
-from torchbayes.assess.numbers import number_columns, number_metrics
+from torchbayes.assess.classification import NONE, is_binary, labels, places
+from torchbayes.assess.evaluation import Evaluation, Scores
+from torchbayes.assess.numbers import number_metrics, number_terms, scored_columns
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
+from torchbayes.metrics.scoring import hits
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
 from torchbayes.model.likelihoods.protocol import Counted, scored
@@ -26,62 +28,10 @@ from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
+from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.quantiles import is_discrete
 
 _ROWS = 1024
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How uncertain a classifier is at N inputs; detection negates `confidence`, so that larger means further out.
-
-    Attributes:
-        entropy: total predictive entropy (N,), in nats.
-        mutual_information: disagreement of the draws (N,), in nats.
-        confidence: largest averaged probability (N,).
-    """
-
-    entropy: Tensor
-    mutual_information: Tensor
-    confidence: Tensor
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Metrics of a predictive on data with targets, and what they were computed from.
-
-    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Where rows have weights
-    (`Weighted`), every metric is a weighted mean, as for data with repeated rows. The exception is ece_mass, whose bins
-    then split rows to have equal mass. The weight of a soft label is shared among the classes. Class weights and label
-    smoothing affect only the fit.
-
-    Attributes:
-        metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
-            equal-mass bins), entropy, mutual_information. Numbers, real or counts: nll (of the mixture), nll_gaussian
-            (of the Gaussian with its first two moments), rmse, coverage (of the central 95 % interval, which holds
-            more where counts are small). Others, distributions without a mean, and targets that are no labels or
-            numbers of that shape: nll.
-        log_prob: log probability of each target under the average (N,), in nats.
-        targets: (N, ...), or a tree of such.
-        probs: averaged class probabilities (N, K), or None.
-        scores: how uncertain each input is, or None.
-        mean: predictive mean (N, K') of numbers, or None.
-        scale: predictive standard deviation (N, K') of numbers, or None.
-        weights: how often each row counts (N,); None where each counts once.
-        labels: class of each row of `probs` (N,), or soft labels (N, K); None where targets are neither.
-        label_weights: how often each row of `probs` counts (N,); None where each counts once.
-    """
-
-    metrics: dict[str, float]
-    log_prob: Tensor = field(repr=False)
-    targets: Any = field(repr=False)
-    probs: Tensor | None = field(default=None, repr=False)
-    scores: Scores | None = field(default=None, repr=False)
-    mean: Tensor | None = field(default=None, repr=False)
-    scale: Tensor | None = field(default=None, repr=False)
-    weights: Tensor | None = field(default=None, repr=False)
-    labels: Tensor | None = field(default=None, repr=False)
-    label_weights: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -92,11 +42,13 @@ class _Columns:
         parts: name -> what each batch gave.
         padding: the label that makes targets of any length as long.
         is_density: whether the log probabilities are densities, whose value depends on the units of the targets.
+        rows: how many rows there were, with those that are left out.
     """
 
     parts: dict[str, list[Any]] = field(default_factory=dict)
     padding: int | None = None
     is_density: bool = True
+    rows: int = 0
 
     def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
@@ -151,19 +103,26 @@ def evaluate(
     rows = columns.joined()
     if not len(rows["log_prob"]):
         raise ValueError(NONE)
-    found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=_unequal(rows["weights"])))}
+    weights = _unequal(rows["weights"])
+    found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=weights))}
+    terms = {"nll": -rows["log_prob"].double()}
     if "mean" in rows and columns.is_density:
-        found["nll"] += math.log(target_scale) * rows["mean"][0].numel()
-    labelled: tuple[Tensor | None, ...] = ()
+        found["nll"] += (log_scale := math.log(target_scale) * rows["mean"][0].numel())
+        terms["nll"] += log_scale
+    more: dict[str, Tensor | None] = {}
     # for all batches or none: what is not a label in one of them is not one in the others
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
         found |= _class_metrics(rows)
-        labelled = rows["labels"], _unequal(rows["label_weights"])
+        more = {"labels": rows["labels"], "label_weights": _unequal(rows["label_weights"])}
+        more["label_rows"] = torch.searchsorted(rows["row"], rows["label_row"])
     if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]) and rows["mean"].isfinite().all():
-        found |= number_metrics(rows, target_scale, weights=_unequal(rows["weights"]))
+        numbers = number_terms(rows, target_scale)
+        found |= number_metrics(numbers, weights=weights)
+        terms |= numbers
+        more["pit"] = rows.get("pit")
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
-    parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), _unequal(rows["weights"]))
-    return Evaluation(found, rows["log_prob"], rows["targets"], *parts, *labelled)
+    parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), weights)
+    return Evaluation(found, rows["log_prob"], rows["targets"], *parts, **more, terms=terms)
 
 
 def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
@@ -174,14 +133,16 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
     weights = torch.ones_like(log_prob) if judged.row_weights is None else judged.row_weights.to(log_prob)
     kept = weights > 0
     columns.padding = getattr(judged.likelihood, "ignore_index", None)
-    columns.add(kept, targets=judged.targets, log_prob=log_prob, weights=weights)
+    columns.rows += len(kept)
+    row = torch.arange(columns.rows - len(kept), columns.rows, device=kept.device)
+    columns.add(kept, targets=judged.targets, log_prob=log_prob, weights=weights, row=row)
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
-        _add_scores(columns, predictive, judged)
+        _add_scores(columns, predictive, judged, row)
     elif not kind.event_shape:
         columns.is_density = not is_discrete(kind)
         with suppress(NotImplementedError):  # of a distribution without a mean, or of which nothing can be drawn
-            columns.add(kept, **number_columns(predictive, judged.targets))
+            columns.add(kept, **scored_columns(predictive, judged.targets))
 
 
 def uncertainty(
@@ -300,7 +261,7 @@ class TemperatureScaling:
 
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1, judged by the same targets."""
-        logits = class_probs(predictive).log()
+        logits = class_probs(predictive.distribution).log()
         if is_binary(predictive):
             least = torch.finfo(logits.dtype).tiny
             negative, positive = logits.clamp_min(math.log(least)).unbind(-1)
@@ -358,13 +319,16 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
     return data
 
 
-def _add_scores(columns: _Columns, predictive: Predictive, judged: Counted | None = None) -> None:
+def _add_scores(
+    columns: _Columns, predictive: Predictive, judged: Counted | None = None, row: Tensor | None = None
+) -> None:
     """Add class probabilities and uncertainties of every place; with targets, only of places that count."""
     probs, weights = places(predictive, judged)
     kept = weights > 0
-    if judged:
+    if judged and row is not None:
         found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
-        columns.add(kept, label_weights=weights, **({} if found is None else {"labels": found}))
+        label_row = row.repeat_interleave(len(probs) // len(row))
+        columns.add(kept, label_weights=weights, label_row=label_row, **({} if found is None else {"labels": found}))
     columns.add(
         kept,
         probs=probs,
@@ -384,4 +348,6 @@ def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
     scores = (metrics.accuracy, metrics.brier, metrics.ece, metrics.ece_mass)
     found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
     means = ("entropy", "mutual_information")
-    return found | {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
+    found |= {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
+    loss = 1 - hits(probs, labels)
+    return found | {"aurc": float(metrics.risk_coverage(loss, -rows["confidence"].double(), weights_B=weights).aurc)}

@@ -10,7 +10,9 @@ from torch import Tensor, distributions
 
 from torchbayes import metrics
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.intervals import central_interval
+from torchbayes.predictive.crps import crps
+from torchbayes.predictive.intervals import central_interval, probabilities_below
+from torchbayes.predictive.quantiles import is_discrete
 
 
 def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
@@ -34,24 +36,56 @@ def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
     return {"mean": mean, "scale": scale, "low": low, "high": high, "numbers": numbers}
 
 
-def number_metrics(rows: Mapping[str, Tensor], target_scale: float, *, weights: Tensor | None) -> dict[str, float]:
-    """Return the metrics of numbers.
+def scored_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
+    """Return the columns of `number_columns`, and of real targets their scores and probability integral transforms.
 
     Args:
-        rows: as `number_columns` gives them.
-        target_scale: units of the raw targets per unit that the model sees.
-        weights: how often each row counts; once if None.
+        predictive: of univariate distributions.
+        targets: of its rows.
 
     Returns:
-        nll_gaussian, rmse and coverage.
+        As `number_columns`; where targets are real numbers also crps and pit (B, K').
+
+    Raises:
+        NotImplementedError: as `number_columns`.
+    """
+    found = number_columns(predictive, targets)
+    if "numbers" not in found or is_discrete(predictive.distribution):
+        return found
+    scores = {"crps": crps(predictive, found["numbers"]), "pit": probabilities_below(predictive, found["numbers"])[1]}
+    return found | scores
+
+
+def number_terms(rows: Mapping[str, Tensor], target_scale: float) -> dict[str, Tensor]:
+    """Return what each row contributes to the metrics of numbers.
+
+    Args:
+        rows: as `scored_columns` gives them.
+        target_scale: units of the raw targets per unit that the model sees.
+
+    Returns:
+        nll_gaussian, rmse (the mean squared error of the row), coverage, and where there are scores crps; (N,) each.
     """
     mean, numbers = rows["mean"], rows["numbers"]
     gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).reshape(len(mean), -1).sum(-1)
-    own = {"weights_B": None if weights is None else weights.view(-1, *[1] * (mean.ndim - 1)).expand_as(mean).flatten()}
-    low, high, numbers = (each.flatten() for each in (rows["low"], rows["high"], numbers))
-    log_scale = math.log(target_scale) * mean[0].numel()
-    return {
-        "nll_gaussian": float(metrics.nll(gaussian, weights_B=weights)) + log_scale,
-        "rmse": float(metrics.rmse(mean.flatten(), numbers, **own)) * target_scale,
-        "coverage": float(metrics.interval_coverage(low, high, numbers, **own)),
+    each = {
+        "rmse": (mean - numbers).double().square() * target_scale**2,
+        "coverage": ((rows["low"] <= numbers) & (numbers <= rows["high"])).double(),
+        **({"crps": rows["crps"] * target_scale} if "crps" in rows else {}),
     }
+    shared = {name: values.reshape(len(mean), -1).mean(-1) for name, values in each.items()}
+    return {"nll_gaussian": math.log(target_scale) * mean[0].numel() - gaussian.double(), **shared}
+
+
+def number_metrics(terms: Mapping[str, Tensor], *, weights: Tensor | None) -> dict[str, float]:
+    """Return the metrics of numbers.
+
+    Args:
+        terms: as `number_terms` gives them.
+        weights: how often each row counts; once if None.
+
+    Returns:
+        The weighted mean of each, and the root of that of the squared errors.
+    """
+    found = {name: float(metrics.weighted_mean(values, weights)) for name, values in terms.items()}
+    return found | {"rmse": math.sqrt(found["rmse"])}

@@ -18,15 +18,16 @@ from torchbayes.metrics.calibration import (
     quantile_calibration,
     reliability,
 )
-from torchbayes.metrics.decisions import Selection, confusion, selective_accuracy
+from torchbayes.metrics.decisions import RiskCoverage, Selection, confusion, risk_coverage, selective_accuracy
 from torchbayes.metrics.fidelity import agreement, total_variation, wasserstein1
 from torchbayes.metrics.ood import aupr, auroc, fpr95
-from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, nll, rmse
+from torchbayes.metrics.scoring import accuracy, brier, crps_draws, crps_gaussian, crps_normals, nll, rmse
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.metrics.uncertainty import entropy, expected_entropy, mutual_information
 
 __all__ = [
     "Reliability",
+    "RiskCoverage",
     "Selection",
     "accuracy",
     "agreement",
@@ -37,6 +38,7 @@ __all__ = [
     "confusion",
     "crps_draws",
     "crps_gaussian",
+    "crps_normals",
     "ece",
     "ece_mass",
     "entropy",
@@ -48,6 +50,7 @@ __all__ = [
     "nll",
     "quantile_calibration",
     "reliability",
+    "risk_coverage",
     "rmse",
     "selective_accuracy",
     "total_variation",

@@ -12,6 +12,28 @@ from torch import Tensor
 from torchbayes.metrics._checks import check_float, check_probs, check_same_shape, check_targets, check_weights
 
 
+class RiskCoverage(NamedTuple):
+    """Mean loss of what is kept, from the surest rows to all rows.
+
+    Attributes:
+        coverage: Share of the rows that are kept, increasing to 1, shape (P,), float64.
+        risk: Mean loss among them, shape (P,), float64.
+    """
+
+    coverage: Tensor
+    risk: Tensor
+
+    @property
+    def aurc(self) -> Tensor:
+        r"""Area under the curve, $\sum_p (c_p - c_{p-1})\, r_p$ with coverage c and risk r: 0-d float64.
+
+        Without ties this is the mean of the risks at the coverages 1/B, 2/B, ..., 1 (Geifman et al., 2019). Rows of
+        equal uncertainty enter together, at the risk with all of them, so a score that is the same for all rows has
+        the mean loss as its area.
+        """
+        return (self.coverage.diff(prepend=torch.zeros_like(self.coverage[:1])) * self.risk).sum()
+
+
 class Selection(NamedTuple):
     """Accuracy of what is kept, from the surest rows to all rows.
 
@@ -48,14 +70,45 @@ def selective_accuracy(correct_B: Tensor, uncertainty_B: Tensor, *, weights_B: T
     lowest, highest = torch.stack(torch.aminmax(correct_B)).tolist()
     if lowest < 0 or highest > 1:
         raise ValueError(f"`correct_B` must lie in [0, 1]; got {lowest:.4g} to {highest:.4g}.")
-    weights_B = torch.ones_like(correct_B) if weights_B is None else check_weights(weights_B, correct_B)
+    return Selection(*_means_of_kept(correct_B, uncertainty_B, weights_B))
+
+
+def risk_coverage(loss_B: Tensor, uncertainty_B: Tensor, *, weights_B: Tensor | None = None) -> RiskCoverage:
+    r"""Mean loss on the rows whose uncertainty is at most u, for every u that occurs, and how many these are.
+
+    $\mathrm{risk}(u) = \sum_b [u_b \le u]\, l_b / \sum_b [u_b \le u]$ (Geifman and El-Yaniv, 2017). Rows of equal
+    uncertainty are kept or referred together, so that the order of the rows changes nothing. With 0 where a prediction
+    is right and 1 where it is wrong, risk is one minus `selective_accuracy`; for a regression the loss may be the
+    squared error, and the uncertainty the predictive standard deviation.
+
+    Args:
+        loss_B: What each prediction costs, shape (B,).
+        uncertainty_B: How unsure the model is of each row, such as one minus its confidence, shape (B,).
+        weights_B: How often each row counts, shape (B,), at least 0; once if None.
+
+    Returns:
+        Shares of rows and risks, one point for each value of the uncertainty, and their area `aurc`.
+
+    Raises:
+        TypeError: If a dtype is wrong.
+        ValueError: If shapes differ, or values are missing or not finite.
+    """
+    check_float("loss_B", loss_B, 1)
+    check_float("uncertainty_B", uncertainty_B, 1)
+    check_same_shape("loss_B", loss_B, "uncertainty_B", uncertainty_B)
+    return RiskCoverage(*_means_of_kept(loss_B, uncertainty_B, weights_B))
+
+
+def _means_of_kept(values_B: Tensor, uncertainty_B: Tensor, weights_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the share of rows up to each uncertainty that occurs, and the mean value of these rows."""
+    weights_B = torch.ones_like(values_B) if weights_B is None else check_weights(weights_B, values_B)
     counted_B = weights_B > 0
-    values, order_B = uncertainty_B[counted_B].sort()
-    weights_B, correct_B = weights_B.double()[counted_B][order_B], correct_B.double()[counted_B][order_B]
-    _, sizes = torch.unique_consecutive(values, return_counts=True)
+    levels, order_B = uncertainty_B[counted_B].sort()
+    weights_B, values_B = weights_B.double()[counted_B][order_B], values_B.double()[counted_B][order_B]
+    _, sizes = torch.unique_consecutive(levels, return_counts=True)
     last = sizes.cumsum(0) - 1
-    total, right = weights_B.cumsum(0)[last], (weights_B * correct_B).cumsum(0)[last]
-    return Selection(total / total[-1], right / total)
+    total, sums = weights_B.cumsum(0)[last], (weights_B * values_B).cumsum(0)[last]
+    return total / total[-1], sums / total
 
 
 def confusion(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:

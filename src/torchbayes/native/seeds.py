@@ -58,6 +58,7 @@ class Purpose(enum.IntEnum):
     TARGETS = 25  # of a predictive
     OUTPUTS = 26  # of a linearised network
     SUBSPACE = 27  # its directions
+    RESAMPLES = 28  # weights of the rows of an evaluation
     # curvature
     PIECE = 31  # seeds of the rows of one piece
     FISHER = 32  # targets drawn from the model

@@ -1,7 +1,8 @@
 """Predictions of a posterior: the model average over draws, and closed forms of linearised networks."""
 
 from torchbayes.predictive.average import Predictive, predict, stream
+from torchbayes.predictive.classes import Decision
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
 
-__all__ = ["FunctionalLaplace", "Linearised", "Predictive", "functional_laplace", "predict", "stream"]
+__all__ = ["Decision", "FunctionalLaplace", "Linearised", "Predictive", "functional_laplace", "predict", "stream"]

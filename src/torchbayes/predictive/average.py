@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
 from torchbayes.metrics._checks import check_probs
-from torchbayes.metrics.uncertainty import entropies, rows_at_once
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.model import Batch, Model, check_finite
@@ -26,6 +25,7 @@ from torchbayes.model.rows.batch import check_alike
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.classes import Decision, average_entropies, class_probs, decided, over_classes
 from torchbayes.predictive.quantiles import average_quantile
 
 
@@ -92,7 +92,7 @@ class Predictive:
         Raises:
             TypeError: if the likelihood is not over classes.
         """
-        return torch.as_tensor(self._classes.probs).mean(0)
+        return torch.as_tensor(over_classes(self.distribution).probs).mean(0)
 
     @property
     def mean(self) -> Tensor:
@@ -152,14 +152,25 @@ class Predictive:
 
     @cached_property
     def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Total and expected entropy and mutual information, in one pass over the rows, a few at a time."""
-        classes, found = self._classes, []
-        by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
-        given = torch.as_tensor(classes.logits if by_logits else classes.probs)
-        for part in given.split(rows_at_once(given), dim=1):
-            found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
-        total, expected, mutual = (torch.cat(parts).to(self.outputs_SBK) for parts in zip(*found, strict=True))
+        """Total and expected entropy and mutual information."""
+        total, expected, mutual = (part.to(self.outputs_SBK) for part in average_entropies(self.distribution))
         return total, expected, mutual
+
+    def decide(self, loss_AK: Any) -> Decision:
+        """Return the action of least expected loss at each input, argmin_a Σ_k loss(a, k) p(k | x, D).
+
+        Args:
+            loss_AK: loss of action a when class k is true, (A, K) finite numbers in any units; a gain is a negative
+                loss. For Bernoulli (A, 2): the columns are 0 and 1.
+
+        Returns:
+            The actions (B, ...), of tied ones the first, and their expected losses (B, ...).
+
+        Raises:
+            TypeError: if the likelihood is not over classes, or losses are not numbers.
+            ValueError: if their shape does not fit, or one is not finite.
+        """
+        return decided(class_probs(self.distribution), loss_AK)
 
     def quantile(self, levels: Tensor | float) -> Tensor:
         """Return quantiles of the average of univariate distributions; of counts these are counts.
@@ -202,32 +213,6 @@ class Predictive:
         with seeded(Purpose.TARGETS, as_seed(seed), device=self.outputs_SBK.device):
             samples = self.distribution.sample((rounds,))
         return samples.flatten(0, 1)[:count]
-
-    @property
-    def _classes(self) -> distributions.Categorical | distributions.Bernoulli:
-        """The S distributions of classes.
-
-        Raises:
-            TypeError: if they are not over classes.
-        """
-        distribution = self.distribution
-        if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
-            raise TypeError(
-                f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
-                f"{type(distribution).__name__}. Use mean, variance or quantile."
-            )
-        return distribution
-
-
-def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
-    """Return probabilities over all classes; from logits where possible, as 1 − p and log p lose precision.
-
-    Bernoulli gets an axis of two.
-    """
-    if binary:
-        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
-        return both.sigmoid() if by_logits else both
-    return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 
 def _check_parts(predictive: Predictive) -> None:

@@ -30,7 +30,7 @@ def central_interval(predictive: Predictive, outside: float = 0.05) -> tuple[Ten
     try:
         low, high = predictive.quantile(levels)
     except (NotImplementedError, ValueError):  # some distributions refuse values that rounding takes out of bounds
-        low, high = torch.cat([samples.quantile(levels, dim=0) for samples in _samples(predictive)], dim=1)
+        low, high = torch.cat([samples.quantile(levels, dim=0) for samples in samples_of(predictive)], dim=1)
     return low, high
 
 
@@ -44,23 +44,59 @@ def levels_reached(predictive: Predictive, targets: Tensor) -> Tensor:
     Returns:
         Levels in [0, 1], (B, K'), as `torchbayes.metrics.central_level` defines them.
     """
+    return central_level(*probabilities_below(predictive, targets))
+
+
+def probabilities_below(predictive: Predictive, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the predicted probability of values below each target, and of values up to it.
+
+    Args:
+        predictive: of numbers.
+        targets: (B, K').
+
+    Returns:
+        F(y-) and F(y), (B, K') each, in [0, 1]. Where the distribution function is known, both are equal unless values
+        are whole numbers; else they are shares of samples.
+    """
     distribution = predictive.distribution
     try:
         up_to = distribution.cdf(targets).mean(0)
         below = distribution.cdf(targets - 1).mean(0) if is_discrete(distribution) else up_to
     except (NotImplementedError, ValueError):
-        pieces, start, shares = _samples(predictive), 0, []
+        pieces, start, shares = samples_of(predictive), 0, []
         for samples in pieces:
             own = targets[start : start + samples.shape[1]]
             shares.append(torch.stack([(samples < own).to(own).mean(0), (samples <= own).to(own).mean(0)]))
             start += samples.shape[1]
         below, up_to = torch.cat(shares, dim=1)
-    return central_level(below.clamp(0, 1), up_to.clamp(0, 1))
+    return below.clamp(0, 1), up_to.clamp(0, 1)
 
 
-def _samples(predictive: Predictive) -> Iterator[Tensor]:
-    """Yield as many samples of each draw, 2,000 in all or more, for some rows after the others, (C, b, K')."""
-    count, outputs_SBK = -(-_SAMPLES // predictive.draws) * predictive.draws, predictive.outputs_SBK
-    pieces = outputs_SBK.split(max(_AT_ONCE // (count * outputs_SBK[0, 0].numel()), 1), dim=1)
-    for place, piece in enumerate(pieces):
-        yield replace(predictive, outputs_SBK=piece).sample(count, seed=place)
+def samples_of(predictive: Predictive) -> Iterator[Tensor]:
+    """Yield as many samples of each draw, 2,000 in all or more, for some rows after the others, (C, b, K').
+
+    Args:
+        predictive: of numbers.
+    """
+    count = -(-_SAMPLES // predictive.draws) * predictive.draws
+    for place, piece in enumerate(pieces_of(predictive, count, _AT_ONCE)):
+        yield piece.sample(count, seed=place)
+
+
+def pieces_of(predictive: Predictive, count: int, at_once: int) -> Iterator[Predictive]:
+    """Yield the predictive of some rows after the others.
+
+    Args:
+        predictive: at B inputs.
+        count: numbers that are held for each output.
+        at_once: numbers that may be held.
+    """
+    outputs_SBK, spread = predictive.outputs_SBK, predictive.function_variance
+    step = max(at_once // (count * outputs_SBK[0, 0].numel()), 1)
+    for start in range(0, outputs_SBK.shape[1], step):
+        rows = slice(start, start + step)
+        yield replace(
+            predictive,
+            outputs_SBK=outputs_SBK[:, rows],
+            function_variance=None if spread is None else spread[:, rows],
+        )

@@ -22,7 +22,7 @@ from torchbayes.predictive.average import Source
 from torchbayes.predictive.linearised import preferred
 from torchbayes.report import figures
 from torchbayes.report.html import Picture, write_report
-from torchbayes.report.judged import Section, classification, regression
+from torchbayes.report.judged import Section, classification, regression, transforms
 from torchbayes.report.style import savefig
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
@@ -105,8 +105,10 @@ _MEANINGS = {
     "ece_mass": ("lower", "the same, in 20 bins of equally many rows"),
     "entropy": (None, "mean doubt of the predictions (nats); {most:.3g} if all classes were equally likely"),
     "mutual_information": (None, "what of it the drawn functions disagree about, and more data would remove"),
+    "aurc": ("lower", "mean error rate of the most confident rows, over all shares of the rows that may be kept"),
     "nll_gaussian": ("lower", "the same, of Gaussians with the predicted means and variances"),
     "rmse": ("lower", "root mean square error of the predicted means, in the target's own units"),
+    "crps": ("lower", "distance of the predicted distribution to the target, in the target's own units"),
     "coverage": ("near 0.95", "share of targets inside their central 95 % interval"),
 }
 
@@ -208,7 +210,7 @@ def sections(fitted: Fitted) -> Section:
     else:
         tables, drawn = [], {}
         remarks = ["The targets are neither classes nor numbers of the shape of the predictions, so none are drawn."]
-    drawn, remarks = dict(drawn), list(remarks)
+    drawn, remarks = dict(drawn) | transforms(label, fitted.evaluation), list(remarks)
     if numbers is not None and data.input_shape == (1,) and numbers.is_finite and numbers.mean.shape[1] == 1:
         drawn["band"] = band_over(data, {label: fitted.functions})
     if fitted.evaluation.labels is not None and data.input_shape == (2,) and data.num_classes == 2:

@@ -230,6 +230,29 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
     return Section([], drawn, remarks)
 
 
+def transforms(label: str, found: Evaluation) -> dict[str, Picture]:
+    """Return a picture of the probability integral transforms; none where there are none.
+
+    Args:
+        label: of the method.
+        found: its evaluation on the test rows.
+
+    Returns:
+        file name without ending -> picture.
+    """
+    if found.pit is None:
+        return {}
+    weights = None if found.weights is None else found.weights.view(-1, *[1] * (found.pit.ndim - 1))
+    counted = None if weights is None else weights.expand_as(found.pit).flatten()
+    picture = Picture(
+        "Where targets fall in their predicted distributions",
+        figures.pit_histogram(label, found.pit.flatten(), weights=counted),
+        "F(y), the probability that was predicted for values up to the target: uniform if predicted distributions are "
+        "right as a whole, and not only in their means.",
+    )
+    return {"pit": picture}
+
+
 def coverage(found: Numbers) -> tuple[Tensor, Tensor]:
     """Return the share of targets in central intervals of each level.
 

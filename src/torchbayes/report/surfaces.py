@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from torchbayes.assess.classification import class_probs
 from torchbayes.data import Data
 from torchbayes.data.base import Standardise
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Source, predict
+from torchbayes.predictive.classes import class_probs
 from torchbayes.report import figures
 from torchbayes.report.html import Picture
 
@@ -74,7 +74,7 @@ def surface_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture
     surfaces = {}
     for label, functions in named.items():
         inputs = data.standardise(grid.flatten(0, 1)).to(functions.model.network.device)
-        surfaces[label] = class_probs(predict(functions, inputs)).reshape(120, 120, 2)[..., 1]
+        surfaces[label] = class_probs(predict(functions, inputs).distribution).reshape(120, 120, 2)[..., 1]
     return Picture(
         "Probability and doubt over the plane",
         figures.classification_surface(surfaces, x, y, inputs=points, targets=data.train.targets),

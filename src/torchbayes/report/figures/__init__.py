@@ -9,7 +9,7 @@ from torchbayes.report.figures.curves import measure_curves
 from torchbayes.report.figures.decisions import confusion_matrix, referral_curves
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
-from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, predicted_observed
+from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
 from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "fidelity_dots",
     "measure_curves",
     "metric_dots",
+    "pit_histogram",
     "predicted_observed",
     "predictive_band",
     "referral_curves",

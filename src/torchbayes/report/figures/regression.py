@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_counts, check_text
+from torchbayes.checks import check_counts, check_text, given
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -32,6 +32,7 @@ MOST = 500  # intervals that can be told apart
 _OUTSIDE = "#a3324b"
 _WIDE = 10  # ratio of standard deviations from which their axis is logarithmic
 _PER_BIN, _BINS = 20, 10  # of root mean square errors
+_PER_PIT_BIN, _MOST_PIT_BINS = 10, 20
 
 
 @house_style
@@ -126,6 +127,53 @@ def coverage_curves(methods: Mapping[str, tuple[Any, Any]], count: int) -> Figur
         "below the diagonal: intervals too narrow; above: too wide",
     )
     legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: Any = None) -> Figure:
+    """Draw how often each value of the probability integral transform F(y) occurs, beside what chance allows.
+
+    Args:
+        name: of the method.
+        values: F(y) of each target, (N,), between 0 and 1, as `Evaluation.pit` holds them.
+        bins: how many, of equal width; None chooses up to 20, ten targets or more in each.
+        weights: how often each target counts, (N,), at least 0; once if None.
+
+    Returns:
+        The figure, one axes, with a band of two binomial standard errors around the share that each bin should have.
+
+    Raises:
+        ValueError: if a value is outside [0, 1], lengths differ, or no target counts.
+    """
+    check_text(name=name)
+    check_counts(**given(bins=bins))
+    values, weights = _columns(values=values, weights=np.ones(np.shape(values)) if weights is None else weights)
+    if values.min() < 0 or values.max() > 1:
+        raise ValueError(f"`values` must lie in [0, 1]; got {values.min():.4g} to {values.max():.4g}. Pass F(y).")
+    if weights.min() < 0 or not weights.sum() > 0:
+        raise ValueError(f"`weights` must be at least 0 and not all 0; got a smallest of {weights.min():.4g}.")
+    total = weights.sum()
+    bins = bins or int(np.clip(total // _PER_PIT_BIN, 1, _MOST_PIT_BINS))
+    count, edges = np.histogram(values, bins=bins, range=(0, 1), weights=weights)
+    look = looks([name])[name]
+    figure = new_figure(5.4, 3.5)
+    axes: Axes = figure.subplots()
+    half = 2 * np.sqrt((1 - 1 / bins) / bins / total)
+    band = axes.axhspan(max(0.0, 1 / bins - half), 1 / bins + half, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
+    bars = axes.bar(
+        edges[:-1], count / total, 1 / bins, align="edge", color=look.colour, alpha=0.55, edgecolor="white", zorder=2
+    )
+    axes.axhline(1 / bins, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
+    highest = max(1 / bins + half, (count / total).max())
+    axes.set(xlim=(0, 1), ylim=(0, 1.08 * highest), xticks=np.linspace(0, 1, 6), ylabel="share of targets")
+    percent_axis(axes.yaxis)
+    note_below(
+        figure,
+        "predicted probability of values up to the target, F(y)",
+        "high at both ends: too narrow; high in the middle: too wide; sloping: shifted",
+    )
+    legend_above(figure, {name: bars, f"uniform, ± two standard errors of {total:,.6g} targets": band})
     return figure
 
 

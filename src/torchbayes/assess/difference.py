@@ -1,0 +1,104 @@
+"""difference: by how much two model averages differ on the same rows, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchbayes.assess.evaluation import Evaluation, interval_of, resampled
+from torchbayes.checks import check_counts, check_kind, check_text
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of one evaluation minus that of another on the same rows.
+
+    Attributes:
+        metric: its name.
+        value: first minus second.
+        error: its standard error over resamples of the rows.
+        low: lower end of the interval.
+        high: upper end.
+        level: probability of the interval.
+    """
+
+    metric: str
+    value: float
+    error: float
+    low: float
+    high: float
+    level: float
+
+
+def difference(
+    first: Evaluation,
+    second: Evaluation,
+    metric: str = "nll",
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Difference:
+    """Return the difference of a metric of two evaluations on the same rows, with its standard error and an interval.
+
+    Both are resampled with the same rows, as `Evaluation.intervals` does: what is hard for both cancels, so that
+    differences far smaller than the intervals of each can be told from chance. For a mean over rows, such as nll, the
+    standard error is that of the mean of paired differences. It says how much depends on which rows were tested, and
+    nothing of what another seed of the training would give.
+
+    Args:
+        first: evaluation of one model average.
+        second: that of another on the same rows in the same order, with the same `target_scale`.
+        metric: a name in the `metrics` of both.
+        level: probability of the interval, in (0, 1).
+        resamples: number of resamples, at least 2.
+        seed: seed of the resamples.
+
+    Returns:
+        The difference, first minus second.
+
+    Raises:
+        TypeError: if `first` or `second` is no evaluation.
+        ValueError: if their targets or weights differ, one lacks the metric, or a number is out of range.
+    """
+    check_kind(Evaluation, "an evaluation, as `evaluate` gives it", first=first, second=second)
+    check_text(metric=metric)
+    known = [name for name in first.metrics if name in second.metrics]
+    if metric not in known:
+        raise ValueError(f"`metric` must be one that both have, {', '.join(known)}; got {metric!r}.")
+    _check_rows(first, second)
+    check_counts(least=2, resamples=resamples)
+    ours, theirs = (resampled(each, resamples, seed)[metric] for each in (first, second))
+    low, high = interval_of(ours - theirs, level)
+    return Difference(
+        metric, first.metrics[metric] - second.metrics[metric], float((ours - theirs).std()), low, high, level
+    )
+
+
+def _check_rows(first: Evaluation, second: Evaluation) -> None:
+    """Check that two evaluations are of the same rows.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    for name in ("targets", "weights", "label_weights"):
+        ours, theirs = (pytree.tree_leaves(getattr(each, name)) for each in (first, second))
+        if len(ours) != len(theirs) or not all(map(_equal, ours, theirs)):
+            raise ValueError(
+                f"`first` and `second` must be evaluations of the same rows in the same order; their `{name}` differ: "
+                f"{_said(ours)} and {_said(theirs)}. Evaluate both on the same data."
+            )
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        return ours is theirs
+    return ours.shape == theirs.shape and bool((ours == theirs).all())
+
+
+def _said(leaves: list[Any]) -> str:
+    """Return what tells targets apart at first sight."""
+    return ", ".join(f"shape {tuple(leaf.shape)}" for leaf in leaves if isinstance(leaf, Tensor)) or "none"

@@ -1,0 +1,207 @@
+"""What an evaluation holds: metrics, and the numbers of each row that they were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+
+from torchbayes.checks import as_seed, check_counts, check_numbers
+from torchbayes.metrics.resampling import resampled_aurc, resampled_ece, resampled_ece_mass, resampled_mean
+from torchbayes.metrics.scoring import hits, squared_distance
+from torchbayes.native.seeds import Purpose, seeded
+
+_AT_ONCE = 2**22  # weights of rows held at once
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How uncertain a classifier is at N inputs; detection negates `confidence`, so that larger means further out.
+
+    Attributes:
+        entropy: total predictive entropy (N,), in nats.
+        mutual_information: disagreement of the draws (N,), in nats.
+        confidence: largest averaged probability (N,).
+    """
+
+    entropy: Tensor
+    mutual_information: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of a predictive on data with targets, and what they were computed from.
+
+    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Where rows have weights
+    (`Weighted`), every metric is a weighted mean, as for data with repeated rows. The exception is ece_mass, whose bins
+    then split rows to have equal mass. The weight of a soft label is shared among the classes. Class weights and label
+    smoothing affect only the fit.
+
+    Attributes:
+        metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
+            equal-mass bins), entropy, mutual_information, aurc (area under the curve of the error rate against the
+            share of rows kept, the most confident first). Numbers, real or counts: nll (of the mixture), nll_gaussian
+            (of the Gaussian with its first two moments), rmse, coverage (of the central 95 % interval, which holds
+            more where counts are small). Real numbers also: crps (continuous ranked probability score of the mixture,
+            in the units of the targets). Others, distributions without a mean, and targets that are no labels or
+            numbers of that shape: nll.
+        log_prob: log probability of each target under the average (N,), in nats.
+        targets: (N, ...), or a tree of such.
+        probs: averaged class probabilities (N, K), or None.
+        scores: how uncertain each input is, or None.
+        mean: predictive mean (N, K') of numbers, or None.
+        scale: predictive standard deviation (N, K') of numbers, or None.
+        weights: how often each row counts (N,); None where each counts once.
+        labels: class of each row of `probs` (N,), or soft labels (N, K); None where targets are neither.
+        label_weights: how often each row of `probs` counts (N,); None where each counts once.
+        label_rows: which row each row of `probs` belongs to, from 0 (N,): rows of several tokens, pixels or labels have
+            several; None without labels.
+        pit: probability integral transform of real targets, F(y), (N, K'): uniform between 0 and 1 if the predictive
+            distribution is right. None for others.
+        terms: metric -> what each row contributes, (N,), float64, of nll and of the metrics of numbers: their weighted
+            mean is the metric, for rmse its square.
+    """
+
+    metrics: dict[str, float]
+    log_prob: Tensor = field(repr=False)
+    targets: Any = field(repr=False)
+    probs: Tensor | None = field(default=None, repr=False)
+    scores: Scores | None = field(default=None, repr=False)
+    mean: Tensor | None = field(default=None, repr=False)
+    scale: Tensor | None = field(default=None, repr=False)
+    weights: Tensor | None = field(default=None, repr=False)
+    labels: Tensor | None = field(default=None, repr=False)
+    label_weights: Tensor | None = field(default=None, repr=False)
+    label_rows: Tensor | None = field(default=None, repr=False)
+    pit: Tensor | None = field(default=None, repr=False)
+    terms: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def intervals(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, tuple[float, float]]:
+        r"""Return an interval for every metric: what other test rows of the same kind could have given.
+
+        By the Bayesian bootstrap over rows (Rubin 1981): in each resample row n counts
+        $g_n \sim \mathrm{Gamma}(w_n, 1)$ times, where w is its weight, and every metric is computed again; the ends are
+        quantiles over resamples. A row of weight 2 is two rows. All places of a row, such as tokens, count together.
+        The fit and its draws stay as they are, so these intervals say nothing of what another training run would give.
+        Resampling adds to calibration errors, which are biased upwards, and shows no spread where all rows agree.
+
+        Args:
+            level: probability of the interval, in (0, 1).
+            resamples: number of resamples.
+            seed: seed of the resamples.
+
+        Returns:
+            name of a metric -> (low, high).
+
+        Raises:
+            ValueError: if an argument is out of range.
+        """
+        found = resampled(self, resamples, seed)
+        return {name: interval_of(values_R, level) for name, values_R in found.items()}
+
+
+def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Tensor]:
+    """Return every metric on resamples of the rows, as `Evaluation.intervals` makes them.
+
+    Args:
+        evaluation: its rows.
+        resamples: R.
+        seed: seed of the resamples; with as many rows of the same weights, the same rows are drawn for equal seeds.
+
+    Returns:
+        name -> (R,), float64.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    check_counts(resamples=resamples)
+    places = None if evaluation.labels is None else _Places.of(evaluation)
+    counts_N = _counts(evaluation.weights, len(evaluation.log_prob))
+    step = max(1, _AT_ONCE // len(counts_N))
+    parts: dict[str, list[Tensor]] = {}
+    with seeded(Purpose.RESAMPLES, as_seed(seed)):
+        for start in range(0, resamples, step):
+            drawn_RN = distributions.Gamma(counts_N, 1.0).sample((min(step, resamples - start),))
+            found = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
+            found |= {name: found[name].sqrt() for name in found.keys() & {"rmse"}}
+            found |= {} if places is None else places.resampled(drawn_RN)
+            for name, values_R in found.items():
+                parts.setdefault(name, []).append(values_R)
+    return {name: torch.cat(parts[name]) for name in evaluation.metrics if name in parts}
+
+
+def interval_of(values_R: Tensor, level: float) -> tuple[float, float]:
+    """Return the central interval of values.
+
+    Args:
+        values_R: the values.
+        level: share of them that it holds, in (0, 1).
+
+    Raises:
+        ValueError: if `level` is out of range.
+    """
+    check_numbers(level=level)
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must lie between 0 and 1; got {level:g}. 0.95 is usual.")
+    ends = values_R.new_tensor([(1 - level) / 2, (1 + level) / 2])
+    # no interpolation, which has no value between infinite ones
+    low, high = values_R.quantile(ends, interpolation="nearest").tolist()
+    return low, high
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What the metrics of a classification are computed from, place by place.
+
+    Attributes:
+        row_P: which row each place belongs to.
+        share_P: weight of each place over that of its row.
+        confidence_P: largest probability.
+        correct_P: whether its class is the target, or a share.
+        means: name of a metric -> values (P,) of which it is the weighted mean.
+    """
+
+    row_P: Tensor
+    share_P: Tensor
+    confidence_P: Tensor
+    correct_P: Tensor
+    means: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, found: Evaluation) -> _Places:
+        if found.probs is None or found.labels is None or found.scores is None or found.label_rows is None:
+            raise ValueError(
+                "an evaluation with `labels` must have `probs`, `scores` and `label_rows`. Use `evaluate`."
+            )
+        row_P, weights_P = found.label_rows, _counts(found.label_weights, len(found.probs))
+        share_P = weights_P / _counts(found.weights, len(found.log_prob))[row_P]
+        correct_P = hits(found.probs, found.labels)
+        means = {
+            "accuracy": correct_P,
+            "brier": squared_distance(found.probs, found.labels),
+            "entropy": found.scores.entropy,
+            "mutual_information": found.scores.mutual_information,
+        }
+        return cls(row_P, share_P, found.scores.confidence, correct_P, means)
+
+    def resampled(self, drawn_RN: Tensor) -> dict[str, Tensor]:
+        """Return the metrics of resamples, a few of them at a time."""
+        parts: dict[str, list[Tensor]] = {}
+        for part_RN in drawn_RN.split(max(1, _AT_ONCE // len(self.row_P))):
+            weights_RP = part_RN[:, self.row_P] * self.share_P
+            found = {name: resampled_mean(values_P, weights_RP) for name, values_P in self.means.items()}
+            found["ece"] = resampled_ece(self.confidence_P, self.correct_P, weights_RP)
+            found["ece_mass"] = resampled_ece_mass(self.confidence_P, self.correct_P, weights_RP)
+            found["aurc"] = resampled_aurc(1 - self.correct_P, -self.confidence_P, weights_RP)
+            for name, values_R in found.items():
+                parts.setdefault(name, []).append(values_R)
+        return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _counts(weights: Tensor | None, count: int) -> Tensor:
+    """Return weights in float64, 1 where there are none."""
+    return torch.ones(count, dtype=torch.float64) if weights is None else weights.double()

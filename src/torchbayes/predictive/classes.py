@@ -1,0 +1,115 @@
+"""Distributions over classes: averaged probabilities, entropies, and the decisions that cost least."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from torchbayes.checks import as_numbers
+from torchbayes.metrics.uncertainty import entropies, rows_at_once
+
+
+class Decision(NamedTuple):
+    """What to do at each input.
+
+    Attributes:
+        action: index of the action of least expected loss, (B, ...), int64; of tied ones the first.
+        loss: its expected loss, (B, ...), in the units of the losses.
+    """
+
+    action: Tensor
+    loss: Tensor
+
+
+def over_classes(distribution: Distribution) -> distributions.Categorical | distributions.Bernoulli:
+    """Return a distribution over classes.
+
+    Args:
+        distribution: that of a likelihood.
+
+    Raises:
+        TypeError: if it is not over classes.
+    """
+    if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
+        raise TypeError(
+            f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
+            f"{type(distribution).__name__}. Use mean, variance or quantile."
+        )
+    return distribution
+
+
+def class_probs(distribution: Distribution) -> Tensor:
+    """Return averaged probabilities over all classes, (B, ..., K): an axis of two for Bernoulli.
+
+    Args:
+        distribution: S distributions over classes.
+
+    Raises:
+        TypeError: if they are not over classes.
+    """
+    kind = over_classes(distribution)
+    probs = torch.as_tensor(kind.probs).mean(0)
+    if not isinstance(kind, distributions.Bernoulli):
+        return probs
+    return torch.stack([torch.as_tensor(-kind.logits).sigmoid().mean(0), probs], dim=-1)
+
+
+def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tensor]:
+    """Return total and expected entropy and mutual information, in one pass over the rows, a few at a time.
+
+    Args:
+        distribution: S distributions over classes.
+
+    Returns:
+        (B, ...) each, float64, in nats.
+
+    Raises:
+        TypeError: if they are not over classes.
+    """
+    classes, found = over_classes(distribution), []
+    by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
+    given = torch.as_tensor(classes.logits if by_logits else classes.probs)
+    for part in given.split(rows_at_once(given), dim=1):
+        found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
+    total, expected, mutual = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return total, expected, mutual
+
+
+def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
+    """Return probabilities over all classes; from logits where possible, as 1 − p and log p lose precision.
+
+    Bernoulli gets an axis of two.
+    """
+    if binary:
+        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+        return both.sigmoid() if by_logits else both
+    return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
+
+
+def decided(probs: Tensor, loss_AK: Any) -> Decision:
+    """Return the actions of least expected loss.
+
+    Args:
+        probs: averaged class probabilities, (B, ..., K).
+        loss_AK: loss of each action when each class is true.
+
+    Raises:
+        TypeError: if the losses are not numbers.
+        ValueError: if their shape does not fit, or one is not finite.
+    """
+    losses, classes = as_numbers("loss_AK", loss_AK).to(probs.device), probs.shape[-1]
+    if losses.ndim != 2 or not len(losses) or losses.shape[1] != classes:
+        raise ValueError(
+            f"`loss_AK` must have shape (A, {classes}): a row for each action and a column for each of the {classes} "
+            f"classes; got shape {tuple(losses.shape)}."
+        )
+    if not losses.isfinite().all():
+        raise ValueError(
+            f"`loss_AK` holds NaN or infinite values: {int((~losses.isfinite()).sum())} of {losses.numel()}. Forbid an "
+            f"action by a large finite loss."
+        )
+    loss, action = (probs.double() @ losses.T).min(-1)
+    return Decision(action, loss.to(probs.dtype))
