@@ -179,8 +179,9 @@ class Network:
                 have the same parameters.
         """
         warn_of_loaded(self._loaded)
-        weights, buffers = zip(*(_drawn(self, seed, warn=seed == seeds[0]) for seed in seeds), strict=True)
-        stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
+        drawn = [_drawn(self, seed, warn=seed == seeds[0]) for seed in seeds]
+        stacked = {n: torch.stack([buffers[n] for _, buffers in drawn]) for n in self.buffers}
+        weights = [weights_D for weights_D, _ in drawn]
         return (torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0)).to(self.device), stacked
 
     def stacked_buffers(self, count: int) -> Buffers:
