@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_kind, check_memory, is_whole, seen
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.learned import with_learned
+from torchbayes.methods.optimise.learned import learned_at
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import PREFIX, Model
@@ -179,7 +179,7 @@ class Collector(Generic[_Result]):
         With data, its draws can be recalibrated on them if there is batch norm, and the average is checked on them as
         `fit` checks it. Learned likelihood parameters that were not collected, as a network does not hold them, are
         set to the most probable ones for the data at each member's average: for Gaussian noise the root mean square of
-        the residuals there. They have no spread.
+        the residuals there. Their variance is that of Laplace's approximation, times the factor on the covariance.
 
         Args:
             data: the training data, as `fit` takes them; needed by networks with batch norm and likelihoods with
@@ -316,7 +316,10 @@ def _with_learned(
         ValueError: if they cannot be estimated.
     """
     average = Point(model, torch.cat([each.mean_MD for each in moments]), buffers_M=end.buffers or None)
-    mean_MD = with_learned(average.calibrated(source.inputs), source)
-    size = model.network.layout.size
-    found = [replace(each, mean_MD=mean_D.unsqueeze(0)) for each, mean_D in zip(moments, mean_MD, strict=True)]
-    return found, replace(end, weights_MD=torch.cat([end.weights_MD[:, :size], mean_MD[:, size:]], 1))
+    value_MP, variance_MP = learned_at(average.calibrated(source.inputs), source)
+    size, found = model.network.layout.size, list[Moments]()
+    for each, value_P, variance_P in zip(moments, value_MP, variance_MP, strict=True):
+        mean_MD, squares_MD = each.mean_MD.clone(), each.squares_MD.clone()
+        mean_MD[:, size:], squares_MD[:, size:] = value_P, each.snapshots * variance_P
+        found.append(replace(each, mean_MD=mean_MD, squares_MD=squares_MD))
+    return found, replace(end, weights_MD=torch.cat([end.weights_MD[:, :size], value_MP], 1))
