@@ -25,7 +25,7 @@ ROOMS_OF = {
     "report.": report,
     "figures.": figures,
 }
-RESULTS = {"Batch", "Chains", "Diagnosis", "Evaluation", "Event", "FunctionalLaplace", "LaplacePosterior"}
+RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Evaluation", "Event", "FunctionalLaplace", "LaplacePosterior"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
