@@ -113,7 +113,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return _state_of(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # whatever pickles of unknown content raise
-        foreign = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        foreign = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if foreign:
             reason = f"holds objects of {foreign[1]}, which are not loaded, as that may run code"
         else:
