@@ -48,6 +48,26 @@ class Weights(NamedTuple):
     learned: bool
 
 
+def named(what: str, trained: Trained | Sequence[Trained]) -> list[tuple[str, Trained]]:
+    """Return trained networks, one or a list of them, with what each is called in messages.
+
+    Args:
+        what: the name of the argument.
+        trained: the networks.
+
+    Returns:
+        (name, network) of each.
+
+    Raises:
+        ValueError: if the list is empty.
+    """
+    if isinstance(trained, str) or not isinstance(trained, Sequence):
+        return [(what, trained)]
+    if not trained:
+        raise ValueError(f"`{what}` is an empty list: it holds no network. Check the pattern of the paths.")
+    return [(f"{what}[{number}]", each) for number, each in enumerate(trained)]
+
+
 def weights_of(model: Model, trained: Trained, what: str) -> Weights:
     """Return the weights of a trained network.
 
@@ -113,7 +133,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return _state_of(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # whatever pickles of unknown content raise
-        foreign = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        foreign = (
+            re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        )
         if foreign:
             reason = f"holds objects of {foreign[1]}, which are not loaded, as that may run code"
         else:

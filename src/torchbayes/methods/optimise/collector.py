@@ -35,7 +35,7 @@ from torchbayes.posteriors.load import check_layout, check_model
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import BUFFERS
 from torchbayes.posteriors.problems import checked, note, warn_of, warn_unchecked
-from torchbayes.posteriors.trained import Trained, Weights, weights_of
+from torchbayes.posteriors.trained import Trained, Weights, named, weights_of
 
 _Result = TypeVar("_Result", Point, Gaussian)
 _Made_co = TypeVar("_Made_co", Point, Gaussian, covariant=True)
@@ -153,13 +153,11 @@ class Collector(Generic[_Result]):
                 f"`member` must be a whole number from 0 to {len(self._moments) - 1}; got {seen(member)}. Set the "
                 f"number of training runs by `members` of {type(self.method).__name__}."
             )
-        each = trained if isinstance(trained, Sequence) and not isinstance(trained, str) else [trained]
-        if not each:
-            raise ValueError("`trained` is an empty list; there is nothing to collect. Check the pattern of the paths.")
+        each = named("trained", trained)
         moments, last = self._moments[member], self._last[member]
         earlier = [known.learned for known, count in zip(self._last, self.points, strict=True) if count]
-        for number, one in enumerate(each):
-            found = weights_of(self.model, one, "trained" if each is not trained else f"trained[{number}]")
+        for number, (what, one) in enumerate(each):
+            found = weights_of(self.model, one, what)
             earlier.append(found.learned)
             if len({*earlier}) > 1:
                 names = ", ".join(f"`{PREFIX}{n}`" for n in self.model.likelihood.parameters())
