@@ -414,6 +414,8 @@ def test_a_noise_scale_may_be_given_with_the_points() -> None:
         collector.collect(nets[0])
     with pytest.raises(ValueError, match=r"`likelihood\.log_scale` has shape \(2,\)"):
         collector.collect({**held[0], "likelihood.log_scale": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"not finite: 1 of the 1 values of `likelihood\.log_scale`"):
+        collector.collect({**held[0], "likelihood.log_scale": torch.tensor([torch.nan])})
 
 
 def test_noise_without_a_maximum_is_said() -> None:

@@ -112,9 +112,11 @@ def weights_of(model: Model, trained: Trained, what: str) -> Weights:
     own = model.layout.shapes.keys() - network.layout.shapes.keys()
     learned = bool(own) and own <= held.keys()
     if learned:
-        _check_shapes(only(own, model.layout.split(weights_D)), held, what)
-        for name in own:
-            model.layout.split(weights_D)[name].copy_(held[name])
+        views = only(own, model.layout.split(weights_D))
+        _check_shapes(views, held, what)
+        _check_finite(only(own, held), what)
+        for name, view in views.items():
+            view.copy_(held[name])
     buffers = {n: held.get(n, b).to(b.device, b.dtype, copy=True) for n, b in network.buffers.items()}
     return Weights(weights_D, buffers, learned)
 
