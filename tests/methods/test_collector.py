@@ -186,6 +186,16 @@ def test_the_network_is_not_touched_and_may_go_on() -> None:
     assert not (collector.posterior(data).weights_MD == 7).any()
 
 
+def test_points_may_be_collected_in_inference_mode() -> None:
+    model, nets = model_of(), visited()
+    collector = tb.SWAG(rank=3).collector(model)
+    with torch.inference_mode():
+        collector.collect(nets[:3])
+    for net in nets[3:]:
+        collector.collect(net)
+    torch.testing.assert_close(collector.posterior().sample(3), swag(model, nets, rank=3).sample(3), rtol=0, atol=0)
+
+
 def test_half_precision_is_read_in_the_models_dtype() -> None:
     model, nets = model_of(), [net.to(torch.bfloat16) for net in visited()]
     posterior = swag(model, nets)
@@ -298,6 +308,7 @@ def spoiled(change: str) -> nn.Module:
         (spoiled("shape"), ValueError, r"`2\.weight` has shape \(5, 6\), expected \(3, 6\); `2\.bias` has shape"),
         (spoiled("nan"), ValueError, r"not finite: 1 of the 18 values of `2\.weight`"),
         (nn.ModuleDict({"a": made("mlp"), "ema": made("mlp")}), ValueError, r"more than once, below `a\.`, `ema\.`"),
+        (made("mlp").to("meta"), ValueError, r"`trained` has no values for `0\.weight`"),
         (nn.ReLU(), ValueError, "holds no tensors by name"),
         ({}, ValueError, "holds no tensors by name"),
         ([], ValueError, "empty list"),
@@ -329,6 +340,8 @@ def test_too_few_points() -> None:
         collector.posterior()
     with pytest.raises(TypeError, match="`model` must be a Model"):
         tb.SWA().collector(net)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`resume` must be the path of a file; got 3"):
+        tb.SWA().collector(model, resume=3)  # type: ignore[arg-type]
     single = tb.SWA().collector(model)
     single.collect(net)
     with pytest.warns(UserWarning, match=r"those that were collected last, of member 0\. Is this what is trained\?"):

@@ -104,6 +104,9 @@ def weights_of(model: Model, trained: Trained, what: str) -> Weights:
     network, held = model.network, _renamed(model, {n: t.detach() for n, t in held.items()}, what)
     found = network.mask.fill(network.layout.split(network.weights()))
     _check_shapes({**found, **network.buffers}, held, what)
+    absent = [n for n, t in held.items() if t.is_meta]
+    if absent:
+        raise ValueError(f"{what} has no values for {_listed(absent)}, as on the meta device. Load its weights first.")
     _check_constants(model, held, what)
     mine = {n: t.to(network.device, network.dtype) for n, t in only(found, held).items()}
     _check_finite(mine, what)

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_kind, check_memory, is_whole, seen
+from torchbayes.checks import check_kind, check_memory, given, is_whole, seen
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.learned import learned_at
 from torchbayes.methods.optimise.moments import Moments
@@ -111,6 +111,7 @@ class Collector(Generic[_Result]):
             ValueError: if the deviations cannot be held, or the file is damaged or of another model or method.
         """
         check_kind(Model, "a Model", model=model)
+        check_kind((str, PathLike), "the path of a file", **given(resume=resume))
         empty_MD = torch.zeros_like(model.given_weights()).unsqueeze(0)
         needed = (rank + 2) * method.members * empty_MD.nbytes
         check_memory(needed, "the moments of all members", model.network.device, members=method.members)
@@ -129,6 +130,8 @@ class Collector(Generic[_Result]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.method).__name__}, points={self.points})"
 
+    @torch.inference_mode(False)  # else what it keeps could not be changed outside of it
+    @torch.no_grad()
     def collect(self, trained: Trained | Sequence[Trained], *, member: int = 0) -> None:
         """Take the weights that a network has now. Nothing is written to it.
 
