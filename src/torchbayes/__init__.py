@@ -16,6 +16,7 @@ from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, fit, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
+from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.schedules import Constant, Cosine, Cycles, Decay, PiecewiseLinear, Steady
@@ -59,6 +60,7 @@ __all__ = [
     "AdamW",
     "Batch",
     "Chains",
+    "Collector",
     "Constant",
     "Cosine",
     "Cycles",

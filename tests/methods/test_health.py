@@ -28,7 +28,8 @@ from torchbayes.methods.optimise.health import (
     problems_of,
 )
 from torchbayes.methods.optimise.interpolation import _kernel, left_out, noise_problems
-from torchbayes.methods.optimise.swag import Moments, State
+from torchbayes.methods.optimise.moments import Moments
+from torchbayes.methods.optimise.swag import State
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite

@@ -40,7 +40,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {known}.")
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
     try:
-        _check_layout(path, header["layout"], model)
+        check_layout(path, header["layout"], model)
         run, settings = header.get("run"), header["settings"]
         # a file of another name may be stored there without belonging to the run
         if run is not None and path.name == POSTERIOR and run_of(path.parent) not in {run, None}:
@@ -48,7 +48,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
-        _check_model(path, header.get("model"), posterior.model)  # a tuned posterior has replaced the given model
+        check_model(path, header.get("model"), posterior.model)  # a tuned posterior has replaced the given model
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
@@ -78,7 +78,7 @@ def read_draws(
         ValueError: if they are damaged, or of another model or run.
     """
     file = DrawFile.open(folder)
-    _check_layout(file.path, file.about["layout"], model)
+    check_layout(file.path, file.about["layout"], model)
     if run is not None and file.about["run"] != run:
         raise ValueError(f"{file.path} belongs to another run than the posterior beside it. {RESTORE}")
     least = _drawn(Path(folder) / CHECKPOINT) if count is None else count
@@ -99,7 +99,7 @@ def _drawn(checkpoint: Path) -> int:
         return 0
 
 
-def _check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
+def check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
     """Check that a file holds weights of a model.
 
     Raises:
@@ -113,7 +113,7 @@ def _check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> Non
         )
 
 
-def _check_model(path: Path, about: dict[str, Any] | None, model: Model) -> None:
+def check_model(path: Path, about: dict[str, Any] | None, model: Model) -> None:
     """Check that a file was made with this model, if the file records it.
 
     Raises:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_memory
+from torchbayes.checks import as_seed, check_kind, check_memory
+from torchbayes.model.model import PREFIX, Model
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.posteriors.trained import Trained, named, weights_of
 
 
 @readable
@@ -28,6 +31,38 @@ class Point(Posterior):
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", weights_MD=self.weights_MD)
+
+    @classmethod
+    def of(cls, model: Model, networks: Trained | Sequence[Trained]) -> Point:
+        """Return the ensemble of networks that were trained elsewhere, each with its own batch-norm statistics.
+
+        Args:
+            model: the model of these networks; what is not random must be the same in all of them.
+            networks: a module, a state dict or the path of a checkpoint, as for `Collector.collect`; or a list of
+                these, one for each member.
+
+        Returns:
+            The posterior.
+
+        Raises:
+            ValueError: if parameters are missing, have other shapes or are not finite, one that is not random differs
+                from the model's, the likelihood has learned parameters that a network does not hold, or a file is
+                damaged.
+            FileNotFoundError: if there is no such file.
+            TypeError: if a network is none of these.
+        """
+        check_kind(Model, "a Model", model=model)
+        found = [weights_of(model, one, what) for what, one in named("networks", networks)]
+        names = [PREFIX + name for name in model.likelihood.parameters()]
+        if names and not all(one.learned for one in found):
+            raise ValueError(
+                f"`{names[0]}` is learned, and a network does not hold it. Put it in its state dict, as in "
+                f"`{{**net.state_dict(), '{names[0]}': value}}`, or estimate it by `SWA(members={len(found)})"
+                f".collector(model)`."
+            )
+        buffers_M = {name: torch.stack([one.buffers[name] for one in found]) for name in model.network.buffers}
+        weights_MD = torch.stack([one.weights_D for one in found])
+        return cls(model, weights_MD, buffers_M=buffers_M or None, statistics_known=True)
 
     @property
     def members(self) -> int:

@@ -58,7 +58,16 @@ def warn_unchecked(raised: str, what: str = "this posterior") -> None:
     """
     if raised:
         text = f"{what} is complete, but whether it can be trusted could not be checked ({raised}). Look at the log."
-        warnings.warn(text, stacklevel=_levels_to_caller())
+        note(text)
+
+
+def note(text: str) -> None:
+    """Warn at the caller's line outside the package.
+
+    Args:
+        text: whole sentences.
+    """
+    warnings.warn(text, stacklevel=_levels_to_caller())
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -144,7 +144,7 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
         return -math.inf
     constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
     learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
-    return _highest(
+    return highest(
         lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()]
     )
 
@@ -181,12 +181,17 @@ def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Ma
     return torch.stack([model.likelihood.log_prob(f, targets, learned).sum() for f, targets in everywhere]).sum()
 
 
-def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
-    """Return the highest value, to about 1e-3; −∞ if none is found.
+def highest(value: Callable[[], Tensor], free: Sequence[Tensor], *, fine: float = 1e-3) -> float:
+    """Return the highest value of a function of tensors, and leave these where it is; −∞ if none is found.
 
     Steps use the signs of the gradient, so that targets may have any scale: they grow while a sign persists and shrink
     when it flips (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
     maximum, or it is not reached, the last steps still gain much.
+
+    Args:
+        value: the function, of what the tensors hold.
+        free: float64 tensors that require a gradient; they are changed.
+        fine: size of the last steps, relative to 1 + |tensor|.
     """
     steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
     best, second = -math.inf, -math.inf
@@ -202,7 +207,7 @@ def _highest(value: Callable[[], Tensor], free: Sequence[Tensor]) -> float:
             step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
             tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
             old.copy_(new.nan_to_num(0.0))
-        if all(bool((step <= 1e-3 * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
+        if all(bool((step <= fine * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
             return best
     return best if best - second < _RISING else -math.inf
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
+from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
+from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
-from torchbayes.model.model import Batch
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 
@@ -122,3 +125,33 @@ class SWA(Descent):
         if not state.snapshots:
             raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `burn_in`.")
         return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)
+
+    def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> Point:
+        """Return the point masses at the means of these moments.
+
+        Args:
+            model: the model whose weights they are of.
+            moments: of one member or more each, in the order of the members.
+            buffers: the network's buffers of each member, (M, ...).
+
+        Returns:
+            The posterior, which shares no tensor with the moments.
+        """
+        return Point(model, torch.cat([each.mean_MD for each in moments]), buffers_M=buffers or None)
+
+    def collector(self, model: Model, *, resume: str | PathLike[str] | None = None) -> Collector[Point]:
+        """Return a collector of points that a training loop of your own visits, in the place of `fit`.
+
+        Of the settings only `members` matters, and `batch_size` for the rows of `posterior(data)`.
+
+        Args:
+            model: network, likelihood and prior.
+            resume: file that `Collector.save` wrote, to go on from; starts afresh if there is none yet.
+
+        Returns:
+            The collector.
+
+        Raises:
+            ValueError: if the file is damaged or of another model or method.
+        """
+        return Collector(model, self, rank=0, least=1, resume=resume)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 
 import torch
 from torch import Tensor
@@ -21,94 +22,15 @@ from torch import Tensor
 from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
+from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
+from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
-from torchbayes.model.model import Batch
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
-
-# Smallest variance, so that densities exist; far below anything that moves a float32 weight.
-VARIANCE_FLOOR = 1e-30
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Running moments of the snapshots.
-
-    Attributes:
-        mean_MD: mean of the snapshots.
-        squares_MD: sum of squared deviations from the mean.
-        deviations_MKD: θ_t − θ̄_t of the last K snapshots, in slot t mod K.
-        snapshots: n.
-    """
-
-    mean_MD: Tensor
-    squares_MD: Tensor
-    deviations_MKD: Tensor
-    snapshots: int
-
-    @classmethod
-    def empty(cls, weights_MD: Tensor, rank: int) -> Moments:
-        """Return moments of no snapshot."""
-        members, size = weights_MD.shape
-        zeros = torch.zeros_like
-        return cls(zeros(weights_MD), zeros(weights_MD), weights_MD.new_zeros(members, rank, size), 0)
-
-    def collect(self, weights_MD: Tensor, *, donate: bool = False) -> Moments:
-        """Return the moments with one more snapshot.
-
-        Args:
-            weights_MD: the snapshot.
-            donate: overwrite this object's tensors.
-
-        Returns:
-            The new moments.
-        """
-        old = (
-            self
-            if donate
-            else replace(
-                self,
-                mean_MD=self.mean_MD.clone(),
-                squares_MD=self.squares_MD.clone(),
-                deviations_MKD=self.deviations_MKD.clone(),
-            )
-        )
-        count, rank = old.snapshots + 1, old.deviations_MKD.shape[1]
-        before = weights_MD - old.mean_MD
-        old.mean_MD.add_(before, alpha=1 / count)
-        after = weights_MD - old.mean_MD
-        old.squares_MD.addcmul_(before, after)
-        if rank:
-            old.deviations_MKD[:, (count - 1) % rank] = after
-        return replace(old, snapshots=count)
-
-    def covariance(self, scale: float | None) -> Diagonal | LowRankPlusDiagonal:
-        """Return Σ, with K the number of deviations actually collected.
-
-        Args:
-            scale: factor on both parts; ½ with a low-rank part and 1 without if None.
-
-        Returns:
-            The structure.
-
-        Raises:
-            ValueError: if fewer than two snapshots were taken.
-        """
-        if self.snapshots < 2:
-            raise ValueError(
-                f"SWAG needs at least 2 snapshots to have a spread; got {self.snapshots}. "
-                f"Train longer, lower `burn_in` or raise `per_epoch`."
-            )
-        rank = min(self.snapshots, self.deviations_MKD.shape[1])
-        factor = scale if scale is not None else 0.5 if rank > 1 else 1.0
-        variance_MD = (factor / self.snapshots * self.squares_MD).clamp_min(VARIANCE_FLOOR)
-        if rank < 2:
-            return Diagonal(variance_MD)
-        return LowRankPlusDiagonal(variance_MD, (factor / (rank - 1)) ** 0.5 * self.deviations_MKD[:, :rank])
 
 
 @dataclass(frozen=True)
@@ -220,6 +142,38 @@ class SWAG(Descent):
             ValueError: if fewer than two snapshots were taken.
         """
         del shelf
-        buffers = state.trajectory.buffers or None
-        mean_MD = state.moments.mean_MD.clone()
-        return Gaussian(density.model, mean_MD, state.moments.covariance(self.scale), buffers_M=buffers)
+        return self.averaged(density.model, [state.moments], state.trajectory.buffers)
+
+    def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> Gaussian:
+        """Return the mixture of Gaussians with these moments.
+
+        Args:
+            model: the model whose weights they are of.
+            moments: of one member or more each, in the order of the members.
+            buffers: the network's buffers of each member, (M, ...).
+
+        Returns:
+            The posterior, which shares no tensor of means with the moments.
+
+        Raises:
+            ValueError: if fewer than two snapshots were taken.
+        """
+        mean_MD = torch.cat([each.mean_MD for each in moments])
+        return Gaussian(model, mean_MD, joined(moments, self.scale), buffers_M=buffers or None)
+
+    def collector(self, model: Model, *, resume: str | PathLike[str] | None = None) -> Collector[Gaussian]:
+        """Return a collector of points that a training loop of your own visits, in the place of `fit`.
+
+        Of the settings only `members`, `rank` and `scale` matter, and `batch_size` for the rows of `posterior(data)`.
+
+        Args:
+            model: network, likelihood and prior.
+            resume: file that `Collector.save` wrote, to go on from; starts afresh if there is none yet.
+
+        Returns:
+            The collector.
+
+        Raises:
+            ValueError: if the deviations cannot be held, or the file is damaged or of another model or method.
+        """
+        return Collector(model, self, rank=self.rank, least=2, resume=resume)

@@ -1,0 +1,92 @@
+r"""Learned likelihood parameters for a network trained without them: the most probable ones at its weights.
+
+A training loop of one's own minimises a loss of the outputs alone, so that the noise scale φ of a likelihood is nowhere
+in what it leaves. With weights w held fixed it is
+
+    φ = argmax_φ  (N/B) Σ_b log p(y_b | f_w(x_b), φ) + log p(w, φ)
+
+which for Gaussian noise is the root mean square of the training residuals, but for its prior. Its variance is that of
+the second derivative there, as of Laplace's approximation, 1/2N for the log scale of Gaussian noise. A network that
+interpolates its rows has residuals smaller than those of new ones, here as in `fit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchbayes.methods.optimise.health import highest
+from torchbayes.model.model import PREFIX
+from torchbayes.model.rows.batch import Batch
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.point import Point
+
+_ROWS = 10_000  # they determine a scale to 1/√(2 · 10,000) = 0.7 %
+
+
+def learned_at(point: Point, source: Source) -> tuple[Tensor, Tensor]:
+    """Return the most probable learned likelihood parameters for the training data, and their variances.
+
+    Args:
+        point: weights, with training inputs for recalibration if the network needs them.
+        source: the training data, of which about 10,000 rows are used.
+
+    Returns:
+        Both (M, P), in the order of the layout, of which they are the end.
+
+    Raises:
+        ValueError: if there is no maximum.
+    """
+    batches = source.some(_ROWS)
+    drawn = point.functions(point.members)
+    found = [_member(drawn, m, batches, source.num_data) for m in range(drawn.draws)]
+    return torch.stack([value for value, _ in found]), torch.stack([variance for _, variance in found])
+
+
+def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -> tuple[Tensor, Tensor]:
+    """Return the parameters of a member and their variances, (P,).
+
+    Raises:
+        ValueError: if there is no maximum.
+    """
+    model, weights_D = drawn.model, drawn.weights_SD[m]
+    buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
+    one = Functions(model, weights_D.unsqueeze(0), buffers)
+    # a batch is not split: the network may couple its rows
+    outputs = [one(b.inputs, chunk_size=b.size)[0].double() for b in batches]
+    views = model.layout.split(weights_D)
+    learned = {
+        n: views[PREFIX + n].to(torch.float64, copy=True).requires_grad_() for n in model.likelihood.parameters()
+    }
+    scales = model.scales(num_data, sum(b.size for b in batches))
+
+    def log_joint() -> Tensor:
+        fits = [model.likelihood.log_prob(f, b.targets, learned).sum() for f, b in zip(outputs, batches, strict=True)]
+        held_D = model.layout.join({**views, **{PREFIX + n: t for n, t in learned.items()}})
+        return scales.likelihood * torch.stack(fits).sum() + scales.prior * model.log_prior(held_D)
+
+    free = [*learned.values()]
+    best = highest(lambda: log_joint() / num_data, free, fine=1e-6)
+    curvature = -_second(log_joint, free)
+    if best == -math.inf or not (curvature > 0).all():
+        raise ValueError(
+            f"{', '.join(f'`{n}`' for n in learned)} of the likelihood could not be estimated on the training data: "
+            f"their likelihood has no maximum. Fix them, or give them with the collected weights, as in "
+            f"`{{**net.state_dict(), '{PREFIX}{next(iter(learned))}': value}}`."
+        )
+    return torch.cat([t.detach().flatten() for t in free]).to(weights_D), (1 / curvature).to(weights_D)
+
+
+def _second(value: Callable[[], Tensor], free: Sequence[Tensor]) -> Tensor:
+    """Return the second derivative by each element of the tensors, one after the other."""
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(value(), free, create_graph=True)
+        return torch.stack([
+            torch.autograd.grad(slope, tensor, retain_graph=True)[0].flatten()[i]
+            for tensor, each in zip(free, slopes, strict=True)
+            for i, slope in enumerate(each.flatten())
+        ])

@@ -1,0 +1,116 @@
+"""Running moments of snapshots of the weights: the mean of SWA, the variances and deviations of SWAG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
+
+# Smallest variance, so that densities exist; far below anything that moves a float32 weight.
+VARIANCE_FLOOR = 1e-30
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running moments of the snapshots.
+
+    Attributes:
+        mean_MD: mean of the snapshots.
+        squares_MD: sum of squared deviations from the mean.
+        deviations_MKD: θ_t − θ̄_t of the last K snapshots, in slot t mod K.
+        snapshots: n.
+    """
+
+    mean_MD: Tensor
+    squares_MD: Tensor
+    deviations_MKD: Tensor
+    snapshots: int
+
+    @classmethod
+    def empty(cls, weights_MD: Tensor, rank: int) -> Moments:
+        """Return moments of no snapshot."""
+        members, size = weights_MD.shape
+        zeros = torch.zeros_like
+        return cls(zeros(weights_MD), zeros(weights_MD), weights_MD.new_zeros(members, rank, size), 0)
+
+    def collect(self, weights_MD: Tensor, *, donate: bool = False) -> Moments:
+        """Return the moments with one more snapshot.
+
+        Args:
+            weights_MD: the snapshot.
+            donate: overwrite this object's tensors.
+
+        Returns:
+            The new moments.
+        """
+        old = (
+            self
+            if donate
+            else replace(
+                self,
+                mean_MD=self.mean_MD.clone(),
+                squares_MD=self.squares_MD.clone(),
+                deviations_MKD=self.deviations_MKD.clone(),
+            )
+        )
+        count, rank = old.snapshots + 1, old.deviations_MKD.shape[1]
+        before = weights_MD - old.mean_MD
+        old.mean_MD.add_(before, alpha=1 / count)
+        after = weights_MD - old.mean_MD
+        old.squares_MD.addcmul_(before, after)
+        if rank:
+            old.deviations_MKD[:, (count - 1) % rank] = after
+        return replace(old, snapshots=count)
+
+    def covariance(self, scale: float | None) -> Diagonal | LowRankPlusDiagonal:
+        """Return Σ, with K the number of deviations actually collected.
+
+        Args:
+            scale: factor on both parts; ½ with a low-rank part and 1 without if None.
+
+        Returns:
+            The structure.
+
+        Raises:
+            ValueError: if fewer than two snapshots were taken.
+        """
+        if self.snapshots < 2:
+            raise ValueError(
+                f"SWAG needs at least 2 snapshots to have a spread; got {self.snapshots}. "
+                f"Train longer, lower `burn_in` or raise `per_epoch`."
+            )
+        rank = min(self.snapshots, self.deviations_MKD.shape[1])
+        factor = scale if scale is not None else 0.5 if rank > 1 else 1.0
+        variance_MD = (factor / self.snapshots * self.squares_MD).clamp_min(VARIANCE_FLOOR)
+        if rank < 2:
+            return Diagonal(variance_MD)
+        return LowRankPlusDiagonal(variance_MD, (factor / (rank - 1)) ** 0.5 * self.deviations_MKD[:, :rank])
+
+
+def joined(moments: Sequence[Moments], scale: float | None) -> Diagonal | LowRankPlusDiagonal:
+    """Return the covariances of members one below the other, where they may have seen different numbers of snapshots.
+
+    Args:
+        moments: of one member or more each, of the same rank.
+        scale: as for `Moments.covariance`.
+
+    Returns:
+        The structure; missing deviations are rows of zeros.
+
+    Raises:
+        ValueError: if fewer than two snapshots were taken.
+    """
+    parts = [each.covariance(scale) for each in moments]
+    if len(parts) == 1:
+        return parts[0]
+    variance_MD = torch.cat([part.variance_MD for part in parts])
+    factors = [part.factor_MRD for part in parts if isinstance(part, LowRankPlusDiagonal)]
+    if not factors:
+        return Diagonal(variance_MD)
+    rank = max(factor.shape[1] for factor in factors)
+    padded = [torch.nn.functional.pad(factor, (0, 0, 0, rank - factor.shape[1])) for factor in factors]
+    return LowRankPlusDiagonal(variance_MD, torch.cat(padded))
