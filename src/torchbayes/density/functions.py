@@ -65,8 +65,7 @@ def density_of_named(function: Callable[..., Tensor], parameters: Parameters) ->
 class RowByRow:
     """A function of the tensors of one chain, run for all chains: by `torch.func.vmap` where it can be, else in turn.
 
-    Which of them is decided by the first call. vmap cannot run what looks at numbers: `if tau > 1`, `.item()`, or a
-    distribution that validates its arguments, which `validate_args=False` prevents.
+    Which of them is decided by the first call. vmap cannot run what looks at numbers: `if tau > 1`, or `.item()`.
     """
 
     def __init__(self, single: Callable[[Named], Tensor]) -> None:
@@ -94,7 +93,10 @@ class RowByRow:
         return self._run(named_M)
 
     def _together(self, named_M: Named) -> Tensor:
-        return torch.func.vmap(self._single)(dict(named_M))
+        try:
+            return torch.func.vmap(self._single)(dict(named_M))
+        except RuntimeError:  # raised by the function, or by vmap as that looked at numbers to word its own exception
+            return self._in_turn(named_M)
 
     def _in_turn(self, named_M: Named) -> Tensor:
         rows = zip(*named_M.values(), strict=True)
@@ -104,7 +106,7 @@ class RowByRow:
         """Return whether vmap, and autograd through it, run where a chain is known to be computed."""
         try:
             twice = {name: torch.stack([tensor, tensor]) for name, tensor in first.items()}
-            torch.autograd.grad(self._together(twice).sum(), list(first.values()))
+            torch.autograd.grad(torch.func.vmap(self._single)(twice).sum(), list(first.values()))
         except Exception:  # whatever vmap does not support; the function itself has just been called
             return False
         return True

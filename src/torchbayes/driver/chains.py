@@ -72,6 +72,10 @@ class Chains:
         """Return the draws of all parameters on their own scales, name -> (M, S, *shape)."""
         return self.parameters.constrained(self.weights_MSD)
 
+    def shaped(self) -> dict[str, Tensor]:
+        """Return the draws of all parameters with their axes flattened into one, name -> (M, S, P)."""
+        return {name: values.reshape(*values.shape[:2], -1) for name, values in self.draws().items()}
+
     def sample_stats(self) -> dict[str, Tensor]:
         """Return what the step before each draw reported, by the names of arviz, each (M, S)."""
         at_S, found = self.steps_S - 1, {}
@@ -91,17 +95,23 @@ class Chains:
         """
         return dict(self._rows())
 
+    def quantities(self) -> list[str]:
+        """Return the names of all numbers of a draw, such as "tau" and "theta[3]", in the order of `draws()`."""
+        return [
+            f"{name}[{', '.join(map(str, place))}]" if place else name
+            for name, shape in self.parameters.shapes.items()
+            for place in itertools.product(*map(range, shape))
+        ]
+
     def _rows(self) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield the name and the numbers of each quantity."""
-        for name, values in self.draws().items():
-            for place in itertools.product(*map(range, values.shape[2:])):
-                label = f"{name}[{', '.join(map(str, place))}]" if place else name
-                yield label, _numbers(values[(slice(None), slice(None), *place)])
+        columns = (column for values in self.shaped().values() for column in values.unbind(-1))
+        for name, values_MS in zip(self.quantities(), columns, strict=True):
+            yield name, _numbers(values_MS)
 
     def __repr__(self) -> str:
         chains, draws, _ = self.weights_MSD.shape
-        shown = list(itertools.islice(self._rows(), _SHOWN))
-        count = sum(math.prod(shape) for shape in self.parameters.shapes.values())
+        shown, count = list(itertools.islice(self._rows(), _SHOWN)), len(self.quantities())
         lines = _aligned([
             ["", *(_HEADS.get(name, name) for name in shown[0][1])],
             *([label, *(_written(name, value) for name, value in row.items())] for label, row in shown),

@@ -154,7 +154,7 @@ def check_callbacks(callbacks: Any) -> None:
         check_function("a list or tuple of functions", callbacks=callback)
 
 
-def check_sample(density: Any, method: Any, parameters: Any, callbacks: Any) -> None:
+def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any) -> None:
     """Check the arguments of `sample` that are not numbers.
 
     Raises:

@@ -67,7 +67,7 @@ def sample(
             computed.
         TypeError: if an argument is of another kind, or the function returns no floating tensor.
     """
-    check_sample(density, method, parameters, callbacks)
+    check_sample(density, method, parameters=parameters, callbacks=callbacks)
     density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
     with listeners(callbacks, method, (0, method.length(1)), unit="steps") as heard:
         found = run_chains(density, method, start_MD, seed=seed, parameters=parameters, callbacks=heard)
@@ -90,7 +90,12 @@ def run_chains(
     parameters: Parameters | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Chains:
-    """Return what `sample` does, for chains that are not judged together because each has its own target."""
+    """Return what `sample` does, for chains that are not judged together because each has its own target.
+
+    Raises:
+        ValueError: if the start does not fit, or a callback ends the run before a draw is retained.
+        KeyboardInterrupt: as it came, if none is retained yet.
+    """
     start_MD = _start(start_MD, method.members)
     check_draws(method, start_MD[0], start_MD.device)
     state = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
@@ -123,7 +128,7 @@ class _Taken(NamedTuple):
     """A step that was taken: the state after it, what it reported, its exception, and the weights it retains."""
 
     state: Any
-    means: dict[str, Tensor]
+    means: Mapping[str, Tensor]
     fault: str
     drawn_MD: Tensor | None
 

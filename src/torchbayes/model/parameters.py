@@ -58,7 +58,7 @@ class _Parameter(NamedTuple):
 
     shape: tuple[int, ...]
     constraint: constraints.Constraint
-    transform: Transform
+    transform: Any
 
 
 class Parameters:
@@ -161,7 +161,7 @@ class Parameters:
             free[name] = transform.inv(value)
         if len(chains) > 1:
             raise ValueError(f"`start_MD` must be for one number of chains; got {', '.join(map(str, sorted(chains)))}.")
-        return self.layout.join({n: free[n].expand(*chains, *s) for n, s in self.layout.shapes.items()})
+        return self.layout.join({n: free[n].expand((*chains, *s)) for n, s in self.layout.shapes.items()})
 
 
 def _parameter(name: str, said: Any) -> _Parameter:
