@@ -166,7 +166,27 @@ VERBS = {
                 torch.full((2, 3), NAN),
                 torch.zeros(2, 3, dtype=torch.int64),
             ),
+            "parameters": (*but(OBJECT, None), {"w": 3}, tb.Parameters, tb.Parameters(w=3)),
             "seed": SEED,
+            "callbacks": ("text", 3, NAN, [3], [None]),
+        },
+    ),
+    "Parameters": Case(
+        lambda tau: tb.Parameters(tau=tau),
+        lambda: {"tau": torch.distributions.constraints.positive},
+        {
+            "tau": (
+                None,
+                "text",
+                NAN,
+                -1,
+                0,
+                (0,),
+                (2.5,),
+                torch.distributions.constraints.greater_than,
+                torch.distributions.constraints.simplex,
+                (2, torch.distributions.constraints.boolean),
+            )
         },
     ),
     "predict": Case(tb.predict, _predict, _prediction(inputs=_INPUTS)),

@@ -39,7 +39,7 @@ def density_of(function: Callable[[Tensor], Tensor], start_MD: Tensor) -> Functi
         return FunctionDensity(function)
     (chains, size), saw = start_MD.shape, (_said(one, error), _said(every, second))
     raise SettingError(
-        f"the log density must return one number, shape (), for a vector of shape ({size},), or shape ({chains},) for "
+        f"`density` must return one number, shape (), for a vector of shape ({size},), or shape ({chains},) for "
         f"those of all chains, ({chains}, {size}); for the vector {saw[0]}, and for all chains {saw[1]}. Sum over the "
         f"last axis of the vector, and start where the density can be computed."
     ) from (error or second)

@@ -190,7 +190,8 @@ def _start(start_MD: Tensor, chains: int) -> Tensor:
     """
     if not isinstance(start_MD, Tensor) or start_MD.dtype not in {torch.float32, torch.float64}:
         seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
-        raise TypeError(f"`start_MD` must be a tensor of weights in float32 or float64; got {seen}.")
+        advice = " Only for named `parameters` are starts found." if start_MD is None else ""
+        raise TypeError(f"`start_MD` must be a tensor of weights in float32 or float64; got {seen}.{advice}")
     check_finite_start(start_MD=start_MD)
     if not start_MD.numel():
         raise ValueError(f"`start_MD` must hold weights; got shape {tuple(start_MD.shape)}, of none.")
