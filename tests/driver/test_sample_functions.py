@@ -1,6 +1,7 @@
 """sample on plain functions: of a vector, of all vectors, of named parameters; starts, progress and Ctrl-C."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ START = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3)
 A = torch.tensor([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 1.5]], dtype=torch.float64)
 
 
-def sampled(function, method=METHOD, start=START, **options) -> tb.Chains:
+def sampled(function: Any, method: Any = METHOD, start: Any = START, **options: Any) -> tb.Chains:
     return tb.sample(function, method, start, callbacks=(), **options)
 
 
@@ -258,3 +259,30 @@ def test_ctrl_c_within_a_step_loses_that_step_alone():
     with pytest.warns(tb.ProblemWarning, match="interrupted after"):
         chains = tb.sample(tb.FunctionDensity(slow), tb.RandomWalk(2, 100, 5, step_size=0.5), START, callbacks=())
     assert chains.weights_MSD.shape[1] == chains.state.step - 5 == chains.numbers["acceptance"].shape[1] - 5 > 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "burn_in", "settings", "said"),
+    [
+        (tb.NUTS, 19, {}, True),
+        (tb.NUTS, 20, {}, False),
+        (tb.NUTS, 19, {"mass": "unit"}, False),
+        (tb.HMC, 19, {"trajectory": 1.0}, False),
+        (tb.HMC, 19, {"mass": "diagonal"}, True),
+    ],
+)
+def test_a_burn_in_too_short_for_a_mass_is_a_problem(kind, burn_in, settings, said):
+    method = kind(2, burn_in + 100, burn_in, **settings)
+    if not said:
+        assert sampled(FORMS["rows"], method).problems == ()
+        return
+    with pytest.warns(tb.ProblemWarning, match="a burn-in of 19 steps is too short to learn the mass, which stayed 1"):
+        chains = sampled(FORMS["rows"], method)
+    assert chains.problems[0].startswith("a burn-in of 19 steps")
+    assert (chains.state.inverse_mass_MD == 1).all()
+
+
+def test_burn_in_counts_within_steps():
+    assert sampled(FORMS["rows"], tb.RandomWalk(2, 50, 20, 3, step_size=0.1)).weights_MSD.shape[1] == 10
+    with pytest.raises(ValueError, match=r"got 50\. Burn-in counts within `steps`: each chain keeps"):
+        tb.NUTS(steps=50, burn_in=50)

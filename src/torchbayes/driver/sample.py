@@ -75,7 +75,7 @@ def sample(
     columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
     wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault, identified=identified))
-    found = replace(found, problems=(*found.problems, *wrong))
+    found = replace(found, problems=(*found.problems, *method.needs.problems, *wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")
     return found

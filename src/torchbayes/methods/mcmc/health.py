@@ -32,7 +32,7 @@ from torchbayes.diagnostics import ebfmi, rhat
 from torchbayes.methods.protocol import History
 
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
-_SOME, _MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
+SOME, MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _LOOKED_AT = 1000  # weights whose R-hat is computed
 _BLOCK = 1 << 22  # weights that are read at once
@@ -75,20 +75,20 @@ def problems(
     if not finite_M.all():
         found.append(f"{named(~finite_M)} left weights that are not finite")
     sound_M = finite_M.clone()
-    if columns and columns["acceptance"].shape[1] >= _SOME:
+    if columns and columns["acceptance"].shape[1] >= SOME:
         stuck_M = sound_M & (columns["acceptance"].mean(1).cpu() < ACCEPTED)
         if stuck_M.any():
             failed = float(columns["failed"].cpu()[stuck_M].mean()) if "failed" in columns else 0.0
             reason = f"; the density raised an exception at {failed:.0%} of them, first {fault or 'unknown'}"
             found.append(f"{named(stuck_M)} accepted fewer than 1 % of the proposals{reason if failed else ''}")
         sound_M &= ~stuck_M
-    if weights_MSD.shape[1] >= _SOME:
+    if weights_MSD.shape[1] >= SOME:
         if (sound_M & still_M).any():
             found.append(f"{named(sound_M & still_M)} never moved")
         sound_M &= ~still_M
     if columns:
         found += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
-    if identified and not found and weights_MSD.shape[1] >= _MANY:
+    if identified and not found and weights_MSD.shape[1] >= MANY:
         found += _weights_agree(weights_MSD)
     return tuple(found)
 
@@ -148,18 +148,18 @@ def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
     """Return the problems of how moving chains mix."""
     found, iterations = [], columns["acceptance"].shape[1]
     missing_M = momentum_ebfmi(columns)
-    if missing_M is not None and iterations >= _SOME and {"divergent", "outside"} <= columns.keys():
+    if missing_M is not None and iterations >= SOME and {"divergent", "outside"} <= columns.keys():
         share_M = (columns["divergent"] - columns["outside"]).mean(1)
         bad_M = sound_M & (share_M > DIVERGED)
         if bad_M.any():
             found.append(f"up to {float(share_M[bad_M].max()):.0%} of the iterations of {named(bad_M)} diverged")
             sound_M = sound_M & ~bad_M
-        elif iterations >= _MANY and sound_M.any() and (share := float(share_M[sound_M].mean())) > SELDOM:
+        elif iterations >= MANY and sound_M.any() and (share := float(share_M[sound_M].mean())) > SELDOM:
             found.append(
                 f"{share:.1%} of the iterations diverged, so where the density is steepest it was not sampled (take "
                 f"smaller steps, or other coordinates)"
             )
-    if iterations < _MANY or not sound_M.any():
+    if iterations < MANY or not sound_M.any():
         return found
     if missing_M is not None and (bad_M := sound_M & (missing_M < INFORMED)).any():
         found.append(f"E-BFMI of {named(bad_M)} is {float(missing_M[bad_M].min()):.3f}, below {INFORMED}")
