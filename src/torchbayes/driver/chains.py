@@ -86,7 +86,7 @@ class Chains:
         return found
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return the numbers of the table for every quantity; `pandas.DataFrame(chains.summary()).T` is a data frame.
+        """Return the numbers of the table for every quantity.
 
         Returns:
             quantity, such as "tau" or "theta[3]" -> mean, sd, q5, q50, q95 (quantiles of all draws), ess_bulk, ess_tail
