@@ -116,7 +116,7 @@ def test_functions_without_a_start_or_with_needless_parameters_are_refused():
         (lambda a, b: torch.tensor(a.item()), ValueError, "no gradient in `a`"),
         (lambda a, b: -a * a - b.sum() + torch.zeros(2), ValueError, r"one number, .* got shape \(2,\)"),
         (lambda a, b: 1.0, TypeError, "must return a tensor; got 1.0"),
-        (lambda a: -a * a, TypeError, "unexpected keyword argument 'b'"),
+        (lambda a: -a * a, TypeError, "must take the parameters by name, a, b; got an unexpected keyword argument 'b'"),
         (lambda a, b: (a + b.sum()) * math.inf, ValueError, "no start for chain 0: at 100 points"),
         (lambda a, b: Normal(a, -b, validate_args=True).log_prob(a).sum(), ValueError, "last: ValueError: Expected"),
     ],
@@ -286,3 +286,12 @@ def test_burn_in_counts_within_steps():
     assert sampled(FORMS["rows"], tb.RandomWalk(2, 50, 20, 3, step_size=0.1)).weights_MSD.shape[1] == 10
     with pytest.raises(ValueError, match=r"got 50\. Burn-in counts within `steps`: each chain keeps"):
         tb.NUTS(steps=50, burn_in=50)
+
+
+def test_chains_in_separate_modes_are_named_by_their_parameter():
+    def two_modes(a: Tensor, b: Tensor) -> Tensor:
+        return torch.logaddexp(-50 * (b - 3) ** 2, -50 * (b + 3) ** 2) - a.square()
+
+    start, parameters = {"a": 0.0, "b": [-3.0, 3.0]}, tb.Parameters(a=(), b=())
+    with pytest.warns(tb.ProblemWarning, match=r"chains disagree on b \(R-hat"):
+        sampled(two_modes, tb.HMC(2, 150, 50, trajectory=1.0), start, parameters=parameters)

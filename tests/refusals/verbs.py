@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import constraints
 
 import torchbayes as tb
 from tests.refusals import things
@@ -173,7 +174,7 @@ VERBS = {
     ),
     "Parameters": Case(
         lambda tau: tb.Parameters(tau=tau),
-        lambda: {"tau": torch.distributions.constraints.positive},
+        lambda: {"tau": constraints.positive},
         {
             "tau": (
                 None,
@@ -183,9 +184,9 @@ VERBS = {
                 0,
                 (0,),
                 (2.5,),
-                torch.distributions.constraints.greater_than,
-                torch.distributions.constraints.simplex,
-                (2, torch.distributions.constraints.boolean),
+                constraints.greater_than,
+                constraints.simplex,
+                (2, constraints.boolean),
             )
         },
     ),

@@ -23,7 +23,7 @@ from torchbayes.checks import check_counts, given, seen
 from torchbayes.diagnostics import Summary
 from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
-from torchbayes.model.layout import Layout
+from torchbayes.model.layout import weight_name
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
@@ -188,24 +188,6 @@ def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace |
         name = "log density" if record.exact else "log density, mean of an epoch's estimates"
         return Trace(name, record.log_density_MR, "iteration", record.step_R)
     return None if total_MS is None else draw_trace(f"log likelihood of the {rows} rows", total_MS)
-
-
-def weight_name(layout: Layout, index: int) -> str:
-    """Return the name of one weight.
-
-    Args:
-        layout: of the flat vector.
-        index: its position there.
-
-    Returns:
-        For example "1.weight[3, 17]".
-    """
-    name, where = next((n, s) for n, s in layout.slices.items() if s.start <= index < s.stop)
-    shape = layout.shapes[name]
-    if not shape:
-        return name
-    places = torch.unravel_index(torch.tensor(index - where.start), shape)
-    return f"{name}[{', '.join(str(int(place)) for place in places)}]"
 
 
 # --- the log

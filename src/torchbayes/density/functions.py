@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,17 @@ def density_of_named(function: Callable[..., Tensor], parameters: Parameters) ->
         function: called with the parameters of one chain by keyword, on their own scale and in their own shapes;
             returns their log density, one number. The log-Jacobian of the constraints is added.
         parameters: names, shapes and constraints.
+
+    Raises:
+        TypeError: if the function does not take these names.
     """
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(parameters.names))
+    except TypeError as error:
+        raise TypeError(
+            f"`density` must take the parameters by name, {', '.join(parameters.names)}; {error}. Give both the same "
+            f"names."
+        ) from None
     single = RowByRow(lambda named: function(**named))
 
     def log_density(weights_MD: Tensor) -> Tensor:
@@ -133,7 +144,8 @@ def _check(single: Callable[[Named], Tensor], first: Named) -> None:
     if flat:
         raise SettingError(
             f"the log density has no gradient in `{flat[0]}`: PyTorch does not see how it depends on it. Compute it by "
-            f"operations of torch, without .item(), .detach() or numpy; to a constant, add 0 * {flat[0]}.sum()."
+            f"operations of torch, outside of inference_mode and without .item(), .detach() or numpy; to a constant, "
+            f"add 0 * {flat[0]}.sum()."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +75,8 @@ def sample(
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
-    wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault, identified=identified))
+    judge = partial(problems, fault=found.fault, identified=identified, layout=parameters and parameters.layout)
+    wrong, raised = checked(lambda: judge(found.weights_MSD, columns))
     found = replace(found, problems=(*found.problems, *method.needs.problems, *wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")

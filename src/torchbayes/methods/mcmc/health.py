@@ -30,6 +30,7 @@ from torch import Tensor
 
 from torchbayes.diagnostics import ebfmi, rhat
 from torchbayes.methods.protocol import History
+from torchbayes.model.layout import Layout, weight_name
 
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
 SOME, MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
@@ -55,7 +56,12 @@ def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple
 
 
 def problems(
-    weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str = "", identified: bool = False
+    weights_MSD: Tensor,
+    columns: Mapping[str, Tensor],
+    *,
+    fault: str = "",
+    identified: bool = False,
+    layout: Layout | None = None,
 ) -> tuple[str, ...]:
     """Return the problems of chains.
 
@@ -65,6 +71,7 @@ def problems(
             else with `acceptance` and whatever else the sampler reports.
         fault: the first exception of the density.
         identified: whether weights are identified across chains, unlike those of a network.
+        layout: their names, where they have any.
 
     Returns:
         One clause for each problem; empty if none is known. A chain with one problem is not judged by the next
@@ -89,7 +96,7 @@ def problems(
     if columns:
         found += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
     if identified and not found and weights_MSD.shape[1] >= MANY:
-        found += _weights_agree(weights_MSD)
+        found += _weights_agree(weights_MSD, layout)
     return tuple(found)
 
 
@@ -127,7 +134,7 @@ def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
     return finite_M, still_M
 
 
-def _weights_agree(weights_MSD: Tensor) -> list[str]:
+def _weights_agree(weights_MSD: Tensor, layout: Layout | None) -> list[str]:
     """Return the problems of chains whose weights disagree."""
     size = weights_MSD.shape[2]
     looked_at_P = torch.arange(min(size, _LOOKED_AT)) * size // min(size, _LOOKED_AT)
@@ -136,7 +143,9 @@ def _weights_agree(weights_MSD: Tensor) -> list[str]:
     if ranked_P.quantile(0.95, interpolation="higher") <= AGREED and raw_P.max() <= APART:
         return []
     everyone_M, at = torch.ones(len(weights_MSD), dtype=torch.bool), int(raw_P.argmax())
-    return [f"{_who(everyone_M)} on weight {int(looked_at_P[at])} (R-hat {float(raw_P[at]):.2f})"]
+    number = int(looked_at_P[at])
+    name = weight_name(layout, number) if layout else f"weight {number}"
+    return [f"{_who(everyone_M)} on {name} (R-hat {float(raw_P[at]):.2f})"]
 
 
 def _who(chains_M: Tensor) -> str:
