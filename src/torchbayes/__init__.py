@@ -21,6 +21,7 @@ from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.schedules import Constant, Cosine, Cycles, Decay, PiecewiseLinear, Steady
 from torchbayes.model import Batch, Model, likelihoods, priors
+from torchbayes.model.parameters import Parameters, ordered
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors import (
@@ -81,6 +82,7 @@ __all__ = [
     "LogDensity",
     "LostRankError",
     "Model",
+    "Parameters",
     "PiecewiseLinear",
     "Point",
     "Predictive",
@@ -101,6 +103,7 @@ __all__ = [
     "likelihoods",
     "load",
     "member_seeds",
+    "ordered",
     "predict",
     "priors",
     "sample",

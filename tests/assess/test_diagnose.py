@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes import diagnostics
-from torchbayes.assess.diagnose import weight_name
 from torchbayes.diagnostics import Summary
 from torchbayes.driver.log import read_log
+from torchbayes.model.layout import weight_name
 from torchbayes.posteriors.store import DrawFile
 
 INPUTS, TARGETS = rows_of()

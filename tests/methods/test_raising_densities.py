@@ -145,7 +145,6 @@ def test_trajectories_that_failed_are_over(size: int):
 @pytest.mark.parametrize(
     "error",
     [
-        KeyboardInterrupt(),
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),

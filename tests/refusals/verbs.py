@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import constraints
 
 import torchbayes as tb
 from tests.refusals import things
@@ -168,7 +169,27 @@ VERBS = {
                 torch.full((2, 3), NAN),
                 torch.zeros(2, 3, dtype=torch.int64),
             ),
+            "parameters": (*but(OBJECT, None), {"w": 3}, tb.Parameters, tb.Parameters(w=3)),
             "seed": SEED,
+            "callbacks": ("text", 3, NAN, [3], [None]),
+        },
+    ),
+    "Parameters": Case(
+        lambda tau: tb.Parameters(tau=tau),
+        lambda: {"tau": constraints.positive},
+        {
+            "tau": (
+                None,
+                "text",
+                NAN,
+                -1,
+                0,
+                (0,),
+                (2.5,),
+                constraints.greater_than,
+                constraints.simplex,
+                (2, constraints.boolean),
+            )
         },
     ),
     "predict": Case(tb.predict, _predict, _prediction(inputs=_INPUTS)),

@@ -8,9 +8,8 @@ needed: chains that differ in their weights may agree in their functions, and on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
+from torchbayes.assess.chains import check_alone, check_enough, of_chains
+from torchbayes.assess.diagnosis import Diagnosis, Record, Trace, draw_trace, largest, record_of
 from torchbayes.checks import check_counts, given, seen
-from torchbayes.diagnostics import Summary, summary
+from torchbayes.diagnostics import Summary
+from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
-from torchbayes.methods.mcmc.health import momentum_ebfmi
-from torchbayes.model.layout import Layout
+from torchbayes.model.layout import weight_name
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
@@ -32,107 +33,13 @@ from torchbayes.predictive.average import predict
 
 Log = str | PathLike[str] | Sequence[Mapping[str, Any]]
 
-LEAST = 4  # draws per chain for R-hat: two for each half
-LEAST_ESS = 10  # and for effective sizes: with fewer, no autocorrelation can be estimated
 _BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their predictions
 _FIELDS = ("log_density", "energy", "acceptance", "divergent", "saturated", "gradients", "step_size")
 
 
-@dataclass(frozen=True)
-class Trace:
-    """One quantity along the chains.
-
-    Attributes:
-        name: what it is.
-        values_MS: its values, draw after draw or record after record, float64 on the CPU.
-        over: what the second axis counts: "draw" or "iteration".
-        at_S: index of each draw or iteration.
-    """
-
-    name: str
-    values_MS: Tensor
-    over: str
-    at_S: Tensor
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a sampler logged after burn-in, per chain; None for what it does not log. All on the CPU.
-
-    Attributes:
-        log_density_MR: log density at each of R records, in nats; for minibatches the mean of an epoch's estimates.
-        step_R: the iteration after which each record was written.
-        exact: whether a record is one iteration on all the data.
-        ebfmi_M: E-BFMI; None for samplers without momentum, for which it is meaningless.
-        acceptance_M: mean probability of acceptance.
-        divergences_M: number of divergent iterations.
-        step_size_M: mean step size.
-        gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts as its share of a pass.
-        burn_in_gradients_M: gradients in burn-in, likewise.
-        burn_in: iterations of burn-in.
-        saturated_M: share of the iterations of NUTS whose trajectory was cut short by `max_doublings`.
-    """
-
-    log_density_MR: Tensor
-    step_R: Tensor
-    exact: bool
-    ebfmi_M: Tensor | None
-    acceptance_M: Tensor | None
-    divergences_M: Tensor | None
-    step_size_M: Tensor | None
-    gradients_M: Tensor
-    burn_in_gradients_M: Tensor
-    burn_in: int
-    saturated_M: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """How well the chains of a run have mixed, in weight and function space.
-
-    Attributes:
-        chains: M. A single chain is judged by its halves, which reveals a drift, but not a missed mode.
-        draws: S, draws per chain.
-        spaces: name -> mean, spread, Monte Carlo error, effective sizes and R̂ of all quantities of a space, on the
-            CPU: "weights", (D,); "probabilities" or "means", (B, K); with targets "log likelihoods", (B,); with the log
-            of a sampler on all the data "log density", (), of every iteration after burn-in. NaN where nothing moves;
-            effective sizes and Monte Carlo errors are NaN too where there are fewer than 10 draws of each chain.
-        traces: the log density, or else the log likelihood of the rows; the weight with the largest R̂; and the
-            prediction with the largest Monte Carlo error.
-        record: numbers from the log; None without a log, or before its first line after burn-in.
-    """
-
-    chains: int
-    draws: int
-    spaces: Mapping[str, Summary] = field(repr=False)
-    traces: tuple[Trace, ...] = field(repr=False)
-    record: Record | None = field(repr=False)
-
-    @property
-    def functions(self) -> str:
-        """The name of function space: "probabilities" or "means"."""
-        return next(name for name in self.spaces if name in {"probabilities", "means"})
-
-    @property
-    def gradients(self) -> float:
-        """Gradients of all chains after burn-in, in passes over the data; NaN without a log."""
-        return float(self.record.gradients_M.sum()) if self.record and self.record.gradients_M.sum() > 0 else math.nan
-
-    def per_gradient(self, space: str) -> Tensor:
-        """Return effective samples per gradient after burn-in, by which samplers are compared.
-
-        Args:
-            space: a name of `spaces`.
-
-        Returns:
-            Bulk effective sizes over `gradients`, in the shape of the space.
-        """
-        return self.spaces[space].ess_bulk / self.gradients
-
-
 def diagnose(
-    posterior: Draws,
-    inputs: Any,
+    posterior: Draws | Chains,
+    inputs: Any = None,
     targets: Any = None,
     *,
     log: Log | None = None,
@@ -145,7 +52,8 @@ def diagnose(
     few rows at a time.
 
     Args:
-        posterior: draws in the order they were taken, at least 4 of each chain.
+        posterior: draws in the order they were taken, at least 4 of each chain. The chains of `sample` are judged by
+            their parameters and by what their steps reported, and take no other argument.
         inputs: where functions are compared, as `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
         targets: targets of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where
             the likelihood takes one.
@@ -157,9 +65,12 @@ def diagnose(
         The diagnosis.
 
     Raises:
-        TypeError: if the posterior has no chains.
+        TypeError: if the posterior has no chains, or inputs, targets or a log are given for those of `sample`.
         ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
     """
+    if isinstance(posterior, Chains):
+        check_alone(inputs=inputs, targets=targets, log=log, burn_in=burn_in, chunk_size=chunk_size)
+        return of_chains(posterior)
     if not isinstance(posterior, Draws):
         raise TypeError(
             f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got "
@@ -168,14 +79,13 @@ def diagnose(
     check_counts(**given(chunk_size=chunk_size))
     check_counts(least=0, **given(burn_in=burn_in))
     chains, draws = posterior.weights_MSD.shape[:2]
-    if draws < LEAST:
-        raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")
+    check_enough(draws)
     warn_of(posterior.problems)
     record = None if log is None else _record(log, burn_in, chains)
     functions, name, total_MS = _functions(posterior, inputs, targets, chunk_size=chunk_size)
-    spaces = {"weights": _judged(posterior.weights_MSD), **functions}
+    spaces = {"weights": judged(posterior.weights_MSD), **functions}
     if record is not None and record.exact and len(record.step_R) >= LEAST:
-        spaces["log density"] = _judged(record.log_density_MR)
+        spaces["log density"] = judged(record.log_density_MR)
     worst = (_worst_weight(posterior, spaces["weights"]), _worst_function(posterior, inputs, spaces[name], name))
     level = _level(record, total_MS, batch_size(inputs))
     traces = tuple(trace for trace in (level, *worst) if trace is not None)
@@ -207,9 +117,9 @@ def _functions(
     total_MS = None
     for start in range(0, rows, step):
         _, values, log_prob_MSB = _at_rows(posterior, inputs, targets, slice(start, start + step))
-        found.append(_judged(values))
+        found.append(judged(values))
         if log_prob_MSB is not None:
-            likelihoods.append(_judged(log_prob_MSB))
+            likelihoods.append(judged(log_prob_MSB))
             part_MS = log_prob_MSB.double().sum(-1).cpu()
             total_MS = part_MS if total_MS is None else total_MS + part_MS
     spaces = {name: _joined(found)}
@@ -244,15 +154,6 @@ def _some_draws(posterior: Draws, which: slice) -> Draws:
     return replace(posterior, weights_MSD=posterior.weights_MSD[:, which])
 
 
-def _judged(values: Tensor) -> Summary:
-    """Return the diagnostics of draws (M, S, ...) on the CPU, without effective sizes where there are too few draws."""
-    found = Summary(*(part.cpu() for part in summary(values)))
-    if values.shape[1] >= LEAST_ESS:
-        return found
-    unknown = torch.full_like(found.rhat, math.nan)
-    return found._replace(ess_bulk=unknown, ess_tail=unknown, mcse=unknown)
-
-
 def _joined(parts: Sequence[Summary]) -> Summary:
     return Summary(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
@@ -260,30 +161,17 @@ def _joined(parts: Sequence[Summary]) -> Summary:
 # --- traces
 
 
-def _largest(numbers: Tensor) -> tuple[int, ...] | None:
-    """Return the index of the largest number, or None if all are NaN."""
-    if numbers.isnan().all():
-        return None
-    place = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
-    return tuple(int(index) for index in torch.unravel_index(place, numbers.shape))
-
-
-def _draw_trace(name: str, values_MS: Tensor) -> Trace:
-    values_MS = values_MS.detach().double().cpu()
-    return Trace(name, values_MS, "draw", torch.arange(1, values_MS.shape[1] + 1))
-
-
 def _worst_weight(posterior: Draws, found: Summary) -> Trace | None:
-    place = _largest(found.rhat)
+    place = largest(found.rhat)
     if place is None:
         return None
     name = f"weight {weight_name(posterior.model.layout, place[0])} (R-hat {float(found.rhat[place]):.2f})"
-    return _draw_trace(name, posterior.weights_MSD[:, :, place[0]])
+    return draw_trace(name, posterior.weights_MSD[:, :, place[0]])
 
 
 def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) -> Trace | None:
     # not the largest R-hat: that often belongs to a probability near zero, which does not matter
-    place = _largest(found.mcse) or _largest(found.rhat)
+    place = largest(found.mcse) or largest(found.rhat)
     if place is None:
         return None
     row, *rest = place
@@ -291,7 +179,7 @@ def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) ->
     what, which = ("probability", "class") if kind == "probabilities" else ("mean", "output")
     output = f" of {which} {', '.join(map(str, rest))}" if rest else ""
     name = f"{what}{output} at input {row} (R-hat {float(found.rhat[place]):.2f})"
-    return _draw_trace(name, values[(..., *rest)])
+    return draw_trace(name, values[(..., *rest)])
 
 
 def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace | None:
@@ -299,25 +187,7 @@ def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace |
     if record is not None and (record.exact or total_MS is None):
         name = "log density" if record.exact else "log density, mean of an epoch's estimates"
         return Trace(name, record.log_density_MR, "iteration", record.step_R)
-    return None if total_MS is None else _draw_trace(f"log likelihood of the {rows} rows", total_MS)
-
-
-def weight_name(layout: Layout, index: int) -> str:
-    """Return the name of one weight.
-
-    Args:
-        layout: of the flat vector.
-        index: its position there.
-
-    Returns:
-        For example "1.weight[3, 17]".
-    """
-    name, where = next((n, s) for n, s in layout.slices.items() if s.start <= index < s.stop)
-    shape = layout.shapes[name]
-    if not shape:
-        return name
-    places = torch.unravel_index(torch.tensor(index - where.start), shape)
-    return f"{name}[{', '.join(str(int(place)) for place in places)}]"
+    return None if total_MS is None else draw_trace(f"log likelihood of the {rows} rows", total_MS)
 
 
 # --- the log
@@ -356,19 +226,8 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
         per_epoch = about.get("steps_per_epoch") or max(found["step"] / found["epoch"] for found in records)
         after_M = ones_M * (kept[-1]["step"] - burn_in) / per_epoch
         before_M = ones_M * burn_in / per_epoch
-    return Record(
-        columns["log_density"],
-        torch.tensor([found["step"] for found in kept]),
-        exact,
-        momentum_ebfmi(columns),
-        columns["acceptance"].mean(-1) if "acceptance" in columns else None,
-        columns["divergent"].sum(-1).round().long() if "divergent" in columns else None,
-        columns["step_size"].mean(-1) if "step_size" in columns else None,
-        after_M,
-        before_M,
-        burn_in,
-        columns["saturated"].mean(-1) if "saturated" in columns else None,
-    )
+    steps_R = torch.tensor([found["step"] for found in kept])
+    return record_of(columns, steps_R, exact=exact, gradients=(after_M, before_M), burn_in=burn_in)
 
 
 def _about(directory: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.checks import SettingError, check_function
+from torchbayes.checks import SettingError, check_function, seen
 
 
 class Value(NamedTuple):
@@ -119,6 +119,18 @@ def leapfrog(
     return Phase(weights, momentum, value)
 
 
+def check_value(value: Any) -> None:
+    """Check what a function returns for a log density.
+
+    Raises:
+        TypeError: if it is not a floating tensor.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the log density must return a tensor; got {seen(value)}. Compute it by operations of torch.")
+    if not value.is_floating_point():
+        raise TypeError(f"the log density must be of a floating dtype; got {value.dtype}. Convert it with .double().")
+
+
 class FunctionDensity:
     """Any differentiable log density, weights (M, D) -> (M,), in the place of a `LogDensity`.
 
@@ -140,17 +152,21 @@ class FunctionDensity:
 
         Raises:
             SettingError: if autograd cannot trace the density back to the weights.
+            TypeError: if the function returns no floating tensor.
         """
         del batch
         with torch.enable_grad():
             leaf = weights_MD.detach().requires_grad_()
             value_M = self._function(leaf)
-            if not value_M.requires_grad:
+            check_value(value_M)
+            gradient_MD = None
+            if value_M.requires_grad:
+                (gradient_MD,) = torch.autograd.grad(value_M, leaf, torch.ones_like(value_M), allow_unused=True)
+            if gradient_MD is None:
                 raise SettingError(
                     "the log density has no gradient: PyTorch does not see how it depends on the weights. Compute it "
                     "by operations of torch, outside of inference_mode; to a constant, add 0 * weights.sum(-1)."
                 )
-            (gradient_MD,) = torch.autograd.grad(value_M, leaf, torch.ones_like(value_M))
         value_M = value_M.detach().double()
         return Value(value_M, gradient_MD, value_M)
 

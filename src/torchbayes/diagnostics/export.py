@@ -1,7 +1,7 @@
 """Export to arviz, for its plots and comparisons."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,8 +11,21 @@ from torchbayes.diagnostics._blocks import check_draws
 Named = Tensor | Mapping[str, Tensor]
 
 
+@runtime_checkable
+class Sampled(Protocol):
+    """Chains with names and statistics of their own, such as those of `sample`."""
+
+    def draws(self) -> Mapping[str, Tensor]:
+        """Return name -> draws (M, S, ...)."""
+        ...
+
+    def sample_stats(self) -> Mapping[str, Tensor]:
+        """Return arviz's name -> statistic of the sampler (M, S)."""
+        ...
+
+
 def to_arviz(
-    draws: Named,
+    draws: Named | Sampled,
     *,
     sample_stats: Mapping[str, Tensor] | None = None,
     log_likelihood: Named | None = None,
@@ -23,8 +36,8 @@ def to_arviz(
     Tensors are copied to the CPU as arrays; arviz reads the first two axes as chain and draw.
 
     Args:
-        draws: Draws, shape (M, S, ...), or a mapping from names to such; a tensor is named "weights". For a large
-            network pass a few weights, or draws of functions.
+        draws: The chains of `sample`, with their statistics; or draws, shape (M, S, ...), or a mapping from names to
+            such; a tensor is named "weights". For a large network pass a few weights, or draws of functions.
         sample_stats: Statistics of the sampler, shape (M, S, ...), by arviz's names: "energy", "acceptance_rate",
             "diverging", "n_steps", "step_size", "lp" and others.
         log_likelihood: Log-probability of each datum under each draw, shape (M, S, N), or a mapping from names of
@@ -39,6 +52,8 @@ def to_arviz(
         TypeError: If draws are not floating tensors, or anything else is not a tensor.
         ValueError: If the numbers of chains or draws differ between tensors.
     """
+    if isinstance(draws, Sampled):
+        draws, sample_stats = draws.draws(), {**draws.sample_stats(), **_named("sample_stats", sample_stats, "stat")}
     posterior = _named("draws", draws, "weights")
     if not posterior:
         raise ValueError("`draws` must name at least one quantity; got an empty mapping.")

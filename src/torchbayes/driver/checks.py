@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from os import PathLike
@@ -25,6 +24,7 @@ from torchbayes.density.precision import check_precision
 from torchbayes.density.ranks import Ranks
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
+from torchbayes.model.parameters import Parameters
 from torchbayes.model.rows.batch import tensors_of
 from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors.posterior import Posterior
@@ -60,11 +60,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     check_kind((str, PathLike), "a path", **given(directory=options["directory"]))
     check_flags(resume=options["resume"])
     check_counts(**given(steps=options["steps"]))
-    callbacks = options["callbacks"]
-    if callbacks is not None:
-        check_kind((list, tuple), "a list or tuple of functions", callbacks=callbacks)
-        for callback in callbacks:
-            check_function("a list or tuple of functions", callbacks=callback)
+    check_callbacks(options["callbacks"])
     check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
     space = options.get("space")
     check_kind(Subspace, "a Subspace of the model", **given(space=space))
@@ -148,17 +144,32 @@ def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
         )
 
 
-def check_sample(density: Any, method: Any) -> None:
-    """Check density and method of a call of `sample`.
+def check_callbacks(callbacks: Any) -> None:
+    """Check the callbacks of a run.
+
+    Raises:
+        TypeError: if they are not a list or tuple of functions, or None.
+    """
+    check_kind((list, tuple), "a list or tuple of functions", **given(callbacks=callbacks))
+    for callback in callbacks or ():
+        check_function("a list or tuple of functions", callbacks=callback)
+
+
+def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any) -> None:
+    """Check the arguments of `sample` that are not numbers.
 
     Raises:
         TypeError: if one is of the wrong kind.
     """
-    if isinstance(density, type) or inspect.isroutine(density) or not callable(density):  # a function gives no gradient
+    if isinstance(density, type) or not callable(density):
         raise TypeError(
-            f"`density` must be a LogDensity with data or a FunctionDensity; got {seen(density)}. Wrap a function of "
-            f"the weights in FunctionDensity."
+            f"`density` must be a function that returns a log density, a LogDensity with data or a FunctionDensity; "
+            f"got {seen(density)}."
         )
     check_method(method)
     if method.needs.model:
         raise TypeError(f"`method` must be a sampler, such as HMC(); got {seen(method)}.")
+    check_kind(Parameters, "Parameters, such as Parameters(mu=(), theta=(8,))", **given(parameters=parameters))
+    if parameters is not None and hasattr(density, "leapfrog"):
+        raise TypeError(f"`parameters` are the arguments of a function, given as `density`; got {seen(density)}.")
+    check_callbacks(callbacks)

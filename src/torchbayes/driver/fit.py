@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -19,7 +18,7 @@ from torchbayes.driver.checks import check_fit, check_shares, check_size, warn_i
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
-from torchbayes.driver.progress import Callback, progress_bar
+from torchbayes.driver.progress import Callback, listeners
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run, describe
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
@@ -154,8 +153,9 @@ def _run_to_end(
     run.resume_log(state.step - within, epochs=found.get("epochs", 0))
     run.shelf = _shelf(density.model, method, run=run, count=found.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
-    with _listeners(callbacks, method, (state.step // per_epoch, total), ranks=shard.ranks) as listeners:
-        epochs = Epochs(per_epoch, total, Means(shard, found.get("sums")), listeners)
+    callbacks = callbacks if shard.ranks.first else ()  # the first rank alone reports
+    with listeners(callbacks, method, (state.step // per_epoch, total)) as heard:
+        epochs = Epochs(per_epoch, total, Means(shard, found.get("sums")), heard)
         return released(iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs))
 
 
@@ -247,15 +247,3 @@ def _shelf(model: Model, method: Method, *, run: Run, count: int) -> Shelf:
     if run.directory is None or not method.needs.draws:
         return MemoryShelf(run.shard)
     return DiskShelf(model, run.shard, directory=run.directory, run=run.name, count=count)
-
-
-@contextmanager
-def _listeners(
-    callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, ranks: Ranks
-) -> Iterator[Sequence[Callback]]:
-    """Yield the callbacks of every epoch, on the first rank alone; by default a progress bar."""
-    if callbacks is not None or not ranks.first:
-        yield (callbacks or ()) if ranks.first else ()
-        return
-    with progress_bar(method, *epochs) as bar:
-        yield (bar,)

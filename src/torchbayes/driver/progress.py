@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,7 +59,9 @@ def summary(event: Event) -> str:
 class Lines:
     """Progress where there is no terminal: a line every few seconds at first, every half a minute of a long run."""
 
-    def __init__(self, title: str, done: int, epochs: int, *, write: Callable[[str], object]) -> None:
+    def __init__(
+        self, title: str, done: int, epochs: int, *, write: Callable[[str], object], unit: str = "epochs"
+    ) -> None:
         """Start the clock.
 
         Args:
@@ -67,8 +69,9 @@ class Lines:
             done: epochs already done.
             epochs: epochs of the run.
             write: takes a line.
+            unit: what is counted, in the plural.
         """
-        self._title, self._done, self._epochs, self._write = title, done, epochs, write
+        self._title, self._done, self._epochs, self._write, self._unit = title, done, epochs, write, unit
         self._numbers, self._wait = "", FIRST
         self._began = time.monotonic()
         self._due = self._began + FIRST
@@ -85,19 +88,20 @@ class Lines:
             return
         passed = timedelta(seconds=round(now - self._began))
         numbers = f": {self._numbers}" if self._numbers else ""
-        self._write(f"  {self._title}, {passed}: {self._done} of {self._epochs} epochs{numbers}")
+        self._write(f"  {self._title}, {passed}: {self._done} of {self._epochs} {self._unit}{numbers}")
         self._wait = min(self._wait * GROWTH, LONGEST)
         self._due = now + self._wait
 
 
 @contextmanager
-def progress_bar(method: Method, done: int, epochs: int) -> Iterator[Callback]:
+def progress_bar(method: Method, done: int, epochs: int, *, unit: str = "epochs") -> Iterator[Callback]:
     """Show progress on standard error while the `with` lasts: a bar on a terminal, else an occasional line.
 
     Args:
         method: what is fitted; it names the bar.
         done: epochs already done.
         epochs: epochs of the run.
+        unit: what is counted, in the plural.
 
     Yields:
         A callback that moves the bar.
@@ -113,7 +117,7 @@ def progress_bar(method: Method, done: int, epochs: int) -> Iterator[Callback]:
     console = Console(stderr=True)
     title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
     if not console.is_terminal:
-        yield Lines(title, done, epochs, write=lambda line: print(line, file=sys.stderr, flush=True))
+        yield Lines(title, done, epochs, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
         return
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=epochs, completed=done, numbers="")
@@ -122,3 +126,22 @@ def progress_bar(method: Method, done: int, epochs: int) -> Iterator[Callback]:
             progress.update(task, completed=event.epoch, numbers=summary(event))
 
         yield move
+
+
+@contextmanager
+def listeners(
+    callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, unit: str = "epochs"
+) -> Iterator[Sequence[Callback]]:
+    """Yield the callbacks of a run; by default a progress bar.
+
+    Args:
+        callbacks: as of `fit`.
+        method: what is run.
+        epochs: epochs done, and epochs of the run.
+        unit: what is counted, in the plural.
+    """
+    if callbacks is not None:
+        yield callbacks
+        return
+    with progress_bar(method, *epochs, unit=unit) as bar:
+        yield (bar,)

@@ -2,90 +2,185 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Density
+from torchbayes.density.functions import density_of, density_of_named
+from torchbayes.driver.chains import Chains
 from torchbayes.driver.checks import check_draws, check_sample
-from torchbayes.driver.processes import Shard
-from torchbayes.driver.shelf import MemoryShelf
+from torchbayes.driver.progress import Callback, Event, listeners
 from torchbayes.methods.mcmc.health import problems
+from torchbayes.methods.mcmc.starts import dispersed
 from torchbayes.methods.protocol import Method
+from torchbayes.model.parameters import Parameters
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import check_finite_start
 
 
-@dataclass(frozen=True)
-class Chains:
-    """The result of `sample`.
-
-    Attributes:
-        weights_MSD: retained draws of each chain.
-        numbers: name -> float64 (M, steps), what every step reported, burn-in included.
-        state: the last state.
-        fault: the first exception that the density raised after burn-in; empty if there was none.
-        problems: what is known to be wrong with the chains, one clause each.
-    """
-
-    weights_MSD: Tensor
-    numbers: dict[str, Tensor]
-    state: Any
-    fault: str = ""
-    problems: tuple[str, ...] = ()
-
-
-def sample(density: Density, method: Method, start_MD: Tensor, *, seed: int = 0) -> Chains:
+def sample(
+    density: Density | Callable[..., Tensor],
+    method: Method,
+    start_MD: Tensor | Mapping[str, Any] | None = None,
+    *,
+    parameters: Parameters | None = None,
+    seed: int = 0,
+    callbacks: Sequence[Callback] | None = None,
+) -> Chains:
     """Draw from a density, which need not be that of a network.
 
+    A chain has `method.steps` steps, of which the first `method.burn_in` are not retained: each chain gives
+    (steps − burn_in) / thin draws.
+
     A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
-    Samplers on minibatches have no proposals, and stop there.
+    Samplers on minibatches have no proposals, and stop there. Ctrl-C during burn-in ends the program as ever; after
+    it, the draws so far are returned, with a problem that says so.
 
     Args:
-        density: the target: a `LogDensity` with data, or a `FunctionDensity`.
-        method: the sampler, such as `HMC(chains=4)`.
-        start_MD: where the chains start, (chains, D); or (D,), where all of them do.
-        seed: seed of the chains.
+        density: the target. A function of one vector (D,) that returns its log density, a tensor of shape (), with
+            gradients by autograd: it is called with the start of the first chain, and if it returns anything but one
+            number there, it must be a function of the vectors of all chains, (M, D) -> (M,). With `parameters`, a
+            function of these by keyword. Functions of one chain are run for all by `torch.func.vmap` where it can, else
+            in turn. Or a `LogDensity` with data, or a `FunctionDensity`.
+        method: the sampler, such as `NUTS(chains=4)`.
+        start_MD: where the chains start, (chains, D); or (D,), where all of them do. With `parameters` a mapping from
+            names to numbers on their own scale does as well, or None: uniform on (−2, 2) without constraints, drawn
+            again where the density is not finite.
+        parameters: names, shapes and constraints of the arguments of the function.
+        seed: seed of the chains, and of where they start.
+        callbacks: called with an `Event` after each step, where an epoch is one step; one that returns True ends the
+            run. None shows a progress bar on a terminal, elsewhere a line after 5 s and then after ever longer waits,
+            on standard error; an empty tuple shows nothing.
 
     Returns:
         Retained draws, what every step reported, and known problems, which are also given as a warning.
 
     Raises:
         ValueError: if `start_MD` does not have one row per chain, or the density there cannot be computed, is not
-            finite, or has the wrong shape.
+            finite, has the wrong shape or no gradient, or no start with a finite density is found.
         DivergedError: if a sampler on minibatches reaches a point where the density is not finite, or cannot be
             computed.
-        TypeError: if density, method or start are of another kind.
+        TypeError: if an argument is of another kind, or the function returns no floating tensor.
     """
-    check_sample(density, method)
-    found = run_chains(density, method, start_MD, seed=seed)
+    check_sample(density, method, parameters=parameters, callbacks=callbacks)
+    density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
+    with listeners(callbacks, method, (0, method.length(1)), unit="steps") as heard:
+        found = run_chains(density, method, start_MD, seed=seed, parameters=parameters, callbacks=heard)
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
-    wrong, raised = checked(lambda: problems(found.weights_MSD, columns, fault=found.fault, identified=identified))
-    found = replace(found, problems=tuple(wrong))
+    judge = partial(problems, fault=found.fault, identified=identified, layout=parameters and parameters.layout)
+    wrong, raised = checked(lambda: judge(found.weights_MSD, columns))
+    found = replace(found, problems=(*found.problems, *method.needs.problems, *wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")
     return found
 
 
-def run_chains(density: Density, method: Method, start_MD: Tensor, *, seed: int) -> Chains:
-    """Return what `sample` does, for chains that are not judged together because each has its own target."""
+def run_chains(
+    density: Density,
+    method: Method,
+    start_MD: Tensor,
+    *,
+    seed: int,
+    parameters: Parameters | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Chains:
+    """Return what `sample` does, for chains that are not judged together because each has its own target.
+
+    Raises:
+        ValueError: if the start does not fit, or a callback ends the run before a draw is retained.
+        KeyboardInterrupt: as it came, if none is retained yet.
+    """
     start_MD = _start(start_MD, method.members)
     check_draws(method, start_MD[0], start_MD.device)
     state = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
-    shelf, seen, fault = MemoryShelf(Shard(method.members)), [], ""
+    taken: list[_Taken] = []
+    interrupted = False
+    try:
+        state = _iterate(density, method, state, taken=taken, callbacks=callbacks)
+    except KeyboardInterrupt:
+        interrupted = True
+        if all(step.drawn_MD is None for step in taken):
+            raise
+        state = taken[-1].state
+    drawn = [(number, step.drawn_MD) for number, step in enumerate(taken, 1) if step.drawn_MD is not None]
+    if not drawn:
+        raise ValueError(f"the run ended after {len(taken)} steps, before a draw was retained. Sample longer.")
+    means, total = [step.means for step in taken], method.length(1)
+    return Chains(
+        torch.stack([drawn_MD for _, drawn_MD in drawn]).transpose(0, 1),
+        {name: torch.stack([seen[name] for seen in means], dim=1).double() for name in means[0]},
+        state,
+        next((step.fault for step in taken[method.needs.burn_in :] if step.fault), ""),
+        (f"interrupted after {len(taken):,} of {total:,} steps",) if interrupted else (),
+        parameters=parameters or _names(density, start_MD),
+        steps_S=torch.tensor([number for number, _ in drawn]),
+        burn_in=method.needs.burn_in,
+    )
+
+
+class _Taken(NamedTuple):
+    """A step that was taken: the state after it, what it reported, its exception, and the weights it retains."""
+
+    state: Any
+    means: Mapping[str, Tensor]
+    fault: str
+    drawn_MD: Tensor | None
+
+
+def _iterate(
+    density: Density, method: Method, state: Any, *, taken: list[_Taken], callbacks: Sequence[Callback]
+) -> Any:
+    """Return the last state; each step is appended to `taken` at once, so that an interrupt loses only its own."""
+    total = method.length(1)
     while method.visit(state) is not None:  # a density without a model has no rows to read
         state, info = method.step(density, state, None)
-        shelf.add(method.draw(state))
-        seen.append(info.means())
-        if state.step > method.needs.burn_in:
-            fault = fault or info.now().get("fault", "")
-    stacked = {name: torch.stack([means[name] for means in seen], dim=1).double() for name in seen[0]}
-    return Chains(shelf.weights_MSD(), stacked, state, fault)
+        drawn_MD, means = method.draw(state), info.means()
+        if taken:
+            taken[-1] = taken[-1]._replace(state=None)
+        taken.append(_Taken(state, means, info.now().get("fault", ""), None if drawn_MD is None else drawn_MD.clone()))
+        if callbacks:
+            numbers = {name: values_M.tolist() for name, values_M in means.items()}
+            event = Event(state.step, total, state.step, state, info, {"step": state.step, **numbers})
+            if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
+                break
+    return state
+
+
+def _target(
+    density: Any, method: Method, start: Any, *, parameters: Parameters | None, seed: int
+) -> tuple[Density, Parameters | None, Tensor]:
+    """Return the density of a call of `sample`, its named parameters, and where the chains start.
+
+    Raises:
+        ValueError: if there is no start, or it does not fit the parameters.
+    """
+    if parameters is None:
+        if not hasattr(density, "leapfrog"):
+            density = density_of(density, _start(start, method.members))
+        return density, None, start
+    named, size = density_of_named(density, parameters), parameters.layout.size
+    if start is None:
+        return named, parameters, dispersed(named, size, member_seeds(seed, method.members))
+    start = parameters.unconstrained(start) if isinstance(start, Mapping) else start
+    if isinstance(start, Tensor) and start.shape[-1:] != (size,):
+        raise ValueError(
+            f"`start_MD` must hold the {size} numbers of the parameters without constraints; got shape "
+            f"{tuple(start.shape)}. Give a mapping from names to numbers on their own scale."
+        )
+    return named, parameters, start
+
+
+def _names(density: Any, start_MD: Tensor) -> Parameters:
+    """Return the names of weights: those of a network, or "w" for the whole vector."""
+    return Parameters(**(density.model.layout.shapes if hasattr(density, "model") else {"w": start_MD.shape[1:]}))
 
 
 def _start(start_MD: Tensor, chains: int) -> Tensor:
@@ -97,7 +192,8 @@ def _start(start_MD: Tensor, chains: int) -> Tensor:
     """
     if not isinstance(start_MD, Tensor) or start_MD.dtype not in {torch.float32, torch.float64}:
         seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
-        raise TypeError(f"`start_MD` must be a tensor of weights in float32 or float64; got {seen}.")
+        advice = " Only for named `parameters` are starts found." if start_MD is None else ""
+        raise TypeError(f"`start_MD` must be a tensor of weights in float32 or float64; got {seen}.{advice}")
     check_finite_start(start_MD=start_MD)
     if not start_MD.numel():
         raise ValueError(f"`start_MD` must hold weights; got shape {tuple(start_MD.shape)}, of none.")

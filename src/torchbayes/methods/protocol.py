@@ -45,6 +45,7 @@ class Needs:
         burn_in: steps at the beginning that are neither shelved nor judged.
         draws: number of draws that a whole run shelves for each member, at most.
         members: what its members are called in its settings.
+        problems: known problems of its settings, one clause each, which are problems of every result.
     """
 
     batch_size: int | None = None
@@ -59,6 +60,7 @@ class Needs:
     burn_in: int = 0
     draws: int = 0
     members: Literal["members", "chains"] = "members"
+    problems: tuple[str, ...] = ()
 
 
 class DivergedError(RuntimeError):

@@ -15,7 +15,8 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.faults import Faults, begun
-from torchbayes.methods.mcmc.health import problems_of
+from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN
+from torchbayes.methods.mcmc.health import MANY, problems_of
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cycles
@@ -33,8 +34,9 @@ class Sampler(ABC):
 
     Attributes:
         chains: M, independent chains.
-        steps: length of a chain, burn-in included.
-        burn_in: steps before draws are retained; step sizes and masses are adapted only in these.
+        steps: length of a chain, burn-in included: each chain retains (steps − burn_in) / thin draws.
+        burn_in: steps, of those, before draws are retained; step sizes and masses are adapted only in these, a mass
+            only where there are 20 or more.
         thin: thinning interval: every `thin`-th step after burn-in is retained as a draw.
         plan: how the stack of chains is run: auto, native, loop, vmap or compiled.
         chunk_size: rows that go through a network at once: the bound on memory.
@@ -49,6 +51,7 @@ class Sampler(ABC):
 
     batch_size = None  # a setting of samplers on minibatches
     schedule = None  # likewise
+    mass = None  # a setting of HMC and NUTS
 
     def __post_init__(self) -> None:
         plain(self)
@@ -58,7 +61,7 @@ class Sampler(ABC):
         if self.burn_in >= self.steps:
             raise ValueError(
                 f"`burn_in` must lie in 0..{self.steps - 1}, so that something of the {self.steps} steps is kept; "
-                f"got {self.burn_in}."
+                f"got {self.burn_in}. Burn-in counts within `steps`: each chain keeps (steps - burn_in) / thin draws."
             )
         if (self.steps - self.burn_in) < self.thin:
             raise ValueError(
@@ -136,6 +139,7 @@ class Sampler(ABC):
             burn_in=self.burn_in,
             draws=_most(self),
             members="chains",
+            problems=_unlearned(self),
         )
 
     def length(self, steps_per_epoch: int) -> int:
@@ -166,7 +170,8 @@ class Sampler(ABC):
     def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
         """Return the problems of the chains: see `torchbayes.methods.mcmc.health`."""
         del state, source
-        return problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
+        found = problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
+        return (*self.needs.problems, *found)
 
     def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are retained as a draw."""
@@ -183,6 +188,17 @@ class Sampler(ABC):
 def _cycles(method: Sampler) -> Cycles | None:
     """Return the cycles of a cyclical sampler, at whose ends draws are taken."""
     return method.schedule if isinstance(method.schedule, Cycles) else None
+
+
+def _unlearned(method: Sampler) -> tuple[str, ...]:
+    """Return a problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
+    learns = method.mass in {"diagonal", "layer"} and method.burn_in < LEAST_BURN_IN
+    if not learns or method.steps - method.burn_in < MANY:
+        return ()
+    return (
+        f"a burn-in of {method.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
+        f"{LEAST_BURN_IN} or more, better 200, or mass='unit')",
+    )
 
 
 def _most(method: Sampler) -> int:

@@ -147,6 +147,24 @@ class Layout:
         return Layout({**self.shapes, **other.shapes})
 
 
+def weight_name(layout: Layout, index: int) -> str:
+    """Return the name of one weight.
+
+    Args:
+        layout: of the flat vector.
+        index: its position there.
+
+    Returns:
+        For example "1.weight[3, 17]".
+    """
+    name, where = next((n, s) for n, s in layout.slices.items() if s.start <= index < s.stop)
+    shape = layout.shapes[name]
+    if not shape:
+        return name
+    places = torch.unravel_index(torch.tensor(index - where.start), shape)
+    return f"{name}[{', '.join(str(int(place)) for place in places)}]"
+
+
 def only(names: Iterable[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the entries of `tensors` under `names`, in that order."""
     return {name: tensors[name] for name in names}

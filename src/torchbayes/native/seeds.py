@@ -50,6 +50,7 @@ class Purpose(enum.IntEnum):
     FIRST_STEP = 17  # momentum by which the first step size is found
     DIFFUSION = 18  # of stochastic-gradient samplers
     THERMOSTAT = 19  # momentum that SGNHT starts with
+    DISPERSED = 20  # where chains start that are given no start
     # priors, posteriors and predictives
     PRIOR = 21
     DISTRIBUTION = 22  # a prior that is a torch Distribution

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+LEAST_BURN_IN = 20  # steps in which a mass is learned; fewer hold no window
 _GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
 _SWING, _RANGE = math.log(10.0), math.log(1e6)  # of log ε around log ε̄, and around μ
 
@@ -130,7 +131,7 @@ def windows(burn_in: int) -> tuple[int, ...]:
 
     The first tenth only finds the bulk and the last tenth only settles the step size.
     """
-    if burn_in < 20:
+    if burn_in < LEAST_BURN_IN:
         return ()
     start, stop = max(burn_in // 10, 5), burn_in - max(burn_in // 10, 5)
     ends, length = [], max((stop - start) // 8, 5)

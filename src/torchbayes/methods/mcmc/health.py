@@ -30,9 +30,10 @@ from torch import Tensor
 
 from torchbayes.diagnostics import ebfmi, rhat
 from torchbayes.methods.protocol import History
+from torchbayes.model.layout import Layout, weight_name
 
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
-_SOME, _MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
+SOME, MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _LOOKED_AT = 1000  # weights whose R-hat is computed
 _BLOCK = 1 << 22  # weights that are read at once
@@ -55,7 +56,12 @@ def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple
 
 
 def problems(
-    weights_MSD: Tensor, columns: Mapping[str, Tensor], *, fault: str = "", identified: bool = False
+    weights_MSD: Tensor,
+    columns: Mapping[str, Tensor],
+    *,
+    fault: str = "",
+    identified: bool = False,
+    layout: Layout | None = None,
 ) -> tuple[str, ...]:
     """Return the problems of chains.
 
@@ -65,6 +71,7 @@ def problems(
             else with `acceptance` and whatever else the sampler reports.
         fault: the first exception of the density.
         identified: whether weights are identified across chains, unlike those of a network.
+        layout: their names, where they have any.
 
     Returns:
         One clause for each problem; empty if none is known. A chain with one problem is not judged by the next
@@ -75,21 +82,21 @@ def problems(
     if not finite_M.all():
         found.append(f"{named(~finite_M)} left weights that are not finite")
     sound_M = finite_M.clone()
-    if columns and columns["acceptance"].shape[1] >= _SOME:
+    if columns and columns["acceptance"].shape[1] >= SOME:
         stuck_M = sound_M & (columns["acceptance"].mean(1).cpu() < ACCEPTED)
         if stuck_M.any():
             failed = float(columns["failed"].cpu()[stuck_M].mean()) if "failed" in columns else 0.0
             reason = f"; the density raised an exception at {failed:.0%} of them, first {fault or 'unknown'}"
             found.append(f"{named(stuck_M)} accepted fewer than 1 % of the proposals{reason if failed else ''}")
         sound_M &= ~stuck_M
-    if weights_MSD.shape[1] >= _SOME:
+    if weights_MSD.shape[1] >= SOME:
         if (sound_M & still_M).any():
             found.append(f"{named(sound_M & still_M)} never moved")
         sound_M &= ~still_M
     if columns:
         found += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
-    if identified and not found and weights_MSD.shape[1] >= _MANY:
-        found += _weights_agree(weights_MSD)
+    if identified and not found and weights_MSD.shape[1] >= MANY:
+        found += _weights_agree(weights_MSD, layout)
     return tuple(found)
 
 
@@ -127,7 +134,7 @@ def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
     return finite_M, still_M
 
 
-def _weights_agree(weights_MSD: Tensor) -> list[str]:
+def _weights_agree(weights_MSD: Tensor, layout: Layout | None) -> list[str]:
     """Return the problems of chains whose weights disagree."""
     size = weights_MSD.shape[2]
     looked_at_P = torch.arange(min(size, _LOOKED_AT)) * size // min(size, _LOOKED_AT)
@@ -136,7 +143,9 @@ def _weights_agree(weights_MSD: Tensor) -> list[str]:
     if ranked_P.quantile(0.95, interpolation="higher") <= AGREED and raw_P.max() <= APART:
         return []
     everyone_M, at = torch.ones(len(weights_MSD), dtype=torch.bool), int(raw_P.argmax())
-    return [f"{_who(everyone_M)} on weight {int(looked_at_P[at])} (R-hat {float(raw_P[at]):.2f})"]
+    number = int(looked_at_P[at])
+    name = weight_name(layout, number) if layout else f"weight {number}"
+    return [f"{_who(everyone_M)} on {name} (R-hat {float(raw_P[at]):.2f})"]
 
 
 def _who(chains_M: Tensor) -> str:
@@ -148,18 +157,18 @@ def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
     """Return the problems of how moving chains mix."""
     found, iterations = [], columns["acceptance"].shape[1]
     missing_M = momentum_ebfmi(columns)
-    if missing_M is not None and iterations >= _SOME and {"divergent", "outside"} <= columns.keys():
+    if missing_M is not None and iterations >= SOME and {"divergent", "outside"} <= columns.keys():
         share_M = (columns["divergent"] - columns["outside"]).mean(1)
         bad_M = sound_M & (share_M > DIVERGED)
         if bad_M.any():
             found.append(f"up to {float(share_M[bad_M].max()):.0%} of the iterations of {named(bad_M)} diverged")
             sound_M = sound_M & ~bad_M
-        elif iterations >= _MANY and sound_M.any() and (share := float(share_M[sound_M].mean())) > SELDOM:
+        elif iterations >= MANY and sound_M.any() and (share := float(share_M[sound_M].mean())) > SELDOM:
             found.append(
                 f"{share:.1%} of the iterations diverged, so where the density is steepest it was not sampled (take "
                 f"smaller steps, or other coordinates)"
             )
-    if iterations < _MANY or not sound_M.any():
+    if iterations < MANY or not sound_M.any():
         return found
     if missing_M is not None and (bad_M := sound_M & (missing_M < INFORMED)).any():
         found.append(f"E-BFMI of {named(bad_M)} is {float(missing_M[bad_M].min()):.3f}, below {INFORMED}")

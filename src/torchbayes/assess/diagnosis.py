@@ -1,0 +1,146 @@
+"""What a diagnosis of chains holds: spaces, traces, and numbers of the log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from torchbayes.diagnostics import Summary
+from torchbayes.methods.mcmc.health import momentum_ebfmi
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One quantity along the chains.
+
+    Attributes:
+        name: what it is.
+        values_MS: its values, draw after draw or record after record, float64 on the CPU.
+        over: what the second axis counts: "draw" or "iteration".
+        at_S: index of each draw or iteration.
+    """
+
+    name: str
+    values_MS: Tensor
+    over: str
+    at_S: Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a sampler logged after burn-in, per chain; None for what it does not log. All on the CPU.
+
+    Attributes:
+        log_density_MR: log density at each of R records, in nats; for minibatches the mean of an epoch's estimates.
+        step_R: the iteration after which each record was written.
+        exact: whether a record is one iteration on all the data.
+        ebfmi_M: E-BFMI; None for samplers without momentum, for which it is meaningless.
+        acceptance_M: mean probability of acceptance.
+        divergences_M: number of divergent iterations.
+        step_size_M: mean step size.
+        gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts as its share of a pass.
+        burn_in_gradients_M: gradients in burn-in, likewise.
+        burn_in: iterations of burn-in.
+        saturated_M: share of the iterations of NUTS whose trajectory was cut short by `max_doublings`.
+    """
+
+    log_density_MR: Tensor
+    step_R: Tensor
+    exact: bool
+    ebfmi_M: Tensor | None
+    acceptance_M: Tensor | None
+    divergences_M: Tensor | None
+    step_size_M: Tensor | None
+    gradients_M: Tensor
+    burn_in_gradients_M: Tensor
+    burn_in: int
+    saturated_M: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """How well the chains of a run have mixed, in weight and function space.
+
+    Attributes:
+        chains: M. A single chain is judged by its halves, which reveals a drift, but not a missed mode.
+        draws: S, draws per chain.
+        spaces: name -> mean, spread, Monte Carlo error, effective sizes and R̂ of all quantities of a space, on the
+            CPU: "weights", (D,); "probabilities" or "means", (B, K); with targets "log likelihoods", (B,); with the log
+            of a sampler on all the data "log density", (), of every iteration after burn-in. Those of `sample` have
+            "weights", without constraints, and "parameters", (P,), the same on their own scales. NaN where nothing
+            moves; effective sizes and Monte Carlo errors are NaN too where there are fewer than 10 draws of each chain.
+        traces: the log density, or else the log likelihood of the rows; the weight with the largest R̂; and the
+            prediction with the largest Monte Carlo error.
+        record: numbers from the log; None without a log, or before its first line after burn-in.
+    """
+
+    chains: int
+    draws: int
+    spaces: Mapping[str, Summary] = field(repr=False)
+    traces: tuple[Trace, ...] = field(repr=False)
+    record: Record | None = field(repr=False)
+
+    @property
+    def functions(self) -> str:
+        """The name of what is judged beside the weights: "probabilities", "means" or "parameters"."""
+        return next(name for name in self.spaces if name in {"probabilities", "means", "parameters"})
+
+    @property
+    def gradients(self) -> float:
+        """Gradients of all chains after burn-in, in passes over the data; NaN without a log."""
+        return float(self.record.gradients_M.sum()) if self.record and self.record.gradients_M.sum() > 0 else math.nan
+
+    def per_gradient(self, space: str) -> Tensor:
+        """Return effective samples per gradient after burn-in, by which samplers are compared.
+
+        Args:
+            space: a name of `spaces`.
+
+        Returns:
+            Bulk effective sizes over `gradients`, in the shape of the space.
+        """
+        return self.spaces[space].ess_bulk / self.gradients
+
+
+def record_of(
+    columns: Mapping[str, Tensor], step_R: Tensor, *, exact: bool, gradients: tuple[Tensor, Tensor], burn_in: int
+) -> Record:
+    """Return the numbers of a log.
+
+    Args:
+        columns: what was reported after burn-in, by name, each float64 (M, R).
+        step_R: the iteration after which each was reported.
+        exact: whether these are iterations on all the data.
+        gradients: of each chain, (M,), after burn-in and in it.
+        burn_in: iterations of burn-in.
+    """
+    return Record(
+        columns["log_density"],
+        step_R,
+        exact,
+        momentum_ebfmi(columns),
+        columns["acceptance"].mean(-1) if "acceptance" in columns else None,
+        columns["divergent"].sum(-1).round().long() if "divergent" in columns else None,
+        columns["step_size"].mean(-1) if "step_size" in columns else None,
+        *gradients,
+        burn_in,
+        columns["saturated"].mean(-1) if "saturated" in columns else None,
+    )
+
+
+def draw_trace(name: str, values_MS: Tensor) -> Trace:
+    """Return the trace of a quantity over the draws, (M, S)."""
+    values_MS = values_MS.detach().double().cpu()
+    return Trace(name, values_MS, "draw", torch.arange(1, values_MS.shape[1] + 1))
+
+
+def largest(numbers: Tensor) -> tuple[int, ...] | None:
+    """Return the index of the largest number, or None if all are NaN."""
+    if numbers.isnan().all():
+        return None
+    place = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
+    return tuple(int(index) for index in torch.unravel_index(place, numbers.shape))
