@@ -22,6 +22,7 @@ from torchbayes.model.initialisation import copied, loaded, random_ids, reinitia
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
+from torchbayes.model.wrappers import plainly_named, unwrapped
 from torchbayes.native.seeds import Purpose, seeded
 
 Buffers = dict[str, Tensor]
@@ -59,7 +60,7 @@ class Network:
         """
         self._factory = None if isinstance(module, nn.Module) else module
         made = _made(module)
-        self.module = _dense(_copy(made))
+        self.module = _dense(unwrapped(_copy(made)))
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
@@ -180,11 +181,12 @@ class Network:
             with seeded(Purpose.INITIALISATION, seed, device=self.device):
                 own = (self.module, self.layout, self._loaded)
                 module = self._factory() if self._factory else reinitialised(*own, warn=not weights)
-            named = {n: p.detach() for n, p in module.named_parameters()}
+            named = {n: p.detach() for n, p in plainly_named(module.named_parameters()).items()}
             if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
             weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
-            buffers.append({n: b.clone() for n, b in module.named_buffers() if n in self.buffers})
+            held = plainly_named(module.named_buffers())
+            buffers.append({n: held[n].clone() for n in self.buffers})
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return torch.stack(weights).to(self.device), stacked
 
