@@ -228,9 +228,9 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     """Return the rows of all batches, concatenated.
 
     Raises:
-        ValueError: if what all rows share differs between them.
+        ValueError: if what all rows share differs between them, or rows differ in shape.
     """
-    return _joined(batches, torch.cat) if len(batches) > 1 else batches[0]
+    return _joined(batches, _concatenated) if len(batches) > 1 else batches[0]
 
 
 def check_alike(first: Any, tree: Any, what: str) -> None:
@@ -268,6 +268,12 @@ def padded(tensors: Sequence[Tensor], value: float) -> list[Tensor]:
         return F.pad(tensor, [n for end in reversed(ends) for n in (0, end)], value=value)
 
     return [one(tensor) for tensor in tensors]
+
+
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    for tensor in tensors[1:]:
+        check_alike(tensors[0], tensor, "tensors")
+    return torch.cat([*tensors])
 
 
 def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
