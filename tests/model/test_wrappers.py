@@ -52,7 +52,8 @@ def test_a_compiled_module_is_fitted_saved_and_loaded_as_the_plain_one(make: Cal
 
     method = tb.MAP(members=2, epochs=2)
     ours, theirs = tb.fit(wrapped, ROWS, method), tb.fit(bare, ROWS, method)
-    assert isinstance(ours, tb.Point) and isinstance(theirs, tb.Point)
+    assert isinstance(ours, tb.Point)
+    assert isinstance(theirs, tb.Point)
     torch.testing.assert_close(ours.weights_MD, theirs.weights_MD)
     for posterior, other in ((ours, bare), (theirs, wrapped)):
         loaded = tb.load(posterior.save(tmp_path / f"{id(other)}.safetensors"), other)
@@ -70,7 +71,8 @@ def test_a_fit_starts_at_a_compiled_module_and_laplace_sees_its_layers(make: Cal
     for network in (plain(), make()):
         ours = tb.fit(model(network), ROWS, method, start=trained)
         theirs = tb.fit(model(plain()), ROWS, method, start=start)
-        assert isinstance(ours, tb.LaplacePosterior) and isinstance(theirs, tb.LaplacePosterior)
+        assert isinstance(ours, tb.LaplacePosterior)
+        assert isinstance(theirs, tb.LaplacePosterior)
         expected = tb.Linearised(theirs).functions(ROWS[0])
         torch.testing.assert_close(tb.Linearised(ours).functions(ROWS[0]), expected)
 
