@@ -40,6 +40,7 @@ class Network:
         module: a copy of the given module, read-only.
         layout: names and shapes of the random weights.
         random: which those are, as given by the user.
+        class_axis: which axis of what the module returns becomes the last one of the outputs.
         mask: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
@@ -47,19 +48,22 @@ class Network:
         by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
-    def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Random = "*") -> None:
+    def __init__(
+        self, module: nn.Module | Callable[[], nn.Module], random: Random = "*", *, class_axis: int = -1
+    ) -> None:
         """Copy the module and lay out its random weights.
 
         Args:
             module: a network, or a function without arguments that makes a freshly initialised one.
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
+            class_axis: which axis of what it returns becomes the last one of the outputs.
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of mixed dtypes.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
-        made = _made(module)
+        self.class_axis, made = class_axis, _made(module)
         self.module = _dense(unwrapped(_copy(made)))
         named = dict(self.module.named_parameters())
         _check_parameters(named)
@@ -129,13 +133,15 @@ class Network:
             buffers: buffers to use, changed in place by layers in training mode; the module's own if None.
 
         Returns:
-            Tensor (B, K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
+            Tensor (B, ..., K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
 
         Raises:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
         state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
         outputs = _tensor(self._held.run(state, inputs))
+        if self.class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
+            outputs = outputs.movedim(self.class_axis, -1)
         return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:

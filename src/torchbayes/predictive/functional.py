@@ -165,6 +165,11 @@ def functional_laplace(
         )
     prior = Diagonal(1 / precision_D.unsqueeze(0).double())
     tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=chunk)
+    if len(tangent.shape) > 1:
+        raise ValueError(
+            f"the functional form needs one axis of outputs for a row, (K,); the network gives {tangent.shape} for a "
+            f"row. Use Laplace and Linearised."
+        )
     outputs_NK, train = _doubled(tangent.linear(rows.inputs))
     root_NRK = root("ggn", model.likelihood, outputs_NK, targets=rows.targets, parameters={}).transpose(0, 1).double()
     check_curved(model.likelihood, float(root_NRK.abs().max()))
