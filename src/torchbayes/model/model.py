@@ -349,7 +349,7 @@ def default_batch(batch: Any) -> tuple[Any, Any]:
         TypeError: if the batch is neither; the message advises passing `batch=` to Model.
     """
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        entries = {key: batch[key] for key in batch}
+        entries = {key: batch[key] for key in batch.keys()}  # noqa: SIM118  (others than mappings may iterate over pairs)
         for key in ("labels", "label", "targets", "target"):
             if key in entries:
                 targets = entries.pop(key)

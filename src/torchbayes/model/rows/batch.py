@@ -283,7 +283,7 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
         if isinstance(leaves[0], Shared) and not all(_equal(leaf, leaves[0]) for leaf in leaves[1:]):
             raise ValueError(
                 "an input that all rows share must be the same in every batch that is read together, and is not. Fit "
-                "one member on minibatches, or make it an input with rows."
+                "one member on minibatches, give a list of batches, or make it an input with rows."
             )
         return leaves[0]
 
