@@ -13,10 +13,9 @@ import torchbayes as tb
 from tests.architectures.helpers import METHODS, check, ggn, precision
 from tests.oracles import assert_close, classes, normal
 
-pytest.importorskip("torch_geometric")
-from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCNConv, global_mean_pool
+_data, _loader, _layers = (pytest.importorskip(f"torch_geometric.{room}") for room in ("data", "loader", "nn"))
+Batch, Data, DataLoader = _data.Batch, _data.Data, _loader.DataLoader
+GCNConv, global_mean_pool = _layers.GCNConv, _layers.global_mean_pool
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning"),  # these fits are of a few steps
@@ -44,7 +43,7 @@ class GraphClassifier(nn.Module):
         super().__init__()
         self.conv, self.head = GCNConv(3, 4), nn.Linear(4, 2)
 
-    def forward(self, rows: Tensor, graphs: list[Data]) -> Tensor:
+    def forward(self, rows: Tensor, graphs: list[Any]) -> Tensor:
         joined: Any = Batch.from_data_list([graphs[row] for row in rows.tolist()])
         return self.head(global_mean_pool(self.conv(joined.x, joined.edge_index).tanh(), joined.batch))
 
@@ -64,7 +63,7 @@ def edges(nodes: int, seed: int) -> Tensor:
     return classes(4 * nodes, nodes, seed=seed).view(2, -1)
 
 
-def graphs(dtype: torch.dtype = torch.float64) -> list[Data]:
+def graphs(dtype: torch.dtype = torch.float64) -> list[Any]:
     return [
         Data(x=normal(size, 3, seed=n).to(dtype), edge_index=edges(size, n), y=classes(1, 2, seed=n))
         for n, size in enumerate(SIZES)
@@ -79,7 +78,7 @@ def task(name: str) -> tuple[tb.Model, dict[str, Any]]:
         rows = {"nodes": torch.arange(6), "x": normal(NODES, 3), "edge_index": edges(NODES, 3), "labels": labels}
         return tb.Model(NodeClassifier().double(), likelihood, shared=["x", "edge_index"]), rows
     found = graphs()
-    rows = {"rows": torch.arange(GRAPHS), "graphs": found, "labels": torch.cat([g.y for g in found])}  # type: ignore[misc]
+    rows = {"rows": torch.arange(GRAPHS), "graphs": found, "labels": torch.cat([g.y for g in found])}
     return tb.Model(GraphClassifier().double(), likelihood, shared="graphs"), rows
 
 

@@ -25,6 +25,7 @@ from torchbayes.model.rows.batch import batch_size, on_rows, unshared
 from torchbayes.model.wrappers import plainly_named, unwrapped
 from torchbayes.native.seeds import Purpose, seeded
 
+Given = nn.Module | Callable[[], nn.Module]
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
 
@@ -48,9 +49,7 @@ class Network:
         by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
-    def __init__(
-        self, module: nn.Module | Callable[[], nn.Module], random: Random = "*", *, class_axis: int = -1
-    ) -> None:
+    def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
         """Copy the module and lay out its random weights.
 
         Args:
@@ -139,10 +138,7 @@ class Network:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
         state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-        outputs = _tensor(self._held.run(state, inputs))
-        if self.class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
-            outputs = outputs.movedim(self.class_axis, -1)
-        return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+        return _outputs(self._held.run(state, inputs), self.class_axis)
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
@@ -191,8 +187,9 @@ class Network:
             if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
             weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
-            held = plainly_named(module.named_buffers())
-            buffers.append({n: held[n].clone() for n in self.buffers})
+            buffers.append({
+                n: b.clone() for n, b in plainly_named(module.named_buffers()).items() if n in self.buffers
+            })
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return torch.stack(weights).to(self.device), stacked
 
@@ -287,6 +284,14 @@ def _copy(module: nn.Module) -> nn.Module:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def _outputs(made: Any, class_axis: int) -> Tensor:
+    """Return the outputs (B, ..., K) in what a network returned."""
+    outputs = _tensor(made)
+    if class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
+        outputs = outputs.movedim(class_axis, -1)
+    return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
 def _tensor(made: Any) -> Tensor:
