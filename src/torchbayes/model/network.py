@@ -88,8 +88,7 @@ class Network:
         norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
-        self.module.eval().requires_grad_(False)  # constants build no graph
-        self._held = Held(self.module, self.layout.names)
+        self._held = Held(self.module.eval().requires_grad_(False), self.layout.names)  # constants build no graph
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,13 +182,11 @@ class Network:
             with seeded(Purpose.INITIALISATION, seed, device=self.device):
                 own = (self.module, self.layout, self._loaded)
                 module = self._factory() if self._factory else reinitialised(*own, warn=not weights)
-            named = {n: p.detach() for n, p in plainly_named(module.named_parameters()).items()}
+            named = plainly_named([*module.named_parameters(), *module.named_buffers()])
             if not named.keys() >= set(self.layout.names):
                 raise ValueError("the factory must make networks with the same parameter names at every call.")
-            weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))))
-            buffers.append({
-                n: b.clone() for n, b in plainly_named(module.named_buffers()).items() if n in self.buffers
-            })
+            weights.append(self.layout.join(self.mask.select(only(self.layout.names, named))).detach())
+            buffers.append({n: named[n].clone() for n in self.buffers})
         stacked = {n: torch.stack([b[n] for b in buffers]) for n in self.buffers}
         return torch.stack(weights).to(self.device), stacked
 
