@@ -76,6 +76,26 @@ class TimeFirst(nn.Module):
         return self.head(torch.tanh(self.first(inputs.transpose(0, 1))).mean(0))
 
 
+class Columns(nn.Module):
+    """A linear layer whose weights have a column for each output, as GPT-2 has them."""
+
+    def __init__(self, fan_in: int, fan_out: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.linspace(-0.5, 0.4, fan_out)) if bias else None
+        self.weight = nn.Parameter(torch.linspace(-0.7, 0.9, fan_in * fan_out).sin().view(fan_in, fan_out))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = inputs @ self.weight
+        return outputs if self.bias is None else outputs + self.bias
+
+
+class OwnLinear(nn.Linear):
+    """A linear layer with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self.weight) + self.bias
+
+
 class Twice(nn.Module):
     """A layer that is called twice."""
 
@@ -346,6 +366,14 @@ NETS: dict[str, Net] = {
         lambda: image(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), pixels=32), images, ENDS
     ),
     "one pixel": Net(lambda: image(nn.Conv2d(2, 3, 4, groups=1), pixels=3), images, ENDS),
+    "columns of outputs": Net(lambda: nn.Sequential(Columns(4, 4), nn.Tanh(), Columns(4, 3)), flat, affine("0", "2")),
+    "columns at places": Net(
+        lambda: sequence(Columns(4, 2, bias=False), nn.Tanh(), Columns(2, 2), places=6), places, affine("0", "2", "4")
+    ),
+    "columns, biases alone": Net(
+        lambda: nn.Sequential(Columns(4, 4), nn.Tanh(), Columns(4, 3)), flat, affine("0", "2"), random="*.bias"
+    ),
+    "own linear layer": Net(lambda: nn.Sequential(OwnLinear(4, 4), nn.Tanh(), OwnLinear(4, 3)), flat, affine("0", "2")),
     "weight norm": Net(
         weight_normed,
         flat,

@@ -288,7 +288,7 @@ WRONG: list[tuple[Likelihood, Tensor, Tensor, type[Exception], str]] = [
         normal(B, 3, 5, 6),
         torch.zeros(B, 5, 6, dtype=torch.int64),
         ValueError,
-        r"shape \(4, 3, 5\); got \(4, 5, 6\).*outputs, \(4, 3, 5, 6\), is that of the classes.*movedim\(1, -1\)",
+        r"shape \(4, 3, 5\); got \(4, 5, 6\).*\(4, 3, 5, 6\), is that of the classes.*Categorical\(class_axis=1\)",
     ),
 ]
 

@@ -410,13 +410,6 @@ def test_kronecker_product_that_is_not_of_a_layer_is_refused(name: str):
         tb.Linearised(found).functions(NETS[name].inputs(2))
 
 
-def test_several_axes_of_outputs_are_refused():
-    linearised = tb.Linearised(posterior("outputs at places", "laplace diagonal"))
-    for call in (linearised.functions, linearised.joint, linearised.predictive):
-        with pytest.raises(ValueError, match=r"one axis of outputs.*gives \(\d+, \d+\) for a row"):
-            call(NETS["outputs at places"].inputs(2))
-
-
 @pytest.mark.parametrize("method", ["functions", "joint", "predictive"])
 def test_bad_inputs_are_refused(method: str):
     call = getattr(tb.Linearised(posterior("mlp", "laplace diagonal")), method)

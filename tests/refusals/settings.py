@@ -162,6 +162,7 @@ LIKELIHOODS = {
             "weights": (1.0, "ab", (), (1.0, NAN), (1.0, -1.0), (1.0, INF), (1.0, "a"), (0.0, 0.0), torch.zeros(())),
             "ignore_index": (NAN, 1.5, "a", [1], True, int),
             "label_smoothing": SHARE,
+            "class_axis": (0, 2, 1.5, "1", None, True),
         },
     ),
     "likelihoods.Bernoulli": Case(likelihoods.Bernoulli, wrong={"soft": FLAG}),

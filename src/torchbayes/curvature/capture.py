@@ -45,22 +45,21 @@ class Captured:
         (call,) = self.calls[module]
         return call.outputs.node is edge.node and call.outputs.output_nr == edge.output_nr
 
-    def columns(self, root_RB: Tensor | Sequence[Tensor], *, keep: bool = False) -> Iterator[Calls]:
+    def columns(self, root_RB: Tensor | Sequence[Tensor], *, keep: bool = False, last: bool = True) -> Iterator[Calls]:
         """Yield, for each column (B, ...), the calls with gradients in the place of edges.
 
         Args:
             root_RB: columns; Σ_b Σ_k r_bk f_bk is differentiated.
             keep: keep the graph after the last column, and that of the gradients themselves.
+            last: whether no columns come after these, so that the graph may go.
 
         Yields:
             The calls.
         """
         edges = [call.outputs for each in self.calls.values() for call in each]
         for number, column in enumerate(root_RB):
-            last = number == len(root_RB) - 1
-            gradients = iter(
-                torch.autograd.grad(self.outputs, edges, column, retain_graph=keep or not last, create_graph=keep)
-            )
+            held = keep or not last or number < len(root_RB) - 1
+            gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=held, create_graph=keep))
             yield {m: [c._replace(outputs=next(gradients)) for c in each] for m, each in self.calls.items()}
 
 

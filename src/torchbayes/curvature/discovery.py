@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
-from torchbayes.curvature.layers import Affine, Call, Layer, layers_of
+from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.density.precision import check_precision
 from torchbayes.density.stacked import quiet
@@ -155,6 +155,8 @@ class LayerSupport:
         stacked: whether rows of the whole network go together under `vmap`.
         numbers: numbers that a row takes while the curvature is summed, roughly, by `CaptureScope`.
         widest: numbers that a row takes in the forward pass, perhaps mostly in modules without random weights.
+        linear: modules of no class of torch that are linear layers -> which axis of their weights is that of the
+            outputs, "rows" or "columns".
     """
 
     lost: Mapping[str, str]
@@ -162,6 +164,7 @@ class LayerSupport:
     stacked: bool
     numbers: Mapping[CaptureScope, int]
     widest: int = 1
+    linear: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Return the support as JSON."""
@@ -190,7 +193,8 @@ def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = Tr
     for module, own in _owners(network)[0].items():
         kept = {key: places[name] for key, name in own.items() if name not in support.lost}
         if kept:
-            layers += layers_of(module, network.module.get_submodule(module), kept, joint=joint_bias)
+            part, linear = network.module.get_submodule(module), support.linear.get(module)
+            layers += layers_of(module, part, kept, joint=joint_bias, linear=linear)
     whole = None
     if support.lost:
         layout = Layout({n: s for n, s in network.layout.shapes.items() if n in support.lost})
@@ -227,7 +231,8 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         said |= probe(network, views, network.arrange(order), modules=list(owners))
     while True:  # until every layer's gradient equals autograd's
         lost |= {name: said[module] for module in said for name in owners[module].values()}
-        found = network_layers(model, LayerSupport(lost, (), True, {}))
+        linear = _linear(network_layers(model, LayerSupport(lost, (), True, {})), views, rows)
+        found = network_layers(model, LayerSupport(lost, (), True, {}, linear=linear))
         wrong = _wrong(found, views, rows)
         if not wrong:
             break
@@ -236,7 +241,7 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         seen = found.watch(views, rows, None)
     shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return LayerSupport(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes))
+    return LayerSupport(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes), linear)
 
 
 def _places(network: Network) -> dict[str, Tensor]:
@@ -281,6 +286,16 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
             module, key = held[name][0]
             owners.setdefault(module, {})[key] = name
     return owners, lost
+
+
+def _linear(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> dict[str, str]:
+    """Return the modules without a form of their own that turn out to be linear layers, as `linear_by` says."""
+    others = {layer.module: layer.part for layer in found.layers if isinstance(layer, Other)}
+    if not others:
+        return {}
+    calls = watch(found.model.network, views, inputs, modules=[*others]).calls
+    by = {module: linear_by(part, calls[module][0]) for module, part in others.items()}
+    return {module: axis for module, axis in by.items() if axis}
 
 
 def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> list[str]:

@@ -233,7 +233,37 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def layers_of(name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: bool) -> list[Layer]:
+def linear_by(part: nn.Module, call: Call) -> str | None:
+    """Return which axis of its weights is that of the outputs, if a module turns out to compute x Wᵀ + b or x W + b.
+
+    It is found out from one of its calls, as there are many such classes: that of GPT-2 (`Conv1D`) keeps W with a
+    column for each output.
+
+    Args:
+        part: the module.
+        call: one of its calls.
+
+    Returns:
+        "rows", "columns", or None for modules that compute something else.
+    """
+    held = {t.ndim: call.held[n] for n, t in part._parameters.items() if t is not None}
+    if held.keys() not in ({2}, {1, 2}) or len(held) != len([*part.parameters(recurse=False)]):
+        return None
+    with torch.no_grad():
+        made = functional_call(part, dict(call.held), (call.inputs,))
+    for axis, weight in (("rows", held[2]), ("columns", held[2].T)):
+        if made.shape != (*call.inputs.shape[:-1], len(weight)) or call.inputs.shape[-1:] != weight.shape[1:]:
+            continue
+        expected = F.linear(call.inputs, weight, held.get(1))
+        tolerance = 1e3 * torch.finfo(made.dtype).eps * float(expected.abs().max())
+        if torch.allclose(made, expected, rtol=0.0, atol=tolerance):
+            return axis
+    return None
+
+
+def layers_of(
+    name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: bool, linear: str | None = None
+) -> list[Layer]:
     """Return the layers that the random parameters of one module make.
 
     Args:
@@ -241,19 +271,22 @@ def layers_of(name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: b
         part: the module.
         own: name of each random parameter in it -> positions in the flat vector, in its shape.
         joint: whether biases are an extra column of the weights, or a layer of their own.
+        linear: as `linear_by` found it, for modules of no class of torch.
 
     Returns:
         One layer, or two.
     """
     forward = type(part).forward
-    if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and forward in {
-        nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward
-    } and own.keys() <= {"weight", "bias"}:  # fmt: skip
-        groups = getattr(part, "groups", 1)
-        columns = {key: where.reshape(groups, where.shape[0] // groups, -1) for key, where in own.items()}
+    known = isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and own.keys() <= {"weight", "bias"}
+    if linear or (known and forward in {nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward}):
+        groups = getattr(part, "groups", 1) if known else 1
+        columns: dict[bool, Tensor] = {}  # of the weights, and of the biases
+        for where in own.values():
+            placed = where.T if linear == "columns" and where.ndim == 2 else where
+            columns[where.ndim > 1] = placed.reshape(groups, placed.shape[0] // groups, -1)
         if joint and len(columns) == 2:
-            return [Affine(name, torch.cat([columns["weight"], columns["bias"]], -1), part, True, True)]
-        return [Affine(name, where, part, key == "weight", key == "bias") for key, where in columns.items()]
+            return [Affine(name, torch.cat([columns[True], columns[False]], -1), part, True, True)]
+        return [Affine(name, where, part, weight, not weight) for weight, where in columns.items()]
     if isinstance(part, nn.Embedding) and forward is nn.Embedding.forward and part.max_norm is None:
         padding = -1 if part.padding_idx is None else part.padding_idx
         return [Lookup(name, own["weight"].unsqueeze(0), padding)]

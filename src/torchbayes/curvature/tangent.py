@@ -5,6 +5,8 @@ It is run by `capture.watch` and not by a backend of the density, since the Jaco
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,8 +29,8 @@ class Linear(NamedTuple):
     """Outputs at the weights, and their Jacobian in the weights.
 
     Attributes:
-        outputs_BK: f(x).
-        parts: J, in factors.
+        outputs_BK: f(x), (B, ..., K).
+        parts: J of all outputs of a row, in factors.
     """
 
     outputs_BK: Tensor
@@ -43,8 +45,9 @@ class Tangent:
         network: the layers of the network.
         weights_D: w*.
         buffers: of the network; its own if None.
-        outputs: K.
-        row_numbers: numbers that a row takes, approximately.
+        shape: outputs of a row, (K,), or (..., K) with places of a sequence or an image.
+        once: numbers that a row takes, approximately, however many outputs are looked at together.
+        each: numbers that it takes for each of those.
         chunk: numbers that a piece of the rows may hold.
         over: the covariance that it was built for, as `functions` and `joint` take it.
     """
@@ -52,10 +55,21 @@ class Tangent:
     network: NetworkLayers
     weights_D: Tensor
     buffers: Buffers | None
-    outputs: int
-    row_numbers: int
+    shape: tuple[int, ...]
+    once: int
+    each: int
     chunk: int
     over: list[Leaf]
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+        return self.shape[-1]
+
+    @property
+    def row_numbers(self) -> int:
+        """Numbers that a row takes for all its outputs, approximately."""
+        return self.once + math.prod(self.shape) * self.each
 
     @classmethod
     def at(
@@ -84,7 +98,7 @@ class Tangent:
             The tangent.
 
         Raises:
-            ValueError: if the covariance does not match this network's layers, or the outputs have several axes.
+            ValueError: if the covariance does not match this network's layers.
         """
         support = support or layer_support(model, weights_D, inputs)
         both = [network_layers(model, support, joint_bias=joint) for joint in (True, False)]
@@ -96,17 +110,18 @@ class Tangent:
             )
         with taking(inputs):
             seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
-        if seen.outputs.ndim != 2:
-            raise ValueError(
-                f"a linearised predictive needs one axis of outputs for a row, (K,); the network gives "
-                f"{tuple(seen.outputs.shape[1:])} for a row. Draw functions with `draws`."
-            )
         over = leaves(placed, [part.index for part in fitting[0].parts])
-        numbers = max(_numbers(fitting[0], seen, over), support.widest)
-        return cls(fitting[0], weights_D, buffers, seen.outputs.shape[1], numbers, chunk, over)
+        once, each = _numbers(fitting[0], seen, over)
+        shape = tuple(seen.outputs.shape[1:])
+        return cls(fitting[0], weights_D, buffers, shape, max(once, support.widest), each, chunk, over)
 
     def linear(self, inputs: Any) -> Linear:
-        """Return outputs and Jacobian at inputs; differentiable in inputs that require a gradient."""
+        """Return outputs and the Jacobian of all of them; differentiable in inputs that require a gradient."""
+        outputs, (parts,) = self._linear(inputs, math.prod(self.shape))
+        return Linear(outputs, parts)
+
+    def _linear(self, inputs: Any, count: int) -> tuple[Tensor, Iterator[list[Part]]]:
+        """Return outputs, and the Jacobian of `count` of the outputs of each row after another."""
         keep, network = requires_grad(inputs), self.network
         views, _ = network.model.split(self.weights_D)
         seen = network.watch(views, inputs, self.buffers, keep=keep)
@@ -114,45 +129,65 @@ class Tangent:
         single = network.single
         if single is not None and seen.is_last(single.module):
             given = [call.inputs for call in seen.calls[single.module]]
-            return Linear(outputs, [Part(single, single.index, given, None)])
-        units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-        columns = [unit.expand_as(outputs) for unit in units]
-        parts = _parts(network, seen, columns, keep=keep)
-        if network.whole:
-            whole = network.whole
-            rows = [whole.jacobian(views, inputs, column, buffers=self.buffers) for column in columns]
-            parts.append(Part(whole, whole.index, [], [], torch.stack(rows, dim=1)))
-        return Linear(outputs, parts)
+            return outputs, iter([[Part(single, single.index, given, None)]])
+
+        def groups() -> Iterator[list[Part]]:
+            total = math.prod(self.shape)
+            for start in range(0, total, count):
+                columns = [_unit(outputs, number) for number in range(start, start + count)]
+                parts = _parts(network, seen, columns, keep=keep, last=start + count == total)
+                if network.whole:
+                    whole = network.whole
+                    rows = [whole.jacobian(views, inputs, column, buffers=self.buffers) for column in columns]
+                    parts.append(Part(whole, whole.index, [], [], torch.stack(rows, dim=1)))
+                yield parts
+
+        return outputs, groups()
 
     def leaves(self, structure: Structure) -> list[Leaf]:
         """Return a covariance, of one member, as `functions` and `joint` take it."""
         return leaves(list(forms(structure)), [part.index for part in self.network.parts])
 
-    def functions(self, inputs: Any, over: list[Leaf], *, diagonal: bool) -> tuple[Tensor, Tensor]:
-        """Return f (B, K) and J Σ Jᵀ (B, K, K), or its diagonal (B, K), in pieces of rows that fit the chunk.
+    def functions(
+        self, inputs: Any, over: list[Leaf], *, diagonal: bool, together: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return f (B, ..., K) and J Σ Jᵀ of each place (B, ..., K, K), in pieces of rows that fit the chunk.
 
         Args:
             inputs: (B, ...), or a tuple or mapping of such.
             over: Σ.
-            diagonal: return only the diagonal.
+            diagonal: return only the diagonal, (B, ..., K).
+            together: return the covariance of all N outputs of a row instead, (B, N, N).
         """
-        size, rows = max(1, self.chunk // self.row_numbers), batch_size(inputs)
-        found = []
+        count, rows = math.prod(self.shape) if together else self.outputs, batch_size(inputs)
+        size = max(1, self.chunk // (self.once + count * self.each))
+        found: list[tuple[Tensor, Tensor]] = []
         for start in range(0, rows, size):
-            outputs, parts = self.linear(rows_of(inputs, slice(start, start + size)))
-            found.append((outputs, covariance(over, parts, diagonal=diagonal)))
+            outputs, groups = self._linear(rows_of(inputs, slice(start, start + size)), count)
+            places = torch.stack([covariance(over, parts, diagonal=diagonal) for parts in groups], dim=1)
+            spread = places[:, 0] if together else places.view(len(outputs), *self.shape[:-1], *places.shape[2:])
+            found.append((outputs, spread))
         return torch.cat([outputs for outputs, _ in found]), torch.cat([spread for _, spread in found])
 
     def joint(self, inputs: Any, over: list[Leaf]) -> tuple[Tensor, Tensor]:
-        """Return f (B, K) and J Σ Jᵀ over all rows together, (B, K, B, K)."""
+        """Return f (B, ..., K) and J Σ Jᵀ over all rows and places together, (B, ..., K, B, ..., K)."""
         outputs, parts = self.linear(inputs)
         matrix = cross_covariance(over, (parts, parts), limit=self.chunk)
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
 
 
-def _parts(network: NetworkLayers, seen: Captured, columns: list[Tensor], *, keep: bool) -> list[Part]:
-    """Return the Jacobian of the columns, layer by layer."""
-    calls = list(seen.columns(columns, keep=keep)) if network.layers else []
+def _unit(outputs: Tensor, number: int) -> Tensor:
+    """Return 1 at one of the outputs of every row and 0 at the others, of the outputs' shape."""
+    unit = torch.zeros(outputs.shape[1:], dtype=outputs.dtype, device=outputs.device)
+    unit.view(-1)[number] = 1.0
+    return unit.expand_as(outputs)
+
+
+def _parts(
+    network: NetworkLayers, seen: Captured, columns: list[Tensor], *, keep: bool, last: bool = True
+) -> list[Part]:
+    """Return the Jacobian of the columns, layer by layer; the graph is given up after the last ones."""
+    calls = list(seen.columns(columns, keep=keep, last=last)) if network.layers else []
     found: list[Part] = []
     for layer in network.layers:
         if not isinstance(layer, Affine):
@@ -165,8 +200,8 @@ def _parts(network: NetworkLayers, seen: Captured, columns: list[Tensor], *, kee
     return found
 
 
-def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
-    """Return approximately how many numbers a row takes, from one row.
+def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> tuple[int, int]:
+    """Return approximately how many numbers a row takes once, and for each of its outputs, from one row.
 
     Inputs of layers are held once, gradients once per output. Intermediate results of the Jacobian count too, and the
     Jacobian itself where it has no factors; but not for layers with shared weights whose covariance is over each layer
@@ -187,7 +222,7 @@ def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> int:
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
     dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]
     each += max(dense, default=0) * (1 if network.single else 2)
-    return once + seen.outputs.numel() * each
+    return once, each
 
 
 def _fits(covariance: list[PlacedForm], network: NetworkLayers) -> bool:

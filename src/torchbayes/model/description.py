@@ -16,8 +16,9 @@ _NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 
 def describe_model(model: Model) -> dict[str, Any]:
     """Return likelihood, priors and temperature in words, the same in every process, JSON-serialisable."""
+    axis = model.network.class_axis
     return {
-        "likelihood": _said(model.likelihood),
+        "likelihood": _said(model.likelihood) + ("" if axis == -1 else f" with classes on axis {axis}"),
         "prior": [f"{s.where.start}:{s.where.stop} {_said(s.prior)}" for s in model.prior.segments],
         "temperature": model.temperature,
         "tempering": model.tempering,

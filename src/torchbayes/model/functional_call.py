@@ -12,7 +12,9 @@ from torch._C._functorch import peek_interpreter_stack  # no public function say
 from torch.func import functional_call
 
 from torchbayes.checks import SettingError
+from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.rows.batch import arguments, copied, tensors_of
+from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -92,6 +94,30 @@ class Held:
                     f"instead."
                 )
             self._writes[training] = before[1] != _counts(tensors)
+
+
+def functional_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that can be run with other weights, without wrappers.
+
+    Its gradients are dense: all go into one vector, which cannot hold sparse ones.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
+    try:
+        made = unwrapped(module_copy(module))
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"the `network` cannot be copied: {str(error).rstrip('.')}. It may hold a tensor made from parameters, "
+            f"as the old torch.nn.utils.weight_norm does. Use one of torch.nn.utils.parametrizations, or make the "
+            f"tensor in `forward`."
+        ) from error
+    for part in made.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False
+    return made
 
 
 def _counts(tensors: Iterable[Tensor]) -> list[int]:

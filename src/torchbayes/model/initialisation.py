@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.model.layout import Layout
+from torchbayes.model.wrappers import plainly_named
 
 _OF_PARTS = ("reset_parameters", "_reset_parameters")
 _OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
@@ -142,7 +143,8 @@ def random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
 
 def loaded(module: nn.Module, layout: Layout) -> tuple[str, ...]:
     """Return the random parameters that come from a checkpoint, as Hugging Face marks them."""
-    return tuple(n for n, p in module.named_parameters() if n in layout.shapes and getattr(p, _HF_MARK, False))
+    named = plainly_named(module.named_parameters())
+    return tuple(n for n, p in named.items() if n in layout.shapes and getattr(p, _HF_MARK, False))
 
 
 def warn_of_loaded(names: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from torchbayes.checks import check_choice, check_function, check_positive, give
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.custom import as_likelihood
+from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.masked import Random
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.priors.bound import BoundPrior
@@ -101,8 +102,8 @@ class Model:
         check_positive(temperature=temperature)
         check_choice(("joint", "likelihood"), tempering=tempering)
         check_function("a function that returns (inputs, targets)", **given(batch=batch))
-        self.network = Network(network, random)
         self.likelihood = as_likelihood(likelihood)
+        self.network = Network(network, random, class_axis=getattr(unweighted(self.likelihood), "class_axis", -1))
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         whole = {name: tuple(base.shape) for name, base in self.network.mask.tensors.items()}
@@ -348,7 +349,7 @@ def default_batch(batch: Any) -> tuple[Any, Any]:
         TypeError: if the batch is neither; the message advises passing `batch=` to Model.
     """
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        entries = {key: batch[key] for key in batch}
+        entries = {key: batch[key] for key in batch.keys()}  # noqa: SIM118  (others than mappings may iterate over pairs)
         for key in ("labels", "label", "targets", "target"):
             if key in entries:
                 targets = entries.pop(key)

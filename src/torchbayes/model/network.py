@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
 from torchbayes.checks import seen
-from torchbayes.model.functional_call import Held
-from torchbayes.model.initialisation import copied, loaded, random_ids, reinitialised, warn_of_loaded
+from torchbayes.model.functional_call import Held, functional_copy
+from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
+from torchbayes.model.wrappers import plainly_named
 from torchbayes.native.seeds import Purpose, seeded
 
+Given = nn.Module | Callable[[], nn.Module]
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
 
@@ -39,6 +41,7 @@ class Network:
         module: a copy of the given module, read-only.
         layout: names and shapes of the random weights.
         random: which those are, as given by the user.
+        class_axis: which axis of what the module returns becomes the last one of the outputs.
         mask: parameters of which only some elements are random.
         initial: name -> random weights as the given module holds them: views that must not be changed.
         constants: name -> tensor of the parameters that are not random.
@@ -47,20 +50,21 @@ class Network:
         by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
-    def __init__(self, module: nn.Module | Callable[[], nn.Module], random: Random = "*") -> None:
+    def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
         """Copy the module and lay out its random weights.
 
         Args:
             module: a network, or a function without arguments that makes a freshly initialised one.
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
+            class_axis: which axis of what it returns becomes the last one of the outputs.
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of mixed dtypes.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
-        made = _made(module)
-        self.module = _dense(_copy(made))
+        self.class_axis, made = class_axis, _made(module)
+        self.module = functional_copy(made)
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
@@ -88,8 +92,7 @@ class Network:
         norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
-        self.module.eval().requires_grad_(False)  # constants build no graph
-        self._held = Held(self.module, self.layout.names)
+        self._held = Held(self.module.eval().requires_grad_(False), self.layout.names)  # constants build no graph
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,14 +135,13 @@ class Network:
             buffers: buffers to use, changed in place by layers in training mode; the module's own if None.
 
         Returns:
-            Tensor (B, K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
+            Tensor (B, ..., K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
 
         Raises:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
         state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-        outputs = _tensor(self._held.run(state, inputs))
-        return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+        return _outputs(self._held.run(state, inputs), self.class_axis)
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
@@ -239,11 +241,11 @@ def _drawn(network: Network, seed: int, *, warn: bool) -> tuple[Tensor, Buffers]
     with seeded(Purpose.INITIALISATION, seed, device=network.device):
         own = (network.module, network.layout, network._loaded)
         module = network._factory() if network._factory else reinitialised(*own, warn=warn)
-    named = {n: p.detach() for n, p in module.named_parameters()}
+    named = plainly_named([*module.named_parameters(), *module.named_buffers()])
     if not named.keys() >= set(network.layout.names):
         raise ValueError("the factory must make networks with the same parameter names at every call.")
-    weights_D = network.layout.join(network.mask.select(only(network.layout.names, named)))
-    return weights_D, {n: b.clone() for n, b in module.named_buffers() if n in network.buffers}
+    weights_D = network.layout.join(network.mask.select(only(network.layout.names, named))).detach()
+    return weights_D, {n: named[n].clone() for n in network.buffers}
 
 
 def _made(module: Any) -> nn.Module:
@@ -263,34 +265,16 @@ def _made(module: Any) -> nn.Module:
     return made
 
 
-def _dense(module: nn.Module) -> nn.Module:
-    """Return a module with dense gradients: all go into one vector, which cannot hold sparse ones."""
-    for part in module.modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            part.sparse = False
-    return module
-
-
-def _copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that can be run with other weights.
-
-    Raises:
-        TypeError: if there is none.
-    """
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
-    try:
-        return copied(module)
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(
-            f"the `network` cannot be copied: {str(error).rstrip('.')}. It may hold a tensor made from parameters, "
-            f"as the old torch.nn.utils.weight_norm does. Use one of torch.nn.utils.parametrizations, or make the "
-            f"tensor in `forward`."
-        ) from error
-
-
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def _outputs(made: Any, class_axis: int) -> Tensor:
+    """Return the outputs (B, ..., K) in what a network returned."""
+    outputs = _tensor(made)
+    if class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
+        outputs = outputs.movedim(class_axis, -1)
+    return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
 def _tensor(made: Any) -> Tensor:

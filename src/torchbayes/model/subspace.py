@@ -161,7 +161,11 @@ class Subspace:
     def model(self) -> Model:
         """The model over the coordinates: as over the weights, but with the prior u ~ N(0, I)."""
         make = partial(Reduced, self.whole.network.module, self._place, self.coordinates(self.origin_D))
-        return having(self.whole, network=Network(make, "coordinates"), prior={"coordinates": Normal()})
+        return having(
+            self.whole,
+            network=Network(make, "coordinates", class_axis=self.whole.network.class_axis),
+            prior={"coordinates": Normal()},
+        )
 
     @cached_property
     def checksum(self) -> str:

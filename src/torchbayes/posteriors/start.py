@@ -11,6 +11,7 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.subspace import Subspace
+from torchbayes.model.wrappers import plainly_named
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import is_finite
@@ -98,7 +99,7 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
     Raises:
         ValueError: if its parameters do not match the model's network.
     """
-    held = dict(module.named_parameters())
+    held = plainly_named(module.named_parameters())
     own = model.network
     shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
     said = Layout.of(own.mask.fill(own.layout.split(own.weights()))).differences(shapes)

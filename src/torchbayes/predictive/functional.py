@@ -115,6 +115,19 @@ def _doubled(linear: Linear) -> Linear:
     return Linear(linear.outputs_BK, [part.double() for part in linear.parts])
 
 
+def _check_axes(tangent: Tangent) -> None:
+    """Check that a row has one axis of outputs.
+
+    Raises:
+        ValueError: if it has several.
+    """
+    if len(tangent.shape) > 1:
+        raise ValueError(
+            f"the functional form needs one axis of outputs for a row, (K,); the network gives {tangent.shape} for a "
+            f"row. Use Laplace and Linearised."
+        )
+
+
 def functional_laplace(
     model: Model,
     data: Any,
@@ -165,6 +178,7 @@ def functional_laplace(
         )
     prior = Diagonal(1 / precision_D.unsqueeze(0).double())
     tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=chunk)
+    _check_axes(tangent)
     outputs_NK, train = _doubled(tangent.linear(rows.inputs))
     root_NRK = root("ggn", model.likelihood, outputs_NK, targets=rows.targets, parameters={}).transpose(0, 1).double()
     check_curved(model.likelihood, float(root_NRK.abs().max()))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -59,8 +59,8 @@ class Functions(NamedTuple):
     """Gaussian outputs of each member at B inputs.
 
     Attributes:
-        mean_MBK: f_{w*}(x).
-        covariance_MBKK: J Σ Jᵀ; only its diagonal, (M, B, K), if so requested.
+        mean_MBK: f_{w*}(x), (M, B, ..., K) with places of a sequence or an image in between.
+        covariance_MBKK: J Σ Jᵀ of each place, (M, B, ..., K, K); only its diagonal, (M, B, ..., K), if so requested.
     """
 
     mean_MBK: Tensor
@@ -73,7 +73,8 @@ class Linearised:
 
     It takes the place of a posterior in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
     Links in closed form have no draws, so mutual information is that between members, 0 for a single one; within a
-    member it needs "samples".
+    member it needs "samples". Where a row has several places, as tokens and pixels, those links make them independent
+    given the member, while functions are sampled for all places of a row together: N² covariances of its N outputs.
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
@@ -117,15 +118,18 @@ class Linearised:
             The Gaussians.
 
         Raises:
-            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
-                rows.
+            ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        placed = checked(self.model, inputs)
-        each = [tangent.functions(placed, own, diagonal=diagonal) for tangent, own in self._tangents(placed)]
+        return self._functions(checked(self.model, inputs), diagonal=diagonal)
+
+    def _functions(self, placed: Any, *, diagonal: bool, together: bool = False) -> Functions:
+        """Return mean and covariance of each place, or of all outputs of a row together, (M, B, N, N)."""
+        own = {"diagonal": diagonal, "together": together}
+        each = [tangent.functions(placed, over, **own) for tangent, over in self._tangents(placed)]
         return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
 
     def joint(self, inputs: Any) -> Functions:
-        """Return mean (M, B, K) and the covariance of all outputs at all inputs together, (M, B, K, B, K).
+        """Return mean (M, B, ..., K) and the covariance of all outputs at all inputs, (M, B, ..., K, B, ..., K).
 
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such; memory grows with (B K)².
@@ -134,8 +138,7 @@ class Linearised:
             The Gaussians.
 
         Raises:
-            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
-                rows.
+            ValueError: if the network cannot take the inputs, or there are no rows.
         """
         placed = checked(self.model, inputs)
         each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
@@ -152,13 +155,13 @@ class Linearised:
             The predictive; its draws are the members, times `samples` with the link "samples".
 
         Raises:
-            ValueError: if the network cannot take the inputs or gives more than one axis of outputs, or there are no
-                rows.
+            ValueError: if the network cannot take the inputs, or there are no rows.
         """
         means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
         link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
         own = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
-        return linked(link, self.model, means_MD, functions=self.functions, inputs=placed, **own)
+        functions = partial(self._functions, together=True) if link == "samples" else self.functions
+        return linked(link, self.model, means_MD, functions=functions, inputs=placed, **own)
 
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
         """Return the network linearised at every member, and the member's covariance.
@@ -264,7 +267,8 @@ def linked(
         link: as `link_of` returns it.
         model: the model.
         weights_MD: weights of the members, for their learned likelihood parameters.
-        functions: inputs, diagonal -> Gaussian outputs; variances are enough for "gaussian" and "probit".
+        functions: inputs, diagonal -> Gaussian outputs; variances are enough for "gaussian" and "probit", and "samples"
+            takes the covariance of all outputs of a row.
         inputs: as `checked` returns them.
         rows: rows that go through the network at once, at most.
         samples: functions drawn for each member by "samples".
@@ -278,7 +282,8 @@ def linked(
     if link in _CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
         return Predictive(torch.cat([_CLOSED[link](*each) for each in found], dim=1), model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
-    parameters = {n: p.unsqueeze(1) for n, p in model.split(weights_MD)[1].items()}
+    extra = [1] * (mean_MBK.ndim - 2)  # B, and places
+    parameters = {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in model.split(weights_MD)[1].items()}
     if link == "gaussian":
         return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
     check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)
@@ -287,11 +292,11 @@ def linked(
     return Predictive(drawn, model.likelihood, repeated)
 
 
-def _drawn(mean_MBK: Tensor, covariance_MBKK: Tensor, samples: int, *, seed: int) -> Tensor:
-    """Return values of functions, (samples · M, B, K), draw s from member s mod M, independently for each input."""
-    values, vectors = eigh(covariance_MBKK)
+def _drawn(mean_MBK: Tensor, covariance_MBNN: Tensor, samples: int, *, seed: int) -> Tensor:
+    """Return values of functions, (samples · M, B, ..., K), draw s from member s mod M, independently for each row."""
+    values, vectors = eigh(covariance_MBNN)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
-    noise = torch.randn(samples, *mean_MBK.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
+    noise = torch.randn(samples, *values.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
     # not root @ noise, which would copy the root for every draw
-    return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise)).flatten(0, 1)
+    return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise).view(samples, *mean_MBK.shape)).flatten(0, 1)

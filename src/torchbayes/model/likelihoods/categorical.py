@@ -8,7 +8,7 @@ labels q have c_k = w_k q_k, smoothing puts (1 − ε) q + ε / K in the place o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,11 +34,14 @@ class Categorical:
             them; for weights of rows see `Weighted`.
         ignore_index: label of places that fits and metrics ignore; every label is a class if None.
         label_smoothing: ε in [0, 1), share of each label that is spread over all classes in the fit.
+        class_axis: which axis of what the network returns is that of the classes: -1, or 1 where it gives (B, K, H, W),
+            as `torch.nn.functional.cross_entropy` takes it. Outputs everywhere else have it last: a model moves it.
     """
 
     weights: tuple[float, ...] | None = None
     ignore_index: int | None = None
     label_smoothing: float = 0.0
+    class_axis: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
         plain(self)
@@ -49,6 +52,8 @@ class Categorical:
         if self.ignore_index is not None and not is_whole(self.ignore_index):
             raise ValueError(f"`ignore_index` must be a whole number, such as -100; got {seen(self.ignore_index)}.")
         check_share(label_smoothing=self.label_smoothing)
+        if not is_whole(self.class_axis) or self.class_axis not in {1, -1}:
+            raise ValueError(f"`class_axis` must be -1, the last axis, or 1; got {self.class_axis!r}.")
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""
@@ -182,7 +187,11 @@ def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignore
         )
     if targets.shape != shape:
         outputs = (*shape, classes)
-        do = ": move them there by outputs.movedim(1, -1)" if targets.shape == (*shape[:1], *outputs[2:]) else ""
+        do = (
+            ": for classes on axis 1 use Categorical(class_axis=1)"
+            if targets.shape == (*shape[:1], *outputs[2:])
+            else ""
+        )
         raise ValueError(
             f"class labels must have shape {tuple(shape)}; got {tuple(targets.shape)}. The last axis of the outputs, "
             f"{outputs}, is that of the classes{do}."

@@ -228,9 +228,9 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     """Return the rows of all batches, concatenated.
 
     Raises:
-        ValueError: if what all rows share differs between them.
+        ValueError: if what all rows share differs between them, or rows differ in shape.
     """
-    return _joined(batches, torch.cat) if len(batches) > 1 else batches[0]
+    return _joined(batches, _concatenated) if len(batches) > 1 else batches[0]
 
 
 def check_alike(first: Any, tree: Any, what: str) -> None:
@@ -270,6 +270,12 @@ def padded(tensors: Sequence[Tensor], value: float) -> list[Tensor]:
     return [one(tensor) for tensor in tensors]
 
 
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    for tensor in tensors[1:]:
+        check_alike(tensors[0], tensor, "tensors")
+    return torch.cat([*tensors])
+
+
 def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
     def one(*leaves: Any) -> Any:
         if isinstance(leaves[0], Tensor):
@@ -277,7 +283,7 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
         if isinstance(leaves[0], Shared) and not all(_equal(leaf, leaves[0]) for leaf in leaves[1:]):
             raise ValueError(
                 "an input that all rows share must be the same in every batch that is read together, and is not. Fit "
-                "one member on minibatches, or make it an input with rows."
+                "one member on minibatches, give a list of batches, or make it an input with rows."
             )
         return leaves[0]
 

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from torchbayes.checks import seen
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.rows.batch import Batch, concatenate, on_rows, rows_of, stack
+from torchbayes.model.rows.batch import Batch, concatenate, on_rows, rows_of
+from torchbayes.model.rows.members import ForMembers, for_members
 from torchbayes.native.seeds import Purpose, generator
 
 
@@ -183,14 +184,11 @@ class Loader:
         """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
         order = torch.arange(self._size).expand(len(seeds), -1)
         order_MN = orders(seeds, epoch, self._size) if self._shuffled else order
-        wanted = [
-            order_MN[m, a:b].tolist()
-            for a, b in zip(self._bounds[skip:-1], self._bounds[skip + 1 :], strict=True)
-            for m in range(len(seeds))
-        ]
-        batches = iter(self._read(wanted, *seeds[:1], epoch))
-        for _ in range(self.steps_per_epoch - skip):
-            yield stack([_checked(self._model, self._first, next(batches)) for _ in seeds])
+        members, bounds = len(seeds), [*pairwise(self._bounds)][skip:]
+        wanted = [order_MN[:, a:b].flatten().tolist() for a, b in bounds]
+        read = self._read(wanted, *seeds[:1], epoch, members=members)
+        for found, (a, b) in zip(read, bounds, strict=True):
+            yield for_members([_checked(self._model, self._first, batch) for batch in found], members, b - a)
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
@@ -223,13 +221,13 @@ class Loader:
         batch = next(iter(self._read([list(range(self._bounds[1]))])))
         self._first = First(self._model, self._model.unpack(batch))
 
-    def _read(self, index_lists: list[list[int]], *integers: int) -> DataLoader:
+    def _read(self, index_lists: list[list[int]], *integers: int, members: int | None = None) -> DataLoader:
         like = self._loader
         return DataLoader(
             like.dataset,
             batch_sampler=index_lists,
             num_workers=like.num_workers,
-            collate_fn=like.collate_fn,
+            collate_fn=like.collate_fn if members is None else ForMembers(like.collate_fn, members),
             pin_memory=like.pin_memory,
             worker_init_fn=like.worker_init_fn,
             generator=generator(Purpose.WORKERS, *integers),  # without it, workers are seeded from the global generator

@@ -1,0 +1,67 @@
+"""Batches of several members, collated so that they can be stacked.
+
+Collation may pad each batch to its own longest row. Members have different rows, so their batches would differ in
+width; then the rows of all members are collated together, which pads them to the longest of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Size
+
+from torchbayes.model.rows.batch import Batch, stack, tensors_of
+
+
+@dataclass(frozen=True)
+class ForMembers:
+    """Collates the rows of all members for one step; a function of the rows alone, whatever was read before.
+
+    Attributes:
+        collate: rows -> batch.
+        members: M.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    members: int
+
+    def __call__(self, rows: list[Any]) -> list[Any]:
+        """Return the batch of each member, or one batch of all of them if these differ in shape.
+
+        Args:
+            rows: those of the first member, then of the second, equally many.
+        """
+        size = len(rows) // self.members
+        each = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
+        return each if len({_shapes(batch) for batch in each}) == 1 else [self.collate(rows)]
+
+
+def for_members(found: Sequence[Batch], members: int, size: int) -> Batch:
+    """Return the batches of all members, (M, B, ...).
+
+    Args:
+        found: as `ForMembers` collates them, unpacked: one of each member, or one of all.
+        members: M.
+        size: B.
+
+    Returns:
+        The batch.
+
+    Raises:
+        ValueError: if the batch of all members does not have a row for every one of theirs.
+    """
+    if len(found) == members:
+        return stack(found)
+    (whole,) = found
+    if whole.size != members * size:
+        raise ValueError(
+            f"the batches of the {members} members differ in shape, and collated together their {members * size} rows "
+            f"make {whole.size}. Let `collate_fn` make one row of each, in their order, or fit one member at a time."
+        )
+    return whole.map(lambda tensor: tensor.unflatten(0, (members, size)))
+
+
+def _shapes(batch: Any) -> tuple[Size, ...]:
+    return tuple(tensor.shape for tensor in tensors_of(dict(batch) if isinstance(batch, Mapping) else batch))

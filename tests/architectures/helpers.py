@@ -1,0 +1,65 @@
+"""What every architecture must do: fits by every method, predictions, metrics, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchbayes as tb
+from tests.oracles import assert_close
+
+METHODS: dict[str, Any] = {
+    "map": tb.MAP(members=2, epochs=2, batch_size=4),
+    "swag": tb.SWAG(members=2, epochs=4, batch_size=4, rank=2),
+    "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4),
+    "hmc": tb.HMC(chains=2, steps=4, burn_in=2, step_size=1e-2, trajectory=0.03),
+    "diagonal": tb.Laplace(structure="diagonal", check_mode=False),
+    "kronecker": tb.Laplace(structure="kronecker", check_mode=False),
+    "online": tb.OnlineLaplace(structure="diagonal", epochs_of_descent=4, every=2, batch_size=4),
+}
+
+
+def start_of(model: tb.Model, name: str) -> Tensor | None:
+    """Where a method starts: Laplace at the weights that the network holds."""
+    return model.given_weights() if isinstance(METHODS[name], tb.Laplace) else None
+
+
+def check(model: tb.Model, name: str, rows: Mapping[str, Any], path: Path) -> None:
+    """Fit, predict, evaluate, save and load: metrics are those of the probabilities, and a file gives the same ones."""
+    posterior = tb.fit(model, rows, METHODS[name], start=start_of(model, name))
+    inputs = {key: value for key, value in rows.items() if key != "labels"}
+    labels = torch.as_tensor(rows["labels"])
+    loaded = tb.load(posterior.save(path / "posterior.safetensors"), model)
+    for source, same in _sources(posterior, loaded):
+        probs = tb.predict(source, inputs).probs
+        assert_close(probs.sum(-1), torch.ones(probs.shape[:-1]), rtol=1e-5)
+        expected = -probs.gather(-1, labels.unsqueeze(-1)).log().double().mean()
+        assert_close(tb.evaluate(source, rows).metrics["nll"], expected, rtol=1e-4)
+        assert_close(tb.predict(same, inputs).probs, probs, rtol=1e-4, atol=1e-6)
+
+
+def _sources(posterior: Any, loaded: Any) -> list[tuple[Any, Any]]:
+    if isinstance(posterior, tb.LaplacePosterior):
+        return [(posterior, loaded), (tb.Linearised(posterior), tb.Linearised(loaded))]
+    return [(posterior, loaded)]
+
+
+def ggn(model: tb.Model, inputs: Any, outputs: int) -> Tensor:
+    """Σ_n J_nᵀ (diag(p) − p pᵀ) J_n by autograd, of the whole network, (D, D); `outputs` numbers for a row."""
+    weights_D = model.given_weights()
+    jacobian = torch.autograd.functional.jacobian(lambda w: model.network(w, inputs), weights_D)
+    rows_NKD = torch.as_tensor(jacobian).reshape(-1, outputs, len(weights_D))
+    probs = model.network(weights_D, inputs).softmax(-1).view(-1, outputs)
+    curved = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+    return torch.einsum("nkd,nkl,nle->de", rows_NKD, curved, rows_NKD)
+
+
+def precision(posterior: Any) -> Tensor:
+    """The posterior precision of the first member, (D, D)."""
+    covariance, size = posterior.gaussian.covariance, posterior.model.layout.size
+    units = torch.eye(size, dtype=torch.float64)
+    return torch.linalg.inv(torch.stack([covariance.matvec(unit.unsqueeze(0))[0] for unit in units]))

@@ -1,0 +1,61 @@
+"""LoRA adapters of PEFT: `random="*lora*"`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.architectures.helpers import METHODS, check, ggn, precision
+from tests.architectures.test_transformers import CLASSES, network, rows_of
+from tests.oracles import assert_close
+from torchbayes.curvature.discovery import layer_support, network_layers
+
+peft = pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning"),  # these fits are of a few steps
+    pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning"),  # PEFT's calls
+]
+TARGETS = {
+    "bert": ["query", "value"],
+    "gpt2": ["c_attn"],
+    "vit": ["q_proj", "v_proj"],
+    "distilbert": ["q_lin", "v_lin"],
+}
+
+
+def adapted(name: str) -> nn.Module:
+    torch.manual_seed(4)
+    fan_in_fan_out = name == "gpt2"
+    config = peft.LoraConfig(r=2, target_modules=TARGETS[name], fan_in_fan_out=fan_in_fan_out, init_lora_weights=False)
+    return peft.get_peft_model(network(name), config)
+
+
+def rows(name: str) -> dict[str, Tensor]:
+    return rows_of(name)
+
+
+@pytest.mark.parametrize("method", [*METHODS])
+@pytest.mark.parametrize("name", [*TARGETS])
+def test_every_method(name: str, method: str, tmp_path: Path):
+    model = tb.Model(adapted(name), tb.likelihoods.Categorical(), random="*lora*")
+    assert all("lora" in each for each in model.layout.names)
+    check(model, method, rows(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", [*TARGETS])
+def test_laplace_is_that_of_the_network_by_autograd(name: str):
+    model = tb.Model(adapted(name).double(), tb.likelihoods.Categorical(), random="*lora*")
+    batch = model.unpack(rows(name))
+    layers = network_layers(model, layer_support(model, model.given_weights(), batch.inputs))
+    assert {layer.description for layer in layers.layers} == {"affine"}
+    assert layers.whole is None
+    exact, start = ggn(model, batch.inputs, CLASSES), model.given_weights()
+    dense: Any = tb.fit(model, rows(name), tb.Laplace(structure="dense", check_mode=False), start=start)
+    assert_close(precision(dense), exact + torch.eye(len(exact)), rtol=1e-7, atol=1e-8)
+    diagonal: Any = tb.fit(model, rows(name), tb.Laplace(structure="diagonal", check_mode=False), start=start)
+    assert_close(precision(diagonal).diagonal(), exact.diagonal() + 1, rtol=1e-8)
