@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError
-from torchbayes.density.dynamics import FunctionDensity, check_value
+from torchbayes.density.dynamics import Density, FunctionDensity, Value, check_value
 from torchbayes.model.parameters import Parameters
 
 Named = Mapping[str, Tensor]
 
 
-def density_of(function: Callable[[Tensor], Tensor], start_MD: Tensor) -> FunctionDensity:
-    """Return the density of a function of vectors.
+def density_of(function: Callable[[Tensor], Any], start_MD: Tensor) -> Density:
+    """Return the density of a function of vectors; one that gives a `Value`, gradient included, is a density itself.
 
     The function is first called with the vector (D,) at which the first chain starts. If it returns one number, a
     tensor of shape (), it is a function of one vector. If not, it must take the vectors of all chains, (M, D), and
@@ -32,10 +32,12 @@ def density_of(function: Callable[[Tensor], Tensor], start_MD: Tensor) -> Functi
         SettingError: if it returns another shape, or does not depend on its argument.
     """
     one, error = _called(function, start_MD[0])
-    if error is None and _shape(one) == ():
+    if error is None and not isinstance(one, Value) and _shape(one) == ():
         single = RowByRow(lambda named: function(named["w"]))
         return FunctionDensity(lambda weights_MD: single({"w": weights_MD}))
     every, second = _called(function, start_MD)
+    if isinstance(every, Value):
+        return function  # type: ignore[return-value]
     if second is None and _shape(every) == tuple(start_MD.shape[:1]):
         return FunctionDensity(function)
     (chains, size), saw = start_MD.shape, (_said(one, error), _said(every, second))
