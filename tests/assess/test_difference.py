@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,3 +110,9 @@ def test_other_rows_and_metrics_are_refused() -> None:
         tb.difference(first, regressions()[0], "rmse")
     with pytest.raises(ValueError, match="same rows"):
         tb.difference(first, regressions()[0])
+
+
+def test_an_evaluation_without_terms_is_refused() -> None:
+    first, second = regressions()
+    with pytest.raises(ValueError, match="rmse needs the `terms` of every row"):
+        tb.difference(first, replace(second, terms={}), "rmse")

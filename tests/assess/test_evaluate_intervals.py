@@ -133,12 +133,13 @@ def test_impossible_targets_have_infinite_ends() -> None:
     assert found.intervals(resamples=10)["accuracy"][0] < 1
 
 
-def test_one_row_has_no_spread() -> None:
+def test_one_row_is_refused() -> None:
     predictive, targets = classifier(1)
     found = tb.evaluate(predictive, targets)
-    for name, (low, high) in found.intervals(resamples=20).items():
-        assert low == pytest.approx(found.metrics[name], rel=1e-12, abs=1e-15), name
-        assert high == pytest.approx(low, rel=1e-12, abs=1e-15)
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        found.intervals(resamples=20)
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        tb.difference(found, found)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -1.0, math.nan])

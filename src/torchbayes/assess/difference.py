@@ -62,7 +62,8 @@ def difference(
 
     Raises:
         TypeError: if `first` or `second` is no evaluation.
-        ValueError: if their targets or weights differ, one lacks the metric, or a number is out of range.
+        ValueError: if their targets or weights differ, one lacks the metric or its terms, they are of one row,
+            or a number is out of range.
     """
     check_kind(Evaluation, "an evaluation, as `evaluate` gives it", first=first, second=second)
     check_text(metric=metric)
@@ -71,7 +72,12 @@ def difference(
         raise ValueError(f"`metric` must be one that both have, {', '.join(known)}; got {metric!r}.")
     _check_rows(first, second)
     check_counts(least=2, resamples=resamples)
-    ours, theirs = (resampled(each, resamples, seed)[metric] for each in (first, second))
+    drawn = [resampled(each, resamples, seed) for each in (first, second)]
+    if any(metric not in each for each in drawn):
+        raise ValueError(
+            f"{metric} needs the `terms` of every row, which an evaluation made by hand lacks. Use `evaluate`."
+        )
+    ours, theirs = (each[metric] for each in drawn)
     low, high = interval_of(ours - theirs, level)
     return Difference(
         metric, first.metrics[metric] - second.metrics[metric], float((ours - theirs).std()), low, high, level

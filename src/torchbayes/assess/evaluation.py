@@ -98,7 +98,7 @@ class Evaluation:
             name of a metric -> (low, high).
 
         Raises:
-            ValueError: if an argument is out of range.
+            ValueError: if an argument is out of range, or there is one row, which says nothing of others.
         """
         found = resampled(self, resamples, seed)
         return {name: interval_of(values_R, level) for name, values_R in found.items()}
@@ -116,9 +116,11 @@ def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Te
         name -> (R,), float64.
 
     Raises:
-        ValueError: if an argument is out of range.
+        ValueError: if an argument is out of range, or there is one row.
     """
     check_counts(resamples=resamples)
+    if len(evaluation.log_prob) < 2:
+        raise ValueError("an interval needs at least 2 rows, as one says nothing of others. Evaluate more of them.")
     places = None if evaluation.labels is None else _Places.of(evaluation)
     counts_N = _counts(evaluation.weights, len(evaluation.log_prob))
     step = max(1, _AT_ONCE // len(counts_N))

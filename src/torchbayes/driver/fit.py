@@ -107,9 +107,10 @@ def fit(
     about = {**_about(model, source, method, seed), **({} if space is None else {"space": space.checksum})}
     density = _density(model, source, method, ranks=shard.ranks)
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
-    begin = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
+    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
+    del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
-        state = _run_to_end(density, source, method, run=run, begin=begin, callbacks=callbacks)
+        state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(*run.shelf.packed(posterior))
@@ -138,13 +139,13 @@ def _run_to_end(
     method: Method,
     *,
     run: Run,
-    begin: list[Any],
+    fresh: list[Any],
     callbacks: Sequence[Callback] | None,
 ) -> Any:
     """Return the last state of a run, which begins at the fresh state in a list, or is resumed."""
     shard, per_epoch = run.shard, run.about["steps_per_epoch"]
     seeds = member_seeds(run.about["seed"], method.members)[shard.local]
-    state, found = run.restore(begin.pop())
+    state, found = run.restore(fresh.pop())
     if found.get("plan"):
         # another plan rounds differently, so a resumed run keeps the one it began with
         density.plan = Plan(found["plan"], "taken over from the checkpoint")

@@ -160,12 +160,12 @@ def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: A
     figure = new_figure(5.4, 3.5)
     axes: Axes = figure.subplots()
     half = 2 * np.sqrt((1 - 1 / bins) / bins / total)
-    band = axes.axhspan(max(0.0, 1 / bins - half), 1 / bins + half, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
-    bars = axes.bar(
-        edges[:-1], count / total, 1 / bins, align="edge", color=look.colour, alpha=0.55, edgecolor="white", zorder=2
-    )
-    axes.axhline(1 / bins, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
-    highest = max(1 / bins + half, (count / total).max())
+    low, high = max(0.0, 1 / bins - half), 1 / bins + half
+    band = axes.axhspan(low, high, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
+    bars = axes.bar(edges[:-1], count / total, 1 / bins, align="edge", color=look.colour, edgecolor="white", zorder=2)
+    for share, style in ((low, "-"), (1 / bins, (0, (4, 3))), (high, "-")):  # in front: the bars hide the band
+        axes.axhline(share, color=QUIET, linewidth=0.9, linestyle=style, zorder=3)
+    highest = max(high, (count / total).max())
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * highest), xticks=np.linspace(0, 1, 6), ylabel="share of targets")
     percent_axis(axes.yaxis)
     note_below(
