@@ -35,9 +35,10 @@ from torchbayes.posteriors import (
     as_prior,
     load,
 )
-from torchbayes.predictive.average import Predictive, predict, stream
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.predict import predict, stream
 
 __version__ = "0.1.0"
 

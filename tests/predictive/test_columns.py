@@ -10,7 +10,8 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.data import Standardise
-from torchbayes.predictive.columns import Units, columns_of, write_columns
+from torchbayes.predictive.columns import Units
+from torchbayes.predictive.written import columns_of, write_columns
 from torchbayes.report.figures.new_rows import new_rows
 
 

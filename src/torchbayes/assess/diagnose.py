@@ -29,7 +29,7 @@ from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.predictive.average import predict
+from torchbayes.predictive.predict import predict
 
 Log = str | PathLike[str] | Sequence[Mapping[str, Any]]
 

@@ -27,8 +27,9 @@ from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.predictive.average import Predictive, Source, as_source, predict, stream
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
+from torchbayes.predictive.predict import Source, as_source, predict, stream
 from torchbayes.predictive.quantiles import is_discrete
 
 _ROWS = 1024
@@ -80,7 +81,8 @@ def evaluate(
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
         data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
             aligned with the outputs: those of a causal language model moved as `Predictive.log_prob` says.
-        draws: S, a multiple of the members; the posterior's default if None.
+        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior the closed
+            form of `Linearised`.
         seed: seed of the draws.
         target_scale: units of the targets per unit that the model sees: the standard deviation, if a regression was
             fitted on standardised targets. RMSE is multiplied by it and log densities are per original unit.

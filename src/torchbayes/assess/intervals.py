@@ -14,8 +14,9 @@ from torchbayes.checks import check_counts
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.predictive.average import Predictive, Source, as_source, stream
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.intervals import levels_reached
+from torchbayes.predictive.predict import Source, as_source, stream
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,8 @@ def predict(argv: list[str]) -> None:
     """
     from torchbayes.catalogue.config import load_run
     from torchbayes.data.own import read_new
-    from torchbayes.predictive.columns import Units, columns_of, write_columns
+    from torchbayes.predictive.columns import Units
+    from torchbayes.predictive.written import columns_of, write_columns
     from torchbayes.report.figures.new_rows import new_rows
     from torchbayes.report.style import savefig
 

@@ -21,7 +21,8 @@ from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
-from torchbayes.predictive.average import Predictive, Source, predict
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.predict import Source, predict
 
 SAMPLES = 2000  # of each predictive distribution
 _ROWS = 1024

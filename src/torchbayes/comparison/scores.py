@@ -23,8 +23,8 @@ from torchbayes.comparison.fidelity import (
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import corrupt_data, out_of_distribution
 from torchbayes.posteriors import Functions, Posterior
-from torchbayes.predictive.average import Source, predict
 from torchbayes.predictive.linearised import preferred
+from torchbayes.predictive.predict import Source, predict
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Track = Callable[[list[Any], str], Iterable[Any]]

@@ -17,6 +17,7 @@ from torchbayes.checks import (
     check_kind,
     check_memory,
     check_object,
+    check_positive,
     given,
     seen,
 )
@@ -66,6 +67,28 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     check_kind(Subspace, "a Subspace of the model", **given(space=space))
     if space is not None and space.whole is not model:
         raise ValueError("`space` is a subspace of another model's weights. Make it of the model that is fitted.")
+
+
+def check_validation(method: Method, validation: Any) -> None:
+    """Check what decides how long to train.
+
+    Raises:
+        TypeError: if it is a number that is not a share, such as a whole one.
+        ValueError: if a share is not one, or the method has nothing that held-out rows could choose.
+    """
+    if validation is None:
+        return
+    if method.needs.validation == "none":
+        raise ValueError(
+            f"`validation` decides how long MAP, SWA and SWAG train; {type(method).__name__} does not train. Leave it "
+            f"out. `tune(posterior, on=data)` chooses the prior of a Laplace posterior."
+        )
+    if isinstance(validation, bool | int | float):
+        if not isinstance(validation, float):
+            raise TypeError(f"`validation` must be a share of the rows, such as 0.1, or data; got {seen(validation)}.")
+        check_positive(validation=validation)
+        if validation >= 1:
+            raise ValueError(f"`validation` must be a share of the rows below 1, such as 0.1; got {validation}.")
 
 
 def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import as_seed
@@ -14,25 +15,28 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checkpoint import released
-from torchbayes.driver.checks import check_fit, check_shares, check_size, warn_if_changing
+from torchbayes.driver.checks import check_fit, check_shares, check_size, check_validation, warn_if_changing
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback, listeners
 from torchbayes.driver.reader import Reader
-from torchbayes.driver.run import Run, describe
+from torchbayes.driver.run import Run, describe, recorded_choice
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Fold, Method
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.seeds import member_seeds
+from torchbayes.native.seeds import Purpose, generator, member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import number_of_starts, start_of
 from torchbayes.posteriors.subspace import InSubspace
+
+# rows that are held out where nobody says how many; rows of which none are; how many there should be in all folds
+_HELD_OUT, _FEWEST, _ENOUGH, _FOLDS = 50, 20, 500, 5
 
 
 def fit(
@@ -48,6 +52,7 @@ def fit(
     callbacks: Sequence[Callback] | None = None,
     ranks: Ranks | None = None,
     space: Subspace | None = None,
+    validation: float | Any = None,
 ) -> Posterior:
     """Infer the posterior over a model's weights.
 
@@ -76,6 +81,12 @@ def fit(
             of its own members; the directory must be one that all of them see.
         space: a subspace of the weights to infer in; the posterior is one over weights all the same. Members start at
             its origin, or at what is nearest in it to `start`.
+        validation: rows that choose how long MAP, SWA and SWAG train: a share of the training rows, such as 0.1, or
+            data of their own. A first run of one member, without the rows that are held out, finds the epoch after
+            which these are most likely; where they are fewer than 500 there are up to five such runs, each with other
+            rows held out. The run itself then has all training rows and 1.5 times as many epochs, at most those that
+            the method sets. None does this only where the method sets none: with a tenth of the rows, but at least 50
+            of them or a fifth. What was chosen is in the `config.json` of the directory.
 
     Returns:
         The posterior, on every rank. With batch norm it can recalibrate its draws on the training data. The draws of a
@@ -91,6 +102,7 @@ def fit(
     """
     options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
     check_fit(model, method, start, **options, space=space)
+    check_validation(method, validation)
     method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
@@ -104,7 +116,9 @@ def fit(
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
-    about = {**_about(model, source, method, seed), **({} if space is None else {"space": space.checksum})}
+    with_first = {"begin": begin, "seed": seeds[0], "recorded": recorded_choice(directory)}
+    method, chosen = _chosen(model, source, method, validation=validation, **with_first)
+    about = {**_about(model, source, method, seed), **chosen, **({} if space is None else {"space": space.checksum})}
     density = _density(model, source, method, ranks=shard.ranks)
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
     fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
@@ -117,6 +131,73 @@ def fit(
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
+
+
+def _chosen(
+    model: Model,
+    source: Source,
+    method: Method,
+    *,
+    validation: float | Any,
+    begin: tuple[Tensor, Buffers],
+    seed: int,
+    recorded: Mapping[str, Any] | None,
+) -> tuple[Method, dict[str, Any]]:
+    """Return the method with the settings that held-out rows choose, and what to record of the choice.
+
+    Args:
+        model: what is fitted.
+        source: the training rows.
+        method: the settings.
+        validation: as of `fit`.
+        begin: weights and buffers of all members.
+        seed: of the first member, and of the rows that are held out.
+        recorded: what a run that is resumed has chosen.
+
+    Returns:
+        The method, and an entry `chosen` of the run's description, or none.
+    """
+    if validation is None and (method.needs.validation != "needed" or source.num_data < _FEWEST):
+        return method, {}
+    if recorded is not None:
+        return dataclasses.replace(method, **recorded["settings"]), {"chosen": dict(recorded)}  # type: ignore[type-var]
+    folds = _folds(model, source, validation, seed=seed)
+    if not folds:
+        return method, {}
+    density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
+    weights_MD, buffers = begin[0][:1], {name: buffer[:1] for name, buffer in begin[1].items()}
+    found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed)  # type: ignore[attr-defined]
+    held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
+    record = {"settings": dict(found.settings), "held_out": held_out, **found.record}
+    return dataclasses.replace(method, **found.settings), {"chosen": record}  # type: ignore[type-var]
+
+
+def _folds(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
+    """Return training rows with those that are held out; none where rows cannot be told apart.
+
+    Raises:
+        ValueError: if a share was asked for of rows that cannot be told apart, or it leaves none.
+    """
+    if validation is not None and not isinstance(validation, float):
+        given_rows = as_source(model, validation, _HELD_OUT)
+        given_rows.check()
+        return [Fold(source, given_rows.some(given_rows.num_data))]
+    count = source.num_data
+    held = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
+    if not 0 < held < count:
+        raise ValueError(f"`validation` {validation} of {count} rows holds out {held} of them. Give another share.")
+    order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
+    folds = []
+    for number in range(min(_FOLDS, count // held, -(-_ENOUGH // held))):
+        out = torch.zeros(count, dtype=torch.bool)
+        out[order[number * held : (number + 1) * held]] = True
+        kept, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
+        if kept is None or held_out is None:
+            if validation is None:
+                return []
+            raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
+        folds.append(Fold(kept, held_out.some(held)))
+    return folds
 
 
 def _fresh(

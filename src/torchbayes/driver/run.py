@@ -53,6 +53,14 @@ def describe(settings: Any) -> Any:
     return list(settings) if isinstance(settings, tuple) else settings
 
 
+def recorded_choice(directory: str | PathLike[str] | None) -> Mapping[str, Any] | None:
+    """Return what held-out rows chose for the run in a directory; None if there is none or it made no choice."""
+    path = None if directory is None else Path(directory) / CONFIG
+    if path is None or not path.exists():
+        return None
+    return read_described(path, restore="Start the run anew.").get("chosen")
+
+
 class Run:
     """Writes what a fit leaves on disk, with the directory locked; without a directory it writes nothing.
 

@@ -12,21 +12,27 @@ def eigh(matrix_MDD: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of symmetric matrices (..., D, D), in their dtype.
 
     In single precision LAPACK gives up on some matrices of low rank, such as second moments of inputs most of which are
-    never on; these are done again in double precision.
+    never on, or returns NaN; these are done again in double precision.
     """
     try:
         values, vectors = torch.linalg.eigh(matrix_MDD)
+        if bool(torch.isfinite(values).all()):
+            return values, vectors
     except RuntimeError:  # LinAlgError is one
-        values, vectors = torch.linalg.eigh(matrix_MDD.double())
+        pass
+    values, vectors = torch.linalg.eigh(matrix_MDD.double())
     return values.to(matrix_MDD), vectors.to(matrix_MDD)
 
 
 def eigvalsh(matrix_MDD: Tensor) -> Tensor:
     """Return the eigenvalues that `eigh` does, without the vectors."""
     try:
-        return torch.linalg.eigvalsh(matrix_MDD)
+        values = torch.linalg.eigvalsh(matrix_MDD)
+        if bool(torch.isfinite(values).all()):
+            return values
     except RuntimeError:
-        return torch.linalg.eigvalsh(matrix_MDD.double()).to(matrix_MDD)
+        pass
+    return torch.linalg.eigvalsh(matrix_MDD.double()).to(matrix_MDD)
 
 
 def add_gram_(total: Tensor, rows: Tensor) -> None:

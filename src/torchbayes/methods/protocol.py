@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
@@ -46,6 +47,8 @@ class Needs:
         draws: number of draws that a whole run shelves for each member, at most.
         members: what its members are called in its settings.
         problems: known problems of its settings, one clause each, which are problems of every result.
+        validation: whether rows that are held out of a first run choose a setting: "needed" where it is left open,
+            "possible" where it is set and may be lowered, "none" for methods without `chosen`.
     """
 
     batch_size: int | None = None
@@ -61,6 +64,31 @@ class Needs:
     draws: int = 0
     members: Literal["members", "chains"] = "members"
     problems: tuple[str, ...] = ()
+    validation: Literal["needed", "possible", "none"] = "none"
+
+
+class Fold(NamedTuple):
+    """Training rows, and rows that are held out of them.
+
+    Attributes:
+        rows: to train on.
+        held_out: the others, in batches.
+    """
+
+    rows: Source
+    held_out: Sequence[Batch]
+
+
+class Chosen(NamedTuple):
+    """What held-out rows have chosen.
+
+    Attributes:
+        settings: settings of the method by name.
+        record: what was seen, by name, for the description of the run.
+    """
+
+    settings: Mapping[str, Any]
+    record: Mapping[str, Any]
 
 
 class DivergedError(RuntimeError):

@@ -40,6 +40,7 @@ class Purpose(enum.IntEnum):
     DROPOUT = 8  # what the network draws
     TRIAL = 9  # whether it draws anything
     WRITING = 10  # what it draws while its writes are detected
+    HELD_OUT = 29  # rows left out of a first run, which chooses settings
     # samplers
     MOMENTUM = 11
     ACCEPT = 12

@@ -1,8 +1,9 @@
 """Predictions of a posterior: the model average over draws, and closed forms of linearised networks."""
 
-from torchbayes.predictive.average import Predictive, predict, stream
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import Decision
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.predict import predict, stream
 
 __all__ = ["Decision", "FunctionalLaplace", "Linearised", "Predictive", "functional_laplace", "predict", "stream"]

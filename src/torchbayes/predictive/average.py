@@ -1,31 +1,28 @@
 """The Bayesian model average: p(y|x, D) ≈ (1/S) Σ_s p(y | f_s(x)), with functions f_s drawn from a posterior.
 
-`predict` draws the functions and averages; `stream` does so batch by batch over a loader of any size with the same
-functions throughout. Probabilities are averaged, never outputs.
+Probabilities are averaged, never outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
-from torch.utils.data import DataLoader
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
+from torchbayes.data.base import Standardise
 from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
-from torchbayes.model.model import Batch, Model, check_finite
-from torchbayes.model.rows.batch import check_alike
 from torchbayes.native.seeds import Purpose, seeded
-from torchbayes.posteriors.functions import Functions
-from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.classes import Decision, average_entropies, class_probs, decided, over_classes
+from torchbayes.predictive.columns import Units, columns
+from torchbayes.predictive.intervals import central_interval
 from torchbayes.predictive.quantiles import average_quantile
 
 
@@ -193,6 +190,45 @@ class Predictive:
         found = average_quantile(self.distribution, levels_Q)
         return found[0] if single else found
 
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval of each number: the quantiles at (1 ∓ level) / 2.
+
+        Args:
+            level: probability inside, in (0, 1); half of the rest lies on either side.
+
+        Returns:
+            Low and high ends, (B, K') each. Where the likelihood's Distribution has no `cdf` they are from samples.
+
+        Raises:
+            ValueError: if the level is not in (0, 1).
+            TypeError: if predictions are classes.
+        """
+        if isinstance(self.distribution, distributions.Categorical | distributions.Bernoulli):
+            raise TypeError("classes have no intervals. Use `probs`, or a region of classes by their probability.")
+        return central_interval(self, 1 - Units(level=level).level)
+
+    def frame(self, *, level: float = 0.9, classes: Sequence[str] = (), targets: Standardise | None = None) -> Any:
+        """Return the predictions as a pandas DataFrame, a row for each input.
+
+        Of numbers: mean, sd, sd_of_function, and the ends of the central interval; of classes: prediction, p(CLASS),
+        entropy, and mutual_information where there are several draws.
+
+        Args:
+            level: probability inside the interval, in (0, 1).
+            classes: their names; their numbers if there are none.
+            targets: from raw to standardised targets, such as `data.target_standardise`: numbers are then in raw units.
+
+        Raises:
+            ImportError: if pandas is not installed.
+            TypeError: if predictions are neither classes nor one number for each output.
+            ValueError: if the level is not in (0, 1).
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("`frame` needs pandas. Install it: pip install pandas.") from error
+        return pandas.DataFrame(columns(self, Units(tuple(classes), targets, level)))
+
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Return targets drawn from the average: draw s mod S, then its distribution.
 
@@ -230,148 +266,3 @@ def _check_parts(predictive: Predictive) -> None:
         raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
     if spread is not None and spread.shape != outputs_SBK.shape:
         raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
-
-
-class Source(Protocol):
-    """A source of predictives: functions drawn from a posterior, or a closed form."""
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        ...
-
-    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
-        """Return the predictive at inputs."""
-        ...
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """The average of drawn functions.
-
-    Attributes:
-        functions: the functions.
-    """
-
-    functions: Functions
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.functions.model
-
-    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
-        """Return the predictive at inputs, (B, ...)."""
-        return _predictive(self.functions, self.functions(inputs, chunk_size=chunk_size))
-
-
-def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
-    """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
-    extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
-    parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
-    return Predictive(outputs_SBK, functions.model.likelihood, parameters)
-
-
-def predict(
-    posterior: Posterior | Functions | Source,
-    inputs: Any,
-    *,
-    draws: int | None = None,
-    seed: int = 0,
-    chunk_size: int = 1024,
-) -> Predictive:
-    """Average the predictions of functions drawn from a posterior.
-
-    Args:
-        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored). A loader's
-            outputs are kept, S · N · K numbers; use `stream` when that is too much.
-        draws: S, a multiple of the members; the posterior's default if None. Not for functions.
-        seed: seed of the draws.
-        chunk_size: rows that go through a network at once.
-
-    Returns:
-        The predictive, with outputs (S, B, K).
-
-    Raises:
-        ValueError: if `draws` does not fit, inputs are empty or not finite, or outputs differ in shape between batches.
-    """
-    source = as_source(posterior, draws, seed)
-    check_counts(chunk_size=chunk_size)
-    if not isinstance(inputs, DataLoader):
-        check_finite(placed := source.model.place(inputs))
-        return source.predictive(placed, chunk_size=chunk_size)
-    parts: list[Predictive] = []
-    for each, _ in stream(source, inputs, chunk_size=chunk_size):
-        parts.append(each)
-        check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")
-    if not parts:
-        raise ValueError("the loader yields no rows; there is nothing to predict.")
-    joined = torch.cat([p.outputs_SBK for p in parts], dim=1)
-    spreads = [p.function_variance for p in parts if p.function_variance is not None]
-    return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
-
-
-def stream(
-    posterior: Posterior | Functions | Source,
-    batches: Iterable[Any],
-    *,
-    draws: int | None = None,
-    seed: int = 0,
-    chunk_size: int = 1024,
-) -> Iterator[tuple[Predictive, Any]]:
-    """Yield (predictive, targets) batch by batch, with the same functions throughout and in bounded memory.
-
-    Args:
-        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        batches: a DataLoader or any iterable of batches that the model's hook can read.
-        draws: S, a multiple of the members; the posterior's default if None. Not for functions.
-        seed: seed of the draws.
-        chunk_size: rows that go through a network at once.
-
-    Returns:
-        An iterator over the predictive of each batch and the batch's targets.
-
-    Raises:
-        TypeError: if the batches cannot be iterated.
-    """
-    source = as_source(posterior, draws, seed)
-    check_counts(chunk_size=chunk_size)
-    check_object(("__iter__",), "a DataLoader or a list of batches", batches=batches)
-    return _stream(source, batches, chunk_size)
-
-
-def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator[tuple[Predictive, Tensor]]:
-    for item in batches:
-        batch = item if isinstance(item, Batch) else source.model.unpack(item)
-        check_finite(batch.inputs)
-        yield source.predictive(batch.inputs, chunk_size=chunk_size), batch.targets
-
-
-def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
-    """Return functions drawn from a posterior, or those given.
-
-    Raises:
-        ValueError: if `draws` is given with functions and differs from their number.
-    """
-    if isinstance(posterior, Functions):
-        if draws not in {None, posterior.draws}:
-            raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
-        return posterior
-    return posterior.functions(draws, seed=seed)
-
-
-def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
-    """Return a source of predictives: functions drawn from a posterior, those given, or the closed form itself.
-
-    Raises:
-        ValueError: if `draws` is given where nothing is drawn, or a number is out of range.
-        TypeError: if it is none of these.
-    """
-    seed = as_seed(seed)
-    if isinstance(posterior, Posterior | Functions):
-        return Sampled(as_functions(posterior, draws, seed))
-    check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)
-    if draws is not None:
-        raise ValueError(f"a closed form draws nothing; got draws={draws}. Leave it out.")
-    return posterior

@@ -7,12 +7,9 @@ deviation, the part of it that is the function's, and the bounds of a central in
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,11 +17,10 @@ from torch import Tensor, distributions
 
 from torchbayes.checks import check_numbers
 from torchbayes.data.base import Standardise
-from torchbayes.posteriors.files import write_whole
-from torchbayes.predictive.average import Predictive, predict
 from torchbayes.predictive.intervals import central_interval
 
-_ROWS = 2048  # predicted at once, so that the outputs of all draws need not be held for all rows
+if TYPE_CHECKING:
+    from torchbayes.predictive.average import Predictive
 
 
 @dataclass(frozen=True)
@@ -47,29 +43,15 @@ class Units:
             raise ValueError(f"`level` must lie between 0 and 1; got {self.level:g}. 0.95 is usual.")
 
 
-def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.ndarray]:
-    """Return predictions at inputs as columns.
+def columns(predictive: Predictive, units: Units) -> dict[str, np.ndarray]:
+    """Return predictions as columns.
 
     Args:
-        posterior: a posterior, functions drawn from one, or a `Linearised` one.
-        inputs: (N, ...).
+        predictive: at N inputs.
         units: in what they are told.
 
     Returns:
         name -> (N,).
-
-    Raises:
-        ValueError: if there are no rows.
-        TypeError: if predictions are neither classes nor one number for each output.
-    """
-    if not len(inputs):
-        raise ValueError("there are no rows to predict.")
-    parts = [_columns(predict(posterior, part), units) for part in inputs.split(_ROWS)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _columns(predictive: Predictive, units: Units) -> dict[str, np.ndarray]:
-    """Return the columns of one predictive.
 
     Raises:
         TypeError: if it is neither of classes nor of numbers.
@@ -129,26 +111,3 @@ def _of_numbers(predictive: Predictive, units: Units, *, width: int) -> dict[str
 
 def _array(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy()
-
-
-def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Sequence[str] | None = None) -> None:
-    """Write predictions to a CSV file, whole or not at all.
-
-    Args:
-        path: of the file.
-        columns: name -> (N,).
-        names: what tells the rows apart; their numbers, counted from 1, if None.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row" if names is None else "name", *columns])
-    count = len(next(iter(columns.values())))
-    lines = zip(
-        names or range(1, count + 1), *(map(_shown, values.tolist()) for values in columns.values()), strict=True
-    )
-    writer.writerows(lines)
-    write_whole(path, text.getvalue().encode())
-
-
-def _shown(value: Any) -> Any:
-    return f"{value:.7g}" if isinstance(value, float) else value

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchbayes.metrics import central_level
-from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.quantiles import is_discrete
+
+if TYPE_CHECKING:
+    from torchbayes.predictive.average import Predictive
 
 _SAMPLES = 2000  # for the quantiles of a row whose distribution function is not known
 _AT_ONCE = 2**24  # numbers that `Tensor.quantile` takes

@@ -18,8 +18,8 @@ from torchbayes.driver.log import read_log
 from torchbayes.model.description import describe_model, model_differences
 from torchbayes.posteriors import Draws, Posterior
 from torchbayes.posteriors.functions import Functions
-from torchbayes.predictive.average import Source
 from torchbayes.predictive.linearised import preferred
+from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
 from torchbayes.report.html import Picture, write_report
 from torchbayes.report.judged import Section, classification, regression, transforms

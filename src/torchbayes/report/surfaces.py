@@ -10,8 +10,8 @@ from torch import Tensor
 from torchbayes.data import Data
 from torchbayes.data.base import Standardise
 from torchbayes.posteriors.functions import Functions
-from torchbayes.predictive.average import Source, predict
 from torchbayes.predictive.classes import class_probs
+from torchbayes.predictive.predict import Source, predict
 from torchbayes.report import figures
 from torchbayes.report.html import Picture
 

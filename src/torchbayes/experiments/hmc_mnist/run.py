@@ -21,7 +21,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws, Point, Posterior
-from torchbayes.predictive.average import predict
+from torchbayes.predictive.predict import predict
 
 CHAIN = ("log_density", "log_likelihood", "acceptance", "seconds", "gradients")
 

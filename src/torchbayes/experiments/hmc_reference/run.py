@@ -19,7 +19,7 @@ from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Draws, Functions, Posterior
-from torchbayes.predictive.average import predict
+from torchbayes.predictive.predict import predict
 
 
 def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:

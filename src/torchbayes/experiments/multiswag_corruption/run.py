@@ -16,7 +16,7 @@ from torchbayes.experiments.multiswag_corruption.recipe import CorruptionRecipe
 from torchbayes.experiments.shared.classifiers import METRICS, classifier, metrics_of
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Functions, Gaussian, Point
-from torchbayes.predictive.average import predict
+from torchbayes.predictive.predict import predict
 
 
 def run(recipe: CorruptionRecipe, seed: int, directory: Path) -> dict[str, Any]:

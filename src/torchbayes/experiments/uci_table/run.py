@@ -18,7 +18,8 @@ from torchbayes.experiments.uci_table.recipe import METRICS, UCITableRecipe
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.posteriors import Functions
-from torchbayes.predictive.average import Predictive, predict
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.predict import predict
 
 
 class TwoHeads(nn.Module):

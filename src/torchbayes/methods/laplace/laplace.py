@@ -69,8 +69,8 @@ class Laplace:
         structure: of the precision: "diagonal", "kronecker" (KFAC), "ekfac", "dense", "low_rank".
         curvature: "ggn" (exact generalised Gauss-Newton), "fisher" (by sampled targets), "empirical" (by the observed
             ones), "hessian" (exact, may be indefinite; dense alone, for small networks).
-        prior: precision of the prior: "model" keeps the model's, "scalar" multiplies it by one factor, "layer" by one
-            for each layer, "weight" by one for each weight, chosen by the evidence (`tune` can do the same later).
+        prior: precision of the prior: "scalar" multiplies the model's by one factor, "layer" by one for each layer,
+            "weight" by one for each weight, chosen by the evidence (`tune` can do the same later); "model" keeps it.
         noise: whether the evidence also chooses the noise scale of a regression whose scale is fixed.
         batch_size: rows per step where the data are not batched already.
         samples: targets drawn for each row by "fisher".
@@ -87,7 +87,7 @@ class Laplace:
 
     structure: StructureName = "kronecker"
     curvature: CurvatureName = "ggn"
-    prior: PriorName = "model"
+    prior: PriorName = "scalar"
     noise: bool = False
     batch_size: int = 1000
     samples: int = field(default=1, kw_only=True)

@@ -33,8 +33,8 @@ from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.predictive.average import predict
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.predict import predict
 
 Groups = Literal["model", "scalar", "layer", "weight"]
 _WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single precision

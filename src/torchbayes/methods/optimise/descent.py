@@ -1,24 +1,21 @@
-"""One step of gradient descent on a stack of members: what MAP, SWA and SWAG share."""
+"""One step of gradient descent on a stack of members."""
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
-from torchbayes.methods.protocol import DivergedError, History, Needs, Visit
+from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import tensors_of
-from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose, mix
 
 # default length of a run: enough steps to train on a small table, where an epoch has few
@@ -93,36 +90,6 @@ class Info:
     def now(self) -> dict[str, float]:
         """Return what is true of the last step of an epoch."""
         return {"lr": self.lr}
-
-
-class Descent(ABC):
-    """What gradient descent methods share: minibatches from the first step to the last, and no draws."""
-
-    epochs: int | None
-    batch_size: int
-
-    @property
-    def needs(self) -> Needs:
-        """Minibatches, through a network in training mode."""
-        return Needs(batch_size=self.batch_size, network="train")
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
-
-    def visit(self, state: Any) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        now = state.trajectory
-        return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
-    def draw(self, state: Any) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
-
-    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
-        del history
-        return problems_of(posterior, state, source)
 
 
 class Update(Protocol):

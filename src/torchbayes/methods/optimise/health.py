@@ -88,7 +88,7 @@ def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) 
     if averaged:
         about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration}
         last = Point(posterior.model, end.weights_MD, **about)
-    last_M = log_likelihoods(last, batches)[0].sum(-1) / _values(last.model, batches)
+    last_M = log_likelihoods(last, batches)[0].sum(-1) / num_targets(last.model, batches)
     constant = constant_log_likelihood(last.model, batches)
     found += _worthless(last_M, constant) + _exploded(last.model, end.weights_MD) + _unscaled(last.model, batches)
     if averaged:
@@ -145,7 +145,7 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
     constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
     learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
     return highest(
-        lambda: _total(model, batches, constant, learned) / _values(model, batches), [constant, *learned.values()]
+        lambda: _total(model, batches, constant, learned) / num_targets(model, batches), [constant, *learned.values()]
     )
 
 
@@ -170,7 +170,7 @@ def _still(model: Model, batches: Sequence[Batch]) -> bool:
     return not all(bool(v.all()) for v in real) or not any(bool(v.any()) for v in varies)
 
 
-def _values(model: Model, batches: Sequence[Batch]) -> float:
+def num_targets(model: Model, batches: Sequence[Batch]) -> float:
     """Return the weighted number of targets; 1 if none counts."""
     return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
 
@@ -225,7 +225,7 @@ def _worthless(last_M: Tensor, constant: float) -> list[str]:
 
 def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float) -> list[str]:
     """Return the problems of the mean of the snapshots, and of draws around it."""
-    count = _values(posterior.model, batches)
+    count = num_targets(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
     bearable_M = (gain_M / 2).clamp_min(_BROKEN)
     mean = posterior

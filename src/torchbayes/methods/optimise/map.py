@@ -16,7 +16,8 @@ from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, descend, start
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -33,7 +34,7 @@ class MAP(Descent):
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.

@@ -19,8 +19,9 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
+from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
+from torchbayes.methods.optimise.descent import Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
@@ -55,7 +56,7 @@ class SWA(Descent):
 
     Attributes:
         members: M, independent runs; several make MultiSWA.
-        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase.

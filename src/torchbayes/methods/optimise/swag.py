@@ -23,8 +23,9 @@ from torchbayes.checks import check_counts, check_memory, check_not_negative, gi
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
+from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.descent import Descent, Info, Trajectory, start
+from torchbayes.methods.optimise.descent import Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
@@ -57,7 +58,7 @@ class SWAG(Descent):
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
         averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior.

@@ -25,9 +25,8 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_flags, check_not_negative
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
-from torchbayes.methods.sampler import Sampler, refuse_batch_norm
-from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, copied, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sampler import refuse_batch_norm
+from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,10 @@ class State:
 
 
 @dataclass(frozen=True)
-class SGHMC(Sampler):
+class SGHMC(Stochastic):
     """Stochastic gradient Hamiltonian Monte Carlo.
 
     Attributes:
-        step_size: ε, on the scale of the full-data log density: a learning rate on the mean loss is N ε.
-        batch_size: rows per step; None for all the data.
-        schedule: how ε changes: `Steady`, `Decay`, or `Cycles` (cSGHMC).
         momentum: β; the friction is 1 − β.
         form: momentum or friction.
         noise_estimate: b, for the friction form.
@@ -65,9 +61,6 @@ class SGHMC(Sampler):
         floor: δ, on the scale of the gradient.
     """
 
-    step_size: float = 1e-6
-    batch_size: int | None = 128
-    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
     momentum: float = 0.9
     form: Literal["momentum", "friction"] = "momentum"
     noise_estimate: float = 0.0
@@ -75,9 +68,10 @@ class SGHMC(Sampler):
     decay: float = 0.99
     floor: float = 1e-7
 
+    rate = 0.01  # learning rate on the mean loss
+
     def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
+        Stochastic.__post_init__(self)
         check_share(momentum=self.momentum, decay=self.decay)
         check_positive(floor=self.floor)
         check_choice(("momentum", "friction"), form=self.form)
@@ -109,7 +103,7 @@ class SGHMC(Sampler):
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
-        step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
+        step_size, heat = self.step_size_at(state.step, density), temperature(density)
         value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         friction, root = 1 - self.momentum, step_size**0.5

@@ -27,9 +27,8 @@ from torch import Tensor
 from torchbayes.checks import check_flags
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
-from torchbayes.methods.sampler import Sampler, refuse_batch_norm
-from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, copied, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sampler import refuse_batch_norm
+from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -50,28 +49,23 @@ class State:
 
 
 @dataclass(frozen=True)
-class SGLD(Sampler):
+class SGLD(Stochastic):
     """Stochastic gradient Langevin dynamics.
 
     Attributes:
-        step_size: ε, on the scale of the full-data log density: a learning rate on the mean loss is N ε / 2.
-        batch_size: rows per step; None for all the data.
-        schedule: how ε falls: `Steady`, `Decay`, or `Cycles` (cSGLD).
         preconditioned: whether to use G.
         decay: λ.
         floor: δ, on the scale of the gradient.
     """
 
-    step_size: float = 1e-5
-    batch_size: int | None = 128
-    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
     preconditioned: bool = False
     decay: float = 0.99
     floor: float = 1e-5
 
+    rate = 0.03  # learning rate on the mean loss, doubled
+
     def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
+        Stochastic.__post_init__(self)
         check_share(decay=self.decay)
         check_positive(floor=self.floor)
         check_flags(preconditioned=self.preconditioned)
@@ -94,7 +88,7 @@ class SGLD(Sampler):
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
-        step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
+        step_size, heat = self.step_size_at(state.step, density), temperature(density)
         value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         drift_MD = value.gradient.mul_(heat)

@@ -25,9 +25,8 @@ from torch import Tensor
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.sampler import Sampler, refuse_batch_norm
-from torchbayes.methods.schedules import Steady, StepSchedule
-from torchbayes.methods.sgmcmc.stochastic import Info, check, copied, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sampler import refuse_batch_norm
+from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -50,24 +49,19 @@ class State:
 
 
 @dataclass(frozen=True)
-class SGNHT(Sampler):
+class SGNHT(Stochastic):
     """The stochastic gradient Nosé-Hoover thermostat.
 
     Attributes:
-        step_size: ε = h², on the scale of the full-data log density.
-        batch_size: rows per step; None for all the data.
-        schedule: how ε changes.
         diffusion: a.
     """
 
-    step_size: float = 1e-6
-    batch_size: int | None = 128
-    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
     diffusion: float = 1.0
 
+    rate = 0.003  # learning rate on the mean loss
+
     def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
+        Stochastic.__post_init__(self)
         check_positive(diffusion=self.diffusion)
 
     def init(
@@ -89,7 +83,7 @@ class SGNHT(Sampler):
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
-        step_size, heat = self.step_size * self.schedule.at(state.step), temperature(density)
+        step_size, heat = self.step_size_at(state.step, density), temperature(density)
         value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         h, noisy = step_size**0.5, self.schedule.noisy(state.step)

@@ -3,38 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_object, given
+from torchbayes.checks import check_object, given, is_whole
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.faults import is_fault, worded
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.protocol import DivergedError
-from torchbayes.methods.sampler import check_shapes
-from torchbayes.methods.schedules import StepSchedule
+from torchbayes.methods.sampler import Sampler, check_shapes
+from torchbayes.methods.schedules import Cycles, Steady, StepSchedule
+
+_DRAWS = 200  # of each chain, where nobody says how many
 
 
-class Stochastic(Protocol):
-    """Settings that samplers on minibatches share."""
+@dataclass(frozen=True)
+class Stochastic(Sampler):
+    """Settings of every sampler on minibatches.
 
-    @property
-    def step_size(self) -> float:
-        """ε, on the scale of the full-data log density."""
-        ...
+    Attributes:
+        steps: length of a chain, burn-in included.
+        burn_in: steps, of those, before draws are retained; None for three fifths, and for none with `Cycles`.
+        thin: thinning interval; None for the one that gives about 200 draws of each chain, and for 1 with `Cycles`.
+        step_size: ε, on the scale of the full-data log density. None for ε = rate / N with N rows of data, so that it
+            is the same for the mean loss however many there are; the rate is that of the class.
+        batch_size: rows per step; None for all the data.
+        schedule: how ε changes: `Steady`, `Decay` or `Cycles`.
+    """
 
-    @property
-    def batch_size(self) -> int | None:
-        """Rows per step; None for all the data."""
-        ...
+    steps: int = 5000
+    burn_in: int = None  # type: ignore[assignment]  # set below
+    thin: int = None  # type: ignore[assignment]
+    step_size: float | None = None
+    batch_size: int | None = 128
+    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
 
-    @property
-    def schedule(self) -> StepSchedule:
-        """How ε changes from step to step."""
-        ...
+    rate: ClassVar[float]
+
+    def __post_init__(self) -> None:
+        check_counts(steps=self.steps)
+        check_object(("at", "noisy"), "Cycles()", schedule=self.schedule)
+        in_cycles = isinstance(self.schedule, Cycles)
+        if self.burn_in is None:
+            object.__setattr__(self, "burn_in", 0 if in_cycles else 3 * self.steps // 5)
+        if self.thin is None:
+            rest = (self.steps - self.burn_in) if is_whole(self.burn_in) else 0
+            object.__setattr__(self, "thin", 1 if in_cycles else max(1, rest // _DRAWS))
+        Sampler.__post_init__(self)
+        check_positive(**given(step_size=self.step_size))
+        check_counts(**given(batch_size=self.batch_size))
+
+    def step_size_at(self, step: int, density: Density) -> float:
+        """Return ε of a step."""
+        size = self.rate / getattr(density, "num_data", 1) if self.step_size is None else self.step_size
+        return size * self.schedule.at(step)
 
 
 @dataclass(frozen=True)
@@ -62,17 +87,6 @@ class Info:
     def now(self) -> dict[str, float]:
         """Return what is true of the last step of an epoch."""
         return {}
-
-
-def check(method: Stochastic) -> None:
-    """Check the settings that all have.
-
-    Raises:
-        ValueError: if one is out of range.
-    """
-    check_positive(step_size=method.step_size)
-    check_counts(**given(batch_size=method.batch_size))
-    check_object(("at", "noisy"), "Cycles()", schedule=method.schedule)
 
 
 def temperature(density: Density) -> float:

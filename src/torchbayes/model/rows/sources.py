@@ -12,7 +12,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from torchbayes.checks import seen
 from torchbayes.model.model import Model, check_finite
@@ -58,6 +66,10 @@ class Source(Protocol):
         """Raise ValueError or TypeError when the data do not fit the model."""
         ...
 
+    def kept(self, rows: Tensor) -> Source | None:
+        """Return a source of some rows, by their numbers (n,); None where rows cannot be told apart."""
+        ...
+
 
 def even_bounds(num_data: int, batch_size: int) -> list[int]:
     """Return the bounds of ceil(N / batch_size) slices whose sizes differ by at most one."""
@@ -90,8 +102,13 @@ class Table:
 
     def __init__(self, model: Model, rows: Batch, batch_size: int) -> None:
         """Keep the rows on the model's device."""
-        self._model, self._rows = model, rows
+        self._model, self._rows, self._batch_size = model, rows, batch_size
         self._bounds = even_bounds(rows.size, batch_size) if rows.size else [0]
+
+    def kept(self, rows: Tensor) -> Table:
+        """Return a table of some rows."""
+        where = rows.to(self._model.network.device)
+        return Table(self._model, self._rows.map(lambda t: t.index_select(0, where)), self._batch_size)
 
     def rows(self) -> Batch:
         """Return all rows."""
@@ -169,6 +186,14 @@ class Loader:
                 f"the loader chooses rows with a {type(loader.sampler).__name__}, but fit orders the rows for each "
                 f"member itself. Choose rows with torch.utils.data.Subset, or give a list of batches."
             )
+
+    def kept(self, rows: Tensor) -> Loader:
+        """Return a loader of some rows of the data set, in batches of the same size."""
+        own = self._loader
+        some = Subset(own.dataset, rows.tolist())
+        about = {"num_workers": own.num_workers, "collate_fn": own.collate_fn, "worker_init_fn": own.worker_init_fn}
+        about["pin_memory"] = own.pin_memory
+        return Loader(self._model, DataLoader(some, own.batch_size, shuffle=self._shuffled, **about))
 
     @property
     def num_data(self) -> int:
@@ -256,6 +281,10 @@ class Stream:
             raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
         self._model, self._batches, self._sizes = model, batches, sizes
         self._first: First | None = None
+
+    def kept(self, rows: Tensor) -> None:
+        """Return nothing: a stream may give its rows in another order at every pass."""
+        del rows
 
     @property
     def num_data(self) -> int:

@@ -22,7 +22,7 @@ def new_rows(new: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray], *, l
     """Draw predictions of new rows, and their uncertainty beside that of test rows.
 
     Args:
-        new: columns of predictions, as `predictive.columns_of` gives them.
+        new: columns of predictions, as `predictive.written.columns_of` gives them.
         test: the same of test rows.
         level: share of the targets that an interval should hold.
 

@@ -1,0 +1,51 @@
+"""What MAP, SWA and SWAG share: minibatches from the first step to the last, and how long to train."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import Any
+
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
+from torchbayes.model.rows.sources import Source
+
+
+class Descent(ABC):
+    """What gradient descent methods share: minibatches from the first step to the last, and no draws."""
+
+    epochs: int | None
+    batch_size: int
+    optimizer: Optimizer
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; held-out rows where it is open how long to train."""
+        open_ = "needed" if self.epochs is None else "possible"
+        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return the epochs that held-out rows choose: see `torchbayes.methods.optimise.length`."""
+        return choose_epochs(self, density, folds, **begin)
+
+    def visit(self, state: Any) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.trajectory
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def draw(self, state: Any) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
+        del history
+        return problems_of(posterior, state, source)

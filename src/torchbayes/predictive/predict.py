@@ -1,0 +1,172 @@
+"""predict and stream: functions drawn from a posterior, or its closed form, at inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from torchbayes.checks import as_seed, check_counts, check_object
+from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.rows.batch import check_alike
+from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.linearised import Linearised
+
+
+class Source(Protocol):
+    """A source of predictives: functions drawn from a posterior, or a closed form."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        ...
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The average of drawn functions.
+
+    Attributes:
+        functions: the functions.
+    """
+
+    functions: Functions
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.functions.model
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, (B, ...)."""
+        return _predictive(self.functions, self.functions(inputs, chunk_size=chunk_size))
+
+
+def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
+    """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
+    extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
+    parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
+    return Predictive(outputs_SBK, functions.model.likelihood, parameters)
+
+
+def predict(
+    posterior: Posterior | Functions | Source,
+    inputs: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Predictive:
+    """Average the predictions of functions drawn from a posterior.
+
+    Args:
+        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored). A loader's
+            outputs are kept, S · N · K numbers; use `stream` when that is too much.
+        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior the closed
+            form of `Linearised`, which draws nothing. Not for functions.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The predictive, with outputs (S, B, K).
+
+    Raises:
+        ValueError: if `draws` does not fit, inputs are empty or not finite, or outputs differ in shape between batches.
+    """
+    source = as_source(posterior, draws, seed)
+    check_counts(chunk_size=chunk_size)
+    if not isinstance(inputs, DataLoader):
+        check_finite(placed := source.model.place(inputs))
+        return source.predictive(placed, chunk_size=chunk_size)
+    parts: list[Predictive] = []
+    for each, _ in stream(source, inputs, chunk_size=chunk_size):
+        parts.append(each)
+        check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")
+    if not parts:
+        raise ValueError("the loader yields no rows; there is nothing to predict.")
+    joined = torch.cat([p.outputs_SBK for p in parts], dim=1)
+    spreads = [p.function_variance for p in parts if p.function_variance is not None]
+    return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
+
+
+def stream(
+    posterior: Posterior | Functions | Source,
+    batches: Iterable[Any],
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Iterator[tuple[Predictive, Any]]:
+    """Yield (predictive, targets) batch by batch, with the same functions throughout and in bounded memory.
+
+    Args:
+        posterior: a posterior, functions already drawn from one, or a `Linearised` one.
+        batches: a DataLoader or any iterable of batches that the model's hook can read.
+        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior the closed
+            form of `Linearised`, which draws nothing. Not for functions.
+        seed: seed of the draws.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        An iterator over the predictive of each batch and the batch's targets.
+
+    Raises:
+        TypeError: if the batches cannot be iterated.
+    """
+    source = as_source(posterior, draws, seed)
+    check_counts(chunk_size=chunk_size)
+    check_object(("__iter__",), "a DataLoader or a list of batches", batches=batches)
+    return _stream(source, batches, chunk_size)
+
+
+def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator[tuple[Predictive, Tensor]]:
+    for item in batches:
+        batch = item if isinstance(item, Batch) else source.model.unpack(item)
+        check_finite(batch.inputs)
+        yield source.predictive(batch.inputs, chunk_size=chunk_size), batch.targets
+
+
+def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
+    """Return functions drawn from a posterior, or those given.
+
+    Raises:
+        ValueError: if `draws` is given with functions and differs from their number.
+    """
+    if isinstance(posterior, Functions):
+        if draws not in {None, posterior.draws}:
+            raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
+        return posterior
+    return posterior.functions(draws, seed=seed)
+
+
+def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
+    """Return a source of predictives: functions drawn from a posterior, those given, or a closed form.
+
+    That of a Laplace posterior is linearised unless draws are asked for: the Gaussian belongs to the linearised
+    network, and draws of weights leave the region where the network is nearly linear.
+
+    Raises:
+        ValueError: if `draws` is given where nothing is drawn, or a number is out of range.
+        TypeError: if it is none of these.
+    """
+    seed = as_seed(seed)
+    if isinstance(posterior, LaplacePosterior) and draws is None:
+        return Linearised(posterior)
+    if isinstance(posterior, Posterior | Functions):
+        return Sampled(as_functions(posterior, draws, seed))
+    check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)
+    if draws is not None:
+        raise ValueError(f"a closed form draws nothing; got draws={draws}. Leave it out.")
+    return posterior

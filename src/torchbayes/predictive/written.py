@@ -1,0 +1,62 @@
+"""Predictions of many rows as columns, and columns as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from torchbayes.posteriors.files import write_whole
+from torchbayes.predictive.columns import Units, columns
+from torchbayes.predictive.predict import predict
+
+_ROWS = 2048  # predicted at once, so that the outputs of all draws need not be held for all rows
+
+
+def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.ndarray]:
+    """Return predictions at inputs as columns.
+
+    Args:
+        posterior: a posterior, functions drawn from one, or a `Linearised` one.
+        inputs: (N, ...).
+        units: in what they are told.
+
+    Returns:
+        name -> (N,).
+
+    Raises:
+        ValueError: if there are no rows.
+        TypeError: if predictions are neither classes nor one number for each output.
+    """
+    if not len(inputs):
+        raise ValueError("there are no rows to predict.")
+    parts = [columns(predict(posterior, part), units) for part in inputs.split(_ROWS)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Sequence[str] | None = None) -> None:
+    """Write predictions to a CSV file, whole or not at all.
+
+    Args:
+        path: of the file.
+        columns: name -> (N,).
+        names: what tells the rows apart; their numbers, counted from 1, if None.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row" if names is None else "name", *columns])
+    count = len(next(iter(columns.values())))
+    lines = zip(
+        names or range(1, count + 1), *(map(_shown, values.tolist()) for values in columns.values()), strict=True
+    )
+    writer.writerows(lines)
+    write_whole(path, text.getvalue().encode())
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.7g}" if isinstance(value, float) else value
