@@ -14,7 +14,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ _WAITING = {
     aten.repeat_interleave,
     aten._linalg_check_errors,
 }
+_OTHER = 0x5DEECE66D  # makes a seed another one
 _COPIES = {aten._to_copy, aten.copy_}
 _INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
 _NO_SCALARS = {aten.cat, aten.stack, aten.mm, aten.bmm, aten.addmm, aten.mv, aten.dot}
@@ -71,6 +73,37 @@ class Elsewhere(Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return f"Elsewhere({self.held!r})"
+
+
+class _Source(torch.Generator):
+    """A generator of the device, whose numbers are not those of the CPU.
+
+    Operations recognise it by its seed, as they are not given the object itself.
+    """
+
+    seeds: ClassVar[set[int]] = set()
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        own = seed ^ _OTHER
+        self.seeds.add(own)
+        return super().manual_seed(own)
+
+
+class _Sources(type):
+    """The class `torch.Generator` while the device is in use: it makes generators of both devices."""
+
+    def __call__(cls, device: torch.device | str = "cpu") -> torch.Generator:
+        return _Source() if torch.device(device).type == DEVICE.type else _GENERATOR(device)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+_GENERATOR = torch.Generator
+
+
+class _Generator(metaclass=_Sources):
+    """What stands in for `torch.Generator`."""
 
 
 class Emulated(TorchDispatchMode):
@@ -108,6 +141,9 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Em
     onto = bool(there) if device is None else torch.device(device).type == DEVICE.type
     if packet is aten.copy_:
         onto = isinstance(args[0], Elsewhere)
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, _GENERATOR) and (leaf.initial_seed() in _Source.seeds) != onto:
+            raise RuntimeError(f"Expected a generator of the device on which {func} makes numbers; got another's.")
     if mode is not None:
         _count(mode, packet, args, from_there=bool(there), onto=onto)
     if device is not None:
@@ -187,5 +223,5 @@ def emulated() -> Iterator[Emulated]:
     Yields:
         The counts.
     """
-    with _FromNumbers(), Emulated() as mode:
+    with mock.patch.object(torch, "Generator", _Generator), _FromNumbers(), Emulated() as mode:
         yield mode

@@ -1,0 +1,109 @@
+"""Every method on every device: the numbers of the CPU, resumed runs, draws, predictions, and files between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.cases import METHODS, assert_same_tensors, everything, made, normal, rows_of
+from tests.laws.test_laplace_laws import KINDS, method_of
+from tests.laws.test_method_laws import SMALL
+from tests.laws.test_sampler_laws import SAMPLERS
+from torch import Tensor
+
+import torchbayes as tb
+
+Make = Callable[..., Any]
+# kernels of two devices round differently, and steps carry that on
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-8}
+
+EVERY: dict[str, Make] = {
+    **{name: lambda make=make: make(members=2, **SMALL) for name, make in METHODS.items()},
+    **SAMPLERS,
+    **{f"laplace_{kind}": lambda kind=kind: method_of(kind) for kind in KINDS},
+}
+every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
+CPU = torch.device("cpu")
+
+
+def model_on(device: torch.device, network: str = "mlp", dtype: torch.dtype = torch.float64) -> tb.Model:
+    """A classifier on a device, under a prior so narrow that exact Hessians are definite at the start below."""
+    return tb.Model(made(network, dtype).to(device), tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
+
+
+def start_of(model: tb.Model) -> Tensor:
+    """Where both members begin, whatever the device: initialisers draw other numbers on a GPU than on a CPU."""
+    return 0.1 * normal(2, model.layout.size, seed=5, dtype=model.network.dtype).to(model.network.device)
+
+
+def fitted(make: Make, device: torch.device, network: str = "mlp", **options: Any) -> Any:
+    """One small fit; the rows are given on the CPU."""
+    model = model_on(device, network)
+    return tb.fit(model, rows_of(network), make(), seed=7, start=start_of(model), **{"callbacks": (), **options})
+
+
+def assert_same_draws(found: Tensor, expected: Tensor, posterior: Any) -> None:
+    """Draws agree across devices; those of a Gaussian come from the device's own generator, so only their shape does."""
+    assert found.shape == expected.shape
+    assert torch.isfinite(found).all()
+    if not isinstance(posterior, tb.Gaussian | tb.LaplacePosterior):
+        torch.testing.assert_close(found.cpu(), expected.cpu(), **TOLERANCE)
+
+
+def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, on the CPU."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+@every
+def test_a_fit_has_the_numbers_of_the_cpu_and_stays_on_its_device(make: Make, device: torch.device) -> None:
+    posterior, expected = fitted(make, device), fitted(make, CPU)
+    for name, tensor in everything(expected).items():
+        found = everything(posterior)[name]
+        torch.testing.assert_close(found.cpu(), tensor, **TOLERANCE)
+    drawn = posterior.sample(4, seed=3)
+    assert drawn.device.type == device.type
+    assert_same_draws(drawn, expected.sample(4, seed=3), expected)
+    again = posterior.sample(4, seed=3)
+    torch.testing.assert_close(again.cpu(), drawn.cpu(), rtol=0, atol=0)
+
+
+@every
+def test_predictions_and_scores_are_those_of_the_cpu(make: Make, device: torch.device) -> None:
+    posterior, expected = fitted(make, device), fitted(make, CPU)
+    inputs, targets = rows_of()
+    found = tb.predict(posterior, inputs, draws=4).outputs_SBK
+    assert found.device.type == device.type
+    assert_same_draws(found, tb.predict(expected, inputs, draws=4).outputs_SBK, expected)
+    scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (posterior, expected))
+    assert scores.keys() == others.keys()
+    if not isinstance(expected, tb.Gaussian | tb.LaplacePosterior):
+        assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
+
+
+@every
+def test_a_stopped_run_goes_on_from_its_files(make: Make, device: torch.device, tmp_path: Path) -> None:
+    expected = fitted(make, device, directory=tmp_path / "whole")
+
+    def interrupt(event: tb.Event) -> None:
+        if event.epoch == min(2, event.epochs):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(make, device, directory=tmp_path / "cut", callbacks=[interrupt])
+    resumed = fitted(make, device, directory=tmp_path / "cut", resume=True)
+    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(expected)))
+
+
+@every
+def test_files_of_one_device_are_read_on_the_other(make: Make, device: torch.device, tmp_path: Path) -> None:
+    for here, there in ((device, CPU), (CPU, device)):
+        directory = tmp_path / here.type
+        written = fitted(make, here, directory=directory)
+        read = tb.load(directory / "posterior.safetensors", model_on(there))
+        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(written)))
+        assert read.sample(2, seed=1).device.type == there.type
+        assert_same_draws(read.sample(2, seed=1), written.sample(2, seed=1), written)
