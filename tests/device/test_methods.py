@@ -59,34 +59,21 @@ def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @every
-def test_a_fit_has_the_numbers_of_the_cpu_and_stays_on_its_device(make: Make, device: torch.device) -> None:
-    posterior, expected = fitted(make, device), fitted(make, CPU)
-    for name, tensor in everything(expected).items():
-        found = everything(posterior)[name]
-        torch.testing.assert_close(found.cpu(), tensor, **TOLERANCE)
-    drawn = posterior.sample(4, seed=3)
-    assert drawn.device.type == device.type
-    assert_same_draws(drawn, expected.sample(4, seed=3), expected)
-    again = posterior.sample(4, seed=3)
-    torch.testing.assert_close(again.cpu(), drawn.cpu(), rtol=0, atol=0)
-
-
-@every
-def test_predictions_and_scores_are_those_of_the_cpu(make: Make, device: torch.device) -> None:
-    posterior, expected = fitted(make, device), fitted(make, CPU)
+def test_a_run_has_the_numbers_of_the_cpu_goes_on_from_its_files_and_is_read_on_both(
+    make: Make, device: torch.device, tmp_path: Path
+) -> None:
     inputs, targets = rows_of()
-    found = tb.predict(posterior, inputs, draws=4).outputs_SBK
-    assert found.device.type == device.type
-    assert_same_draws(found, tb.predict(expected, inputs, draws=4).outputs_SBK, expected)
-    scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (posterior, expected))
+    expected, found = fitted(make, CPU), fitted(make, device, directory=tmp_path / "whole")
+    for name, tensor in everything(expected).items():
+        torch.testing.assert_close(everything(found)[name].cpu(), tensor, **TOLERANCE)
+    assert_same_draws(found.sample(4, seed=3), expected.sample(4, seed=3), expected)
+    outputs = tb.predict(found, inputs, draws=4).outputs_SBK
+    assert found.sample(2).device.type == outputs.device.type == device.type
+    assert_same_draws(outputs, tb.predict(expected, inputs, draws=4).outputs_SBK, expected)
+    scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (found, expected))
     assert scores.keys() == others.keys()
     if not isinstance(expected, tb.Gaussian | tb.LaplacePosterior):
         assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
-
-
-@every
-def test_a_stopped_run_goes_on_from_its_files(make: Make, device: torch.device, tmp_path: Path) -> None:
-    expected = fitted(make, device, directory=tmp_path / "whole")
 
     def interrupt(event: tb.Event) -> None:
         if event.epoch == min(2, event.epochs):
@@ -95,15 +82,16 @@ def test_a_stopped_run_goes_on_from_its_files(make: Make, device: torch.device, 
     with pytest.raises(KeyboardInterrupt):
         fitted(make, device, directory=tmp_path / "cut", callbacks=[interrupt])
     resumed = fitted(make, device, directory=tmp_path / "cut", resume=True)
-    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(expected)))
+    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(found)))
+    for where in (CPU, device):
+        read = tb.load(tmp_path / "whole" / "posterior.safetensors", model_on(where))
+        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(found)))
+        assert read.sample(2).device.type == where.type
 
 
-@every
-def test_files_of_one_device_are_read_on_the_other(make: Make, device: torch.device, tmp_path: Path) -> None:
-    for here, there in ((device, CPU), (CPU, device)):
-        directory = tmp_path / here.type
-        written = fitted(make, here, directory=directory)
-        read = tb.load(directory / "posterior.safetensors", model_on(there))
-        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(written)))
-        assert read.sample(2, seed=1).device.type == there.type
-        assert_same_draws(read.sample(2, seed=1), written.sample(2, seed=1), written)
+def test_a_file_of_the_cpu_is_read_on_the_device(device: torch.device, tmp_path: Path) -> None:
+    written = fitted(EVERY["sgld"], CPU, directory=tmp_path)
+    read = tb.load(tmp_path / "posterior.safetensors", model_on(device))
+    drawn = read.sample(6, seed=1)
+    assert drawn.device.type == device.type
+    torch.testing.assert_close(drawn.cpu(), written.sample(6, seed=1), rtol=0, atol=0)
