@@ -58,6 +58,7 @@ def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
+@pytest.mark.slow
 @every
 def test_a_run_has_the_numbers_of_the_cpu_goes_on_from_its_files_and_is_read_on_both(
     make: Make, device: torch.device, tmp_path: Path
