@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from tests.device.emulated import DEVICE, Emulated, emulated
 
 PICKED = os.environ.get("TORCHBAYES_DEVICE")

@@ -1,12 +1,13 @@
 """A device that is not there: tensors that say they are elsewhere and keep their numbers on the CPU.
 
-Every operation is computed on the CPU, under the rules of a GPU: tensors on different devices must not meet, except that
-a tensor without axes may join any operation between elements, and that indices may stay on the CPU. What a GPU would
-make the program wait for is counted.
+Every operation is computed on the CPU, under the rules of a GPU: tensors on different devices must not meet, except
+that a tensor without axes may join any operation between elements, and that indices may stay on the CPU. What a GPU
+would make the program wait for is counted.
 
 The device is called `meta`: of the names that PyTorch knows it is the one that needs no driver. Fake tensors on `cuda`
-(torch._subclasses.FakeTensorMode) keep the first of these rules too, but a build of PyTorch without CUDA ends the process
-when autograd meets one, and they have no numbers, so that no Metropolis test, no tree and no file could be tried.
+(torch._subclasses.FakeTensorMode) keep the first of these rules too, but a build of PyTorch without CUDA ends the
+process when autograd meets one, and they have no numbers, so that no Metropolis test, no tree and no file could be
+tried.
 """
 
 from __future__ import annotations

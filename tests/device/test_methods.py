@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+import torchbayes as tb
 from tests.laws.cases import METHODS, assert_same_tensors, everything, made, normal, rows_of
 from tests.laws.test_laplace_laws import KINDS, method_of
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS
-from torch import Tensor
-
-import torchbayes as tb
 
 Make = Callable[..., Any]
 # kernels of two devices round differently, and steps carry that on
@@ -46,7 +46,7 @@ def fitted(make: Make, device: torch.device, network: str = "mlp", **options: An
 
 
 def assert_same_draws(found: Tensor, expected: Tensor, posterior: Any) -> None:
-    """Draws agree across devices; those of a Gaussian come from the device's own generator, so only their shape does."""
+    """Draws agree across devices, but for those of a Gaussian, which come from the device's own generator."""
     assert found.shape == expected.shape
     assert torch.isfinite(found).all()
     if not isinstance(posterior, tb.Gaussian | tb.LaplacePosterior):

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import torchbayes as tb
 from tests.device.emulated import DEVICE, Emulated
 from tests.device.test_methods import model_on, start_of
 from tests.laws.cases import METHODS, normal, rows_of
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS
-from torch import Tensor, nn
-
-import torchbayes as tb
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
 from torchbayes.methods import finite
-from torchbayes.methods.sampler import Sampler
 from torchbayes.model.rows.sources import as_source
 
 SEEDS = (7, 8)
@@ -101,11 +100,11 @@ def test_what_waits_is_counted(counts: Emulated) -> None:
     """Controls: each of these makes a program wait for a GPU."""
     numbers = torch.arange(4.0, device=DEVICE)
     waiting: dict[str, Callable[[], object]] = {
-        "item": lambda: numbers[0].item(),
+        "item": numbers[0].item,
         "bool": lambda: bool((numbers > 1).any()),
-        "cpu": lambda: numbers.cpu(),
-        "tolist": lambda: numbers.tolist(),
-        "nonzero": lambda: numbers.nonzero(),
+        "cpu": numbers.cpu,
+        "tolist": numbers.tolist,
+        "nonzero": numbers.nonzero,
         "mask": lambda: numbers[numbers > 1],
         "equal": lambda: torch.equal(numbers, numbers),
     }
@@ -144,7 +143,7 @@ def test_mixed_devices_are_refused(wrong: Callable[[Tensor], Tensor], counts: Em
     """Controls: each of these works on a CPU and fails on a GPU."""
     del counts
     wrong(torch.zeros(2, 3, dtype=torch.float64))
-    with pytest.raises(RuntimeError, match="same device|generator of the device"):
+    with pytest.raises(RuntimeError, match=r"same device|generator of the device"):
         wrong(torch.zeros(2, 3, dtype=torch.float64, device=DEVICE))
     right = torch.randn(2, 3, device=DEVICE, generator=torch.Generator(device=DEVICE).manual_seed(3))
     assert right.device.type == DEVICE.type
