@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +105,7 @@ def bottlenecks(sizes: Sizes, device: torch.device) -> nn.Module:
     return net.to(device).eval()
 
 
-def stepping(method: tb.MAP | tb.SGHMC, sizes: Sizes, device: torch.device) -> Work:
+def stepping(method: Any, sizes: Sizes, device: torch.device) -> Work:
     """Return the work of some steps of a method, rows and the line of the log included."""
     model, seeds = model_of(network(device)), (0,)
     source = as_source(model, images(sizes.batch * 8, device), sizes.batch)
@@ -151,19 +152,20 @@ def training_by_hand(sizes: Sizes, device: torch.device) -> Work:
 def sampling_by_hand(sizes: Sizes, device: torch.device) -> Work:
     """Return the work of as many steps of stochastic gradient Hamiltonian Monte Carlo."""
     net, rows, num_data = network(device), batches(sizes, device), sizes.batch * 8
-    weights = [*net.parameters()]
+    weights: list[Tensor] = [*net.parameters()]
+    lists: Any = torch  # whose functions on lists of tensors have no public names
     momenta = [torch.zeros_like(weight) for weight in weights]
 
     def work() -> None:
         for _ in range(sizes.steps):
             inputs, targets = next(rows)
             log_density = -num_data * F.cross_entropy(net(inputs), targets)
-            gradients = torch._foreach_sub(torch.autograd.grad(log_density, weights), [w.detach() for w in weights])
+            gradients = lists._foreach_sub(torch.autograd.grad(log_density, weights), [w.detach() for w in weights])
             noise = [torch.randn_like(weight) for weight in weights]
-            torch._foreach_mul_(momenta, 0.9)
-            torch._foreach_add_(momenta, gradients, alpha=1e-3)
-            torch._foreach_add_(momenta, noise, alpha=0.2**0.5)
+            lists._foreach_mul_(momenta, 0.9)
+            lists._foreach_add_(momenta, gradients, alpha=1e-3)
+            lists._foreach_add_(momenta, noise, alpha=0.2**0.5)
             with torch.no_grad():
-                torch._foreach_add_(weights, momenta, alpha=1e-3)
+                lists._foreach_add_(weights, momenta, alpha=1e-3)
 
     return work

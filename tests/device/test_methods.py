@@ -18,7 +18,7 @@ from tests.laws.test_sampler_laws import SAMPLERS
 
 Make = Callable[..., Any]
 # kernels of two devices round differently, and steps carry that on
-TOLERANCE = {"rtol": 1e-6, "atol": 1e-8}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
 
 EVERY: dict[str, Make] = {
     **{name: lambda make=make: make(members=2, **SMALL) for name, make in METHODS.items()},

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     health_M: Tensor
 
     @classmethod
-    def of(cls, step: int, rate: float, value_M: Tensor, gradient_MD: Tensor) -> Seen:
+    def of(cls, step: int, rate: float, *, value_M: Tensor, gradient_MD: Tensor) -> Seen:
         """Return the numbers of a step; one pass over the gradient."""
         # a sum of squares is finite exactly when its terms are, short of overflow
         return cls(step, rate, value_M, value_M + torch.linalg.vector_norm(gradient_MD, dim=-1))

@@ -196,7 +196,7 @@ def descend(
     loss_M, gradient_MD, log_likelihood_M = density.loss(
         now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
     )
-    unseen = (*now.unseen, Seen.of(now.step, lr, loss_M, gradient_MD))
+    unseen = (*now.unseen, Seen.of(now.step, lr, value_M=loss_M, gradient_MD=gradient_MD))
     if due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
         if (bad := first_unsound(unseen)) is not None:
             raise DivergedError(

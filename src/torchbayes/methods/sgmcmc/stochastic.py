@@ -126,7 +126,7 @@ def evaluate_finite(
             f"the density."
         ) from error
     check_shapes(value, state.weights_MD)
-    unseen = (*state.unseen, Seen.of(state.step, step_size, value.log_density, value.gradient))
+    unseen = (*state.unseen, Seen.of(state.step, step_size, value_M=value.log_density, gradient_MD=value.gradient))
     if due(unseen, last=state.step + 1 == method.steps):
         if (bad := first_unsound(unseen)) is not None:
             raise DivergedError(
