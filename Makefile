@@ -11,7 +11,7 @@ TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-fast check lint types layers budgets format docs bench install clean
+.PHONY: help demo test test-fast check lint types layers budgets format docs bench gpu install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -56,10 +56,13 @@ docs: $(VENV)/.docs ## build the documentation into site/, running its tutorials
 bench: $(VENV)/.test ## time torchbayes against its floors and peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
+gpu: $(VENV)/.test ## test and time on a GPU, into gpu.json (ARGS="--device cpu --small" tries it without one)
+	$(BIN)/python -m benchmarks.device $(ARGS)
+
 install: $(VENV)/.test $(VENV)/.check $(VENV)/.docs ## everything the other targets need
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) site demo .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site demo gpu.json .pytest_cache .ruff_cache .import_linter_cache
 	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is written only after its install has succeeded. torch goes first and alone, so that no other

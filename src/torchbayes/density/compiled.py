@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from torchbayes.density.backend import Backend, Evaluation, Trajectory
-from torchbayes.density.dynamics import Phase, Value
+from torchbayes.density.dynamics import Phase, Value, step_sizes
 from torchbayes.density.precision import full_precision
 from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
 from torchbayes.model.model import Batch, Model, Scales
@@ -73,8 +73,7 @@ class Unrolled:
         weights_MD, momentum_MD, gradient_MD, step_size_M, steps_M, inverse_mass_MD, *_ = trajectory
         most = int(steps_M.max())
         length = LENGTH if most >= LENGTH else 1
-        steps_L = torch.arange(-(-most // length) * length)
-        sizes_LM = (step_size_M * (steps_L.unsqueeze(-1) < steps_M.cpu())).to(weights_MD)
+        sizes_LM = step_sizes(step_size_M, steps_M, -(-most // length) * length).to(weights_MD)
         mass_MD = torch.ones_like(weights_MD) if inverse_mass_MD is None else inverse_mass_MD
         if length not in self._functions:
             self._functions[length] = torch.compile(self._steps, dynamic=False)

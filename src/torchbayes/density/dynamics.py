@@ -106,9 +106,8 @@ def leapfrog(
         The phase at the end.
     """
     gradient, weights, momentum = gradient_MD, weights_MD, momentum_MD
-    step_size_M, value = step_size_M.to(weights), None
-    for number in range(int(steps_M.max())):
-        moving_M1 = (step_size_M * (steps_M > number)).unsqueeze(-1)
+    value = None
+    for moving_M1 in step_sizes(step_size_M, steps_M, int(steps_M.max())).to(weights).unsqueeze(-1):
         momentum = momentum + moving_M1 / 2 * gradient
         velocity = momentum if inverse_mass_MD is None else inverse_mass_MD * momentum
         weights = weights + moving_M1 * velocity
@@ -117,6 +116,14 @@ def leapfrog(
         momentum = momentum + moving_M1 / 2 * gradient
     assert value is not None, "at least one step is taken"
     return Phase(weights, momentum, value)
+
+
+def step_sizes(step_size_M: Tensor, steps_M: Tensor, length: int) -> Tensor:
+    """Return the size of each of `length` steps, (length, M), 0 where a member has taken its own.
+
+    Both are where the sampler has them, on the CPU: a GPU is given all sizes at once, before the first step.
+    """
+    return step_size_M * (torch.arange(length, device=steps_M.device).unsqueeze(-1) < steps_M)
 
 
 def check_value(value: Any) -> None:

@@ -56,8 +56,12 @@ def released(state: Any) -> Any:
     if not dataclasses.is_dataclass(state):
         return state
     entries = {f: getattr(state, f.name) for f in dataclasses.fields(state)}
-    parts = {f.name: e.new_empty(0) if f.metadata.get("workspace") else released(e) for f, e in entries.items()}
+    parts = {f.name: _emptied(e) if f.metadata.get("workspace") else released(e) for f, e in entries.items()}
     return dataclasses.replace(state, **parts)  # type: ignore[type-var]
+
+
+def _emptied(workspace: Tensor | tuple[Any, ...]) -> Tensor | tuple[Any, ...]:
+    return workspace.new_empty(0) if isinstance(workspace, Tensor) else ()
 
 
 def _stored_name(field: dataclasses.Field[Any]) -> str:
@@ -160,7 +164,9 @@ def load_checkpoint(
     tensors, header = read_tensors(path)
     found = _about(path, header)
     check_same_run(path, found, about)
-    own = {name: aligned(tensor[members] if tensor.ndim else tensor) for name, tensor in tensors.items()}
+    # that of the weights: what a fresh state does not hold yet goes there too
+    device = max(flatten(like)[0].values(), key=Tensor.numel).device
+    own = {name: aligned(tensor[members] if tensor.ndim else tensor).to(device) for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
     try:
         state = restore(like, own, numbers)

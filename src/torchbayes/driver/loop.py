@@ -41,7 +41,7 @@ def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, 
             if state.step % epochs.steps:  # the end of an epoch is saved below, once it is logged
                 # at once after the first step, so that no kill loses the plan
                 run.checkpoint(state, density, epochs.means, force=state.step == 1)
-        except (DivergedError, ValueError, OSError) as error:  # raised before anything is updated
+        except (DivergedError, ValueError, OSError) as error:  # on a CPU, raised before anything is updated
             run.rescue(error, state, density, means=epochs.means)
             raise
         if state.step % epochs.steps:

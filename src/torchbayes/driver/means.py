@@ -36,8 +36,9 @@ class Means:
     def add(self, info: Any) -> None:
         """Add what a step reported: the tensors (M,) of `info.means()`."""
         for name, seen_M in info.means().items():
-            value_M = seen_M.detach().double().cpu()
-            self._totals[name] = self._totals[name] + value_M if name in self._totals else value_M
+            value_M = seen_M.detach().double()  # stays on its device: to look at it here would wait for a GPU
+            total_M = self._totals.get(name)
+            self._totals[name] = value_M if total_M is None else total_M.to(value_M.device) + value_M
         self.count += 1
 
     def values(self) -> dict[str, list[float]]:
@@ -47,5 +48,6 @@ class Means:
     def _gathered(self) -> dict[str, list[float]]:
         if not self._totals:
             return {}
-        whole_NM = self._shard.gather(torch.stack(list(self._totals.values()), dim=1)).mT
+        totals = torch.stack([total_M.cpu() for total_M in self._totals.values()], dim=1)
+        whole_NM = self._shard.gather(totals).mT
         return dict(zip(self._totals, whole_NM.tolist(), strict=True))

@@ -255,8 +255,7 @@ def _fill_by_tensors(out_MD: Tensor, seeds: Sequence[int], stream: int) -> None:
     blocks = -(-size // per_block)
     limit = _BLOCKS_AT_ONCE.get(out_MD.device.type, _BLOCKS_AT_ONCE["cuda"])
     columns, rows = min(blocks, limit), max(1, limit // blocks)
-    halves = ([seed & _LOW for seed in seeds], [seed >> 32 for seed in seeds])
-    low_M1, high_M1 = (torch.tensor(half, device=out_MD.device).unsqueeze(1) for half in halves)
+    low_M1, high_M1 = _halves(tuple(seeds), out_MD.device)
     for at in range(0, blocks, columns):
         block = torch.arange(at, min(at + columns, blocks), device=out_MD.device)
         for row in range(0, members, rows):
@@ -264,6 +263,14 @@ def _fill_by_tensors(out_MD: Tensor, seeds: Sequence[int], stream: int) -> None:
             words = _words(block & _LOW, block >> 32, (stream & _LOW, stream >> 32), key)
             into = out_MD[row : row + rows, at * per_block : (at + columns) * per_block]
             into.copy_(_numbers(words, out_MD.dtype).flatten(-2)[:, : into.shape[1]])
+
+
+@lru_cache(maxsize=16)
+def _halves(seeds: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper words of seeds, (M, 1); cached, as a copy to a GPU would wait for it at every step."""
+    halves = ([seed & _LOW for seed in seeds], [seed >> 32 for seed in seeds])
+    low_M1, high_M1 = (torch.tensor(half, device=device).unsqueeze(1) for half in halves)
+    return low_M1, high_M1
 
 
 def _words(low: Tensor, high: Tensor, stream: Sequence[int], key: Sequence[Tensor]) -> list[Tensor]:

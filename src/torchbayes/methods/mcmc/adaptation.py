@@ -58,7 +58,7 @@ class StepSize:
         """Return step sizes after one more step.
 
         Args:
-            acceptance_M: the step's probabilities of acceptance.
+            acceptance_M: the step's probabilities of acceptance, on any device; the memory stays on its own.
             target: δ.
             longest: bound on ε.
 
@@ -67,7 +67,7 @@ class StepSize:
         """
         count = self.count + 1
         share, slope = 1 / (count + _DELAY), math.sqrt(count) / _GAMMA
-        error_M = (1 - share) * self.error_M + share * (target - acceptance_M.double())
+        error_M = (1 - share) * self.error_M + share * (target - acceptance_M.to(self.error_M))
         log_M = (self.centre_M - slope * error_M).clamp(self.centre_M - _RANGE, self.centre_M + _RANGE)
         log_M = log_M.clamp(self.average_M - _SWING, self.average_M + _SWING).clamp(max=math.log(longest))
         weight = count**-_DECAY

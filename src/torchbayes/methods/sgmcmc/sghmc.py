@@ -16,7 +16,7 @@ of the full-data log density, estimated from a minibatch. With `Cycles` this is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_flags, check_not_negative
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
+from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
@@ -39,6 +40,7 @@ class State:
         squares_MD: V; empty, (M, 0), without preconditioner.
         seeds: one seed per chain.
         step: steps taken.
+        unseen: numbers of past steps that are still to be looked at.
     """
 
     weights_MD: Tensor
@@ -46,6 +48,7 @@ class State:
     squares_MD: Tensor
     seeds: tuple[int, ...]
     step: int
+    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class SGHMC(Stochastic):
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
         step_size, heat = self.step_size_at(state.step, density), temperature(density)
-        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
+        value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
@@ -125,4 +128,4 @@ class SGHMC(Stochastic):
             now.weights_MD.add_(now.momentum_MD, alpha=move)
         else:
             now.weights_MD.addcdiv_(now.momentum_MD, mass_MD, value=move)
-        return replace(now, step=state.step + 1), info
+        return replace(now, step=state.step + 1, unseen=unseen), info

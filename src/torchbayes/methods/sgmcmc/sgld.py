@@ -18,7 +18,7 @@ On a normal density of variance σ² with exact gradients the stationary varianc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from torchbayes.checks import check_flags
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
+from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
@@ -40,12 +41,14 @@ class State:
         squares_MD: V; empty, (M, 0), without preconditioner.
         seeds: one seed per chain.
         step: steps taken.
+        unseen: numbers of past steps that are still to be looked at.
     """
 
     weights_MD: Tensor
     squares_MD: Tensor
     seeds: tuple[int, ...]
     step: int
+    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class SGLD(Stochastic):
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
         step_size, heat = self.step_size_at(state.step, density), temperature(density)
-        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
+        value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         drift_MD = value.gradient.mul_(heat)
         noisy = self.schedule.noisy(state.step)
@@ -104,4 +107,4 @@ class SGLD(Stochastic):
         now.weights_MD.add_(drift_MD, alpha=step_size / 2)
         if noise_MD is not None:
             now.weights_MD.add_(noise_MD)
-        return replace(now, step=state.step + 1), info
+        return replace(now, step=state.step + 1, unseen=unseen), info

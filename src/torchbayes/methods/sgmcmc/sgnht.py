@@ -16,7 +16,7 @@ lose the excess by only hT per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive
+from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
@@ -39,6 +40,7 @@ class State:
         friction_M: ξ, float64.
         seeds: one seed per chain.
         step: steps taken.
+        unseen: numbers of past steps that are still to be looked at.
     """
 
     weights_MD: Tensor
@@ -46,6 +48,7 @@ class State:
     friction_M: Tensor
     seeds: tuple[int, ...]
     step: int
+    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class SGNHT(Stochastic):
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
         step_size, heat = self.step_size_at(state.step, density), temperature(density)
-        value, info = evaluate_finite(density, state, batch, method=self, step_size=step_size)
+        value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         h, noisy = step_size**0.5, self.schedule.noisy(state.step)
         friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, self.diffusion)
@@ -96,4 +99,4 @@ class SGNHT(Stochastic):
         if noisy and state.step >= self.burn_in // 2:
             squares_M = torch.linalg.vector_norm(now.momentum_MD, dim=-1, dtype=torch.float64).square()
             friction_M = friction_M + h * (squares_M / now.momentum_MD.shape[-1] - heat)
-        return replace(now, friction_M=friction_M, step=state.step + 1), info
+        return replace(now, friction_M=friction_M, step=state.step + 1, unseen=unseen), info

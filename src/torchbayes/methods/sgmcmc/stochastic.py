@@ -12,6 +12,7 @@ from torchbayes.checks import check_object, given, is_whole
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.faults import is_fault, worded
+from torchbayes.methods.finite import Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler, check_shapes
@@ -108,7 +109,9 @@ def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
-def evaluate_finite(density: Density, state: Any, batch: Any, *, method: Any, step_size: float) -> tuple[Value, Info]:
+def evaluate_finite(
+    density: Density, state: Any, batch: Any, *, method: Any, step_size: float
+) -> tuple[Value, Info, tuple[Seen, ...]]:
     """Return the density before a step, after checking that it is finite, and the info of the step.
 
     Args:
@@ -119,11 +122,11 @@ def evaluate_finite(density: Density, state: Any, batch: Any, *, method: Any, st
         step_size: ε of the step.
 
     Returns:
-        The density, and the info.
+        The density, the info, and the steps that are still to be looked at.
 
     Raises:
-        DivergedError: if the density cannot be computed, or it or its gradient is not finite; the weights are then
-            those before the step.
+        DivergedError: if the density cannot be computed, or it or its gradient is not finite. On a CPU the weights are
+            then those before the step; on other devices the latter is found up to 49 steps later.
         ValueError: if it has the wrong shape.
     """
     try:
@@ -137,12 +140,14 @@ def evaluate_finite(density: Density, state: Any, batch: Any, *, method: Any, st
             f"the density."
         ) from error
     check_shapes(value, state.weights_MD)
-    finite_M = torch.isfinite(value.log_density + torch.linalg.vector_norm(value.gradient, dim=-1))
-    if not finite_M.all():
-        chain = int((~finite_M).nonzero()[0])
-        raise DivergedError(
-            f"the chain diverged at step {state.step} of {method.steps}: the log density of chain {chain} is "
-            f"{value.log_density[chain].item():g} or its gradient is not finite, at step size {step_size:g}. Lower the "
-            f"step size, or look for extreme values in the data."
-        )
-    return value, Info(value.log_density, value.log_likelihood, torch.full_like(value.log_density, step_size))
+    unseen = (*state.unseen, Seen.of(state.step, step_size, value_M=value.log_density, gradient_MD=value.gradient))
+    if due(unseen, last=state.step + 1 == method.steps):
+        if (bad := first_unsound(unseen)) is not None:
+            raise DivergedError(
+                f"the chain diverged at step {bad.step} of {method.steps}: the log density of chain {bad.member} is "
+                f"{bad.value:g} or its gradient is not finite, at step size {bad.rate:g}. Lower the step size, or look "
+                f"for extreme values in the data."
+            )
+        unseen = ()
+    info = Info(value.log_density, value.log_likelihood, torch.full_like(value.log_density, step_size))
+    return value, info, unseen

@@ -1,0 +1,1 @@
+"""What a GPU can do with the library: its tests there, and ratios to plain PyTorch (`make gpu`)."""

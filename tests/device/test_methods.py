@@ -1,0 +1,98 @@
+"""Every method on every device: the numbers of the CPU, resumed runs, draws, predictions, and files between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchbayes as tb
+from tests.laws.cases import METHODS, assert_same_tensors, everything, made, normal, rows_of
+from tests.laws.test_laplace_laws import KINDS, method_of
+from tests.laws.test_method_laws import SMALL
+from tests.laws.test_sampler_laws import SAMPLERS
+
+Make = Callable[..., Any]
+# kernels of two devices round differently, and steps carry that on
+TOLERANCE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
+
+EVERY: dict[str, Make] = {
+    **{name: lambda make=make: make(members=2, **SMALL) for name, make in METHODS.items()},
+    **SAMPLERS,
+    **{f"laplace_{kind}": lambda kind=kind: method_of(kind) for kind in KINDS},
+}
+every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
+CPU = torch.device("cpu")
+
+
+def model_on(device: torch.device, network: str = "mlp", dtype: torch.dtype = torch.float64) -> tb.Model:
+    """A classifier on a device, under a prior so narrow that exact Hessians are definite at the start below."""
+    return tb.Model(made(network, dtype).to(device), tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
+
+
+def start_of(model: tb.Model) -> Tensor:
+    """Where both members begin, whatever the device: initialisers draw other numbers on a GPU than on a CPU."""
+    return 0.1 * normal(2, model.layout.size, seed=5, dtype=model.network.dtype).to(model.network.device)
+
+
+def fitted(make: Make, device: torch.device, network: str = "mlp", **options: Any) -> Any:
+    """One small fit; the rows are given on the CPU."""
+    model = model_on(device, network)
+    return tb.fit(model, rows_of(network), make(), seed=7, start=start_of(model), **{"callbacks": (), **options})
+
+
+def assert_same_draws(found: Tensor, expected: Tensor, posterior: Any) -> None:
+    """Draws agree across devices, but for those of a Gaussian, which come from the device's own generator."""
+    assert found.shape == expected.shape
+    assert torch.isfinite(found).all()
+    if not isinstance(posterior, tb.Gaussian | tb.LaplacePosterior):
+        torch.testing.assert_close(found.cpu(), expected.cpu(), **TOLERANCE)
+
+
+def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, on the CPU."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+@pytest.mark.slow
+@every
+def test_a_run_has_the_numbers_of_the_cpu_goes_on_from_its_files_and_is_read_on_both(
+    make: Make, device: torch.device, tmp_path: Path
+) -> None:
+    inputs, targets = rows_of()
+    expected, found = fitted(make, CPU), fitted(make, device, directory=tmp_path / "whole")
+    for name, tensor in everything(expected).items():
+        torch.testing.assert_close(everything(found)[name].cpu(), tensor, **TOLERANCE)
+    assert_same_draws(found.sample(4, seed=3), expected.sample(4, seed=3), expected)
+    outputs = tb.predict(found, inputs, draws=4).outputs_SBK
+    assert found.sample(2).device.type == outputs.device.type == device.type
+    assert_same_draws(outputs, tb.predict(expected, inputs, draws=4).outputs_SBK, expected)
+    scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (found, expected))
+    assert scores.keys() == others.keys()
+    if not isinstance(expected, tb.Gaussian | tb.LaplacePosterior):
+        assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
+
+    def interrupt(event: tb.Event) -> None:
+        if event.epoch == min(2, event.epochs):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(make, device, directory=tmp_path / "cut", callbacks=[interrupt])
+    resumed = fitted(make, device, directory=tmp_path / "cut", resume=True)
+    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(found)))
+    for where in (CPU, device):
+        read = tb.load(tmp_path / "whole" / "posterior.safetensors", model_on(where))
+        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(found)))
+        assert read.sample(2).device.type == where.type
+
+
+def test_a_file_of_the_cpu_is_read_on_the_device(device: torch.device, tmp_path: Path) -> None:
+    written = fitted(EVERY["sgld"], CPU, directory=tmp_path)
+    read = tb.load(tmp_path / "posterior.safetensors", model_on(device))
+    drawn = read.sample(6, seed=1)
+    assert drawn.device.type == device.type
+    torch.testing.assert_close(drawn.cpu(), written.sample(6, seed=1), rtol=0, atol=0)
