@@ -176,13 +176,6 @@ def test_a_frozen_backbone_in_bfloat16(method: str, tmp_path: Path):
     check(model, method, {"x": normal(8, 4).float(), "labels": classes(8, 3)}, tmp_path)
 
 
-@pytest.mark.parametrize("method", [*METHODS])
-def test_random_weights_in_bfloat16_are_refused(method: str):
-    model = tb.Model(nn.Linear(4, 3).bfloat16(), tb.likelihoods.Categorical())
-    with pytest.raises(TypeError, match=r"must be float32 or float64 .* got torch\.bfloat16\. Convert them"):
-        tb.fit(model, (normal(8, 4), classes(8, 3)), METHODS[method])
-
-
 def test_a_module_is_called_as_it_is():
     model, (x, _) = informed()
     start = model.given_weights()

@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
-from torchbayes.density.precision import check_precision
 from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
@@ -215,11 +214,9 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         The support.
 
     Raises:
-        TypeError: if weights are of lower precision than float32.
         ValueError: if the network has batch norm without running statistics, or cannot take the inputs.
     """
     network = model.network
-    check_precision(network.dtype)
     refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))

@@ -28,12 +28,13 @@ class RandomMask:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, named: Mapping[str, Tensor], random: Random) -> RandomMask:
+    def of(cls, named: Mapping[str, Tensor], random: Random, *, dtype: torch.dtype) -> RandomMask:
         """Return the mask that a mapping describes; parameters whose elements are all random are left out.
 
         Args:
             named: all parameters by name.
             random: as `Model` takes it.
+            dtype: of the flat vector.
 
         Returns:
             The mask.
@@ -54,7 +55,7 @@ class RandomMask:
                 )
             if not mask.all() and mask.any():
                 indices[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
-        return cls(indices, {name: named[name].detach() for name in indices})
+        return cls(indices, {name: named[name].detach().to(dtype) for name in indices})
 
     def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters; of partly random ones only the random elements, (n,)."""
