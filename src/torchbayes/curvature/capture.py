@@ -72,13 +72,13 @@ def _watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, 
         for name in modules:
             part = network.module.get_submodule(name)
 
-            def hook(_: nn.Module, inputs: Any, outputs: Any, name: str = name) -> Any:
+            def hook(_: nn.Module, given: Any, named: Any, outputs: Any, name: str = name) -> Any:
                 if isinstance(outputs, Tensor) and outputs._is_view():
                     outputs = outputs.clone()  # writing into a view would detach it from the edge's graph
-                see(name, inputs, outputs)
+                see(name, given or tuple(named.values()), outputs)
                 return outputs
 
-            handles.append(part.register_forward_hook(hook))
+            handles.append(part.register_forward_hook(hook, with_kwargs=True))
         yield
     finally:
         for handle in handles:
