@@ -70,7 +70,7 @@ class Network:
         named = dict(self.module.named_parameters())
         _check_parameters(named)
         check_random(random)
-        self.random = random
+        self.random, self.mask = random, RandomMask.of(named, random)
         chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and is_random(n, random)}
         if not chosen:
             trainable = [n for n, p in named.items() if p.requires_grad]
@@ -79,15 +79,14 @@ class Network:
                 f"parameters ({_listed(trainable)}). Widen the glob or unfreeze some."
             )
         self.precision = Precision.of(named, chosen)
-        self.mask = RandomMask.of(named, random, dtype=self.dtype)
         chosen = self.mask.select(chosen)
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
-        self._initial = self.layout.join(chosen).to(self.dtype)
+        self._initial = self.layout.join(chosen)  # of low precision where all of them are
         self.initial = self.layout.split(self._initial)
-        # the module needs no memory of its own for these
-        for name in self.initial.keys() - self.mask.indices.keys() - self.precision.casts.keys():
-            named[name].data = self.initial[name]
+        for name in self.initial.keys() - self.mask.indices.keys():
+            if named[name].dtype == self._initial.dtype:  # the module needs no memory of its own for these
+                named[name].data = self.initial[name]
         self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
@@ -128,7 +127,7 @@ class Network:
 
     def weights(self) -> Tensor:
         """Return the random weights the given module holds, a new tensor (D,)."""
-        return self._initial.clone()
+        return self._initial.to(self.dtype, copy=True)
 
     def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
         """Return the outputs f_w(x).
