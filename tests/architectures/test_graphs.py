@@ -123,5 +123,21 @@ def test_batches_of_a_loader_through_the_hook():
 
 def test_a_batch_of_graphs_without_a_hook_is_refused():
     model = tb.Model(GraphClassifier(), tb.likelihoods.Categorical())
-    with pytest.raises(TypeError, match=r"in a batch of type DataBatch\. Give Model `batch=`"):
-        tb.fit(model, DataLoader(graphs(), batch_size=4), tb.MAP(epochs=1))
+    for data in (DataLoader(graphs(), batch_size=4), Batch.from_data_list(graphs())):
+        with pytest.raises(TypeError, match=r"in a batch of type DataBatch\. Give Model `batch=`"):
+            tb.fit(model, data, tb.MAP(epochs=1))
+
+
+def test_a_batch_of_graphs_without_row_numbers_is_refused_with_the_remedy():
+    loader, remedy = DataLoader(graphs(), batch_size=4), r"let the inputs be row numbers, torch\.arange\(B\), next to"
+    whole = tb.Model(Pooled(), tb.likelihoods.Categorical(), batch=lambda batch: (batch, batch.y))
+    with pytest.raises(TypeError, match=rf"got DataBatch\(.*{remedy}"):
+        tb.fit(whole, loader, tb.MAP(epochs=1))
+    names = ["x", "edge_index", "batch"]
+    split = tb.Model(
+        Pooled(), tb.likelihoods.Categorical(), batch=lambda b: ({n: b[n] for n in names}, b.y), shared=names
+    )
+    with pytest.raises(
+        ValueError, match=rf"names all inputs, 'x', 'edge_index', 'batch', so none has rows\. .*{remedy}"
+    ):
+        tb.fit(split, loader, tb.MAP(epochs=1))

@@ -105,6 +105,17 @@ def test_packed_sequences(method: str, tmp_path: Path):
     check(packed()[0], method, packed()[1], tmp_path)
 
 
+def test_a_packed_sequence_as_inputs_is_refused_with_the_remedy():
+    model, rows = packed()
+    given = nn.utils.rnn.pack_padded_sequence(rows["x"], rows["lengths"], batch_first=True, enforce_sorted=False)
+    remedy = "got an object of type PackedSequence. Give padded sequences and their lengths, and let the network pack"
+    for data in ((given, rows["labels"]), [(given, rows["labels"])], {"x": given, "labels": rows["labels"]}):
+        with pytest.raises(TypeError, match=remedy):
+            tb.fit(model, data, METHODS["map"])
+    with pytest.raises(TypeError, match=remedy):
+        tb.predict(tb.Point(model, model.given_weights().unsqueeze(0)), given)
+
+
 def test_laplace_of_packed_sequences_is_that_of_autograd():
     model, rows = packed()
     exact = ggn(model, {"x": rows["x"], "lengths": rows["lengths"]}, 3)
@@ -174,13 +185,6 @@ def test_a_frozen_backbone_in_bfloat16(method: str, tmp_path: Path):
     torch.manual_seed(10)
     model = tb.Model(Frozen(), tb.likelihoods.Categorical(), random="head.*")
     check(model, method, {"x": normal(8, 4).float(), "labels": classes(8, 3)}, tmp_path)
-
-
-@pytest.mark.parametrize("method", [*METHODS])
-def test_random_weights_in_bfloat16_are_refused(method: str):
-    model = tb.Model(nn.Linear(4, 3).bfloat16(), tb.likelihoods.Categorical())
-    with pytest.raises(TypeError, match=r"must be float32 or float64 .* got torch\.bfloat16\. Convert them"):
-        tb.fit(model, (normal(8, 4), classes(8, 3)), METHODS[method])
 
 
 def test_a_module_is_called_as_it_is():

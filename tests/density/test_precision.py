@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.density.precision import full_precision
-from torchbayes.evidence import prior_monte_carlo
 
 CPU = torch.device("cpu")
 BACKEND: Any = torch.backends.mkldnn  # its operations are not in the type stubs
@@ -84,22 +82,6 @@ def test_products_are_those_of_float32() -> None:
         found = left @ right
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, exact, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_low_precision_are_refused_before_anything_is_inferred(dtype: torch.dtype, tmp_path: Path) -> None:
-    module = nn.Linear(4, 3).to(dtype)
-    model, data = tb.Model(module, tb.likelihoods.Categorical()), (torch.randn(6, 4), torch.arange(6) % 3)
-    for method in (tb.MAP(), tb.SWAG(), tb.HMC(), tb.SGHMC(), tb.Laplace(), tb.OnlineLaplace()):
-        with pytest.raises(
-            TypeError, match=r"must be float32 or float64 to be inferred.*got torch\.b?float16.*\.float"
-        ):
-            tb.fit(model, data, method, directory=tmp_path / "run", callbacks=())
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(TypeError, match="must be float32 or float64 to be inferred"):
-        tb.functional_laplace(model, data, module)
-    with pytest.raises(TypeError, match="must be float32 or float64 to be inferred"):
-        prior_monte_carlo(model, data, draws=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

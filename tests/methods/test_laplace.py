@@ -242,7 +242,7 @@ class TestBadInput:
         ("settings", "words"),
         [
             ({"structure": "full"}, "`structure` must be one of diagonal, kronecker"),
-            ({"curvature": "newton"}, "`curvature` must be one of ggn"),
+            ({"curvature": "newton"}, "`curvature` must be one of auto, ggn"),
             ({"curvature": "hessian"}, "dense matrix alone"),
             ({"prior": "both"}, "`prior` must be one of"),
             ({"rank": 0}, "`rank` must be a whole number"),

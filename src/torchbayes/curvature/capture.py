@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchbayes.curvature.layers import Call
 from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.precision import widened
 from torchbayes.model.rows.batch import batch_size, tensors_of
 from torchbayes.native.seeds import Purpose, generator
 
@@ -60,7 +61,7 @@ class Captured:
         for number, column in enumerate(root_RB):
             held = keep or not last or number < len(root_RB) - 1
             gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=held, create_graph=keep))
-            yield {m: [c._replace(outputs=next(gradients)) for c in each] for m, each in self.calls.items()}
+            yield {m: [c._replace(outputs=widened(next(gradients))) for c in each] for m, each in self.calls.items()}
 
 
 @contextmanager
@@ -71,13 +72,13 @@ def _watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, 
         for name in modules:
             part = network.module.get_submodule(name)
 
-            def hook(_: nn.Module, inputs: Any, outputs: Any, name: str = name) -> Any:
+            def hook(_: nn.Module, given: Any, named: Any, outputs: Any, name: str = name) -> Any:
                 if isinstance(outputs, Tensor) and outputs._is_view():
                     outputs = outputs.clone()  # writing into a view would detach it from the edge's graph
-                see(name, inputs, outputs)
+                see(name, given or tuple(named.values()), outputs)
                 return outputs
 
-            handles.append(part.register_forward_hook(hook))
+            handles.append(part.register_forward_hook(hook, with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -114,7 +115,7 @@ def watch(
 
     def see(name: str, given: Any, made: Any) -> None:
         # the edge is taken now: later in-place operations on the tensor are not the layer's
-        first = given[0] if keep_inputs else given[0].detach()
+        first = widened(given[0] if keep_inputs else given[0].detach())
         if len(first) != rows:
             raise ValueError(
                 f"`{name}` was given {len(first)} of a batch of {rows} rows, but all of the rows that the network was "
@@ -122,7 +123,7 @@ def watch(
                 f"network takes rows apart."
             )
         part = network.module.get_submodule(name)
-        held = {n: t.detach() for n, t in (*part.named_parameters(), *part.named_buffers())}
+        held = {n: widened(t.detach()) for n, t in (*part.named_parameters(), *part.named_buffers())}
         calls.setdefault(name, []).append(Call(first, get_gradient_edge(made), held))
 
     network.ask(views, inputs, buffers)  # before calls are captured

@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
-from torchbayes.density.precision import check_precision
 from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
@@ -157,6 +156,7 @@ class LayerSupport:
         widest: numbers that a row takes in the forward pass, perhaps mostly in modules without random weights.
         linear: modules of no class of torch that are linear layers -> which axis of their weights is that of the
             outputs, "rows" or "columns".
+        outputs: numbers that the network gives for a row.
     """
 
     lost: Mapping[str, str]
@@ -165,6 +165,7 @@ class LayerSupport:
     numbers: Mapping[CaptureScope, int]
     widest: int = 1
     linear: Mapping[str, str] = field(default_factory=dict)
+    outputs: int = 1
 
     def text(self) -> str:
         """Return the support as JSON."""
@@ -215,11 +216,9 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         The support.
 
     Raises:
-        TypeError: if weights are of lower precision than float32.
         ValueError: if the network has batch norm without running statistics, or cannot take the inputs.
     """
     network = model.network
-    check_precision(network.dtype)
     refuse_by_batch(network)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
@@ -241,7 +240,8 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         seen = found.watch(views, rows, None)
     shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
     stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    return LayerSupport(lost, shared, stacked, _numbers(found, seen, shared), _WIDTHS * max(sizes), linear)
+    numbers, outputs = _numbers(found, seen, shared), seen.outputs[0].numel()
+    return LayerSupport(lost, shared, stacked, numbers, _WIDTHS * max(sizes), linear, outputs)
 
 
 def _places(network: Network) -> dict[str, Tensor]:

@@ -74,5 +74,4 @@ class Loop(Backend):
                     needed = draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
                     check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=draws)
             results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-        outputs = torch.stack(results)
-        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return torch.stack(results)

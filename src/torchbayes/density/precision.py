@@ -1,4 +1,4 @@
-"""Full float32 precision whatever PyTorch's settings, and no lower precision where weights are inferred.
+"""Full float32 precision whatever PyTorch's settings, and no lower precision where energies are compared.
 
 A Metropolis test decides by differences of energies: a few nats between sums of thousands. TF32 keeps 10 bits of a
 factor and bfloat16 7: either puts an error of many nats into the sum, so that good proposals are rejected. Izmailov et
@@ -7,26 +7,65 @@ al. (2021) turn both off for the same reason. PyTorch lets convolutions on a GPU
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import taking
+from torchbayes.model.precision import LOW
+from torchbayes.model.rows.batch import rows_of
 
 
-def check_precision(dtype: torch.dtype) -> None:
-    """Check that the dtype of the weights is precise enough for inference.
+class _Watch(TorchFunctionMode):
+    """While active, notes the dtype of what depends on the weights, where that is below float32.
+
+    Attributes:
+        low: the dtype; None if there was none.
+    """
+
+    low: torch.dtype | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what the call gives."""
+        made = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(made):
+            if isinstance(leaf, Tensor) and leaf.dtype in LOW and leaf.requires_grad:
+                self.low = leaf.dtype
+        return made
+
+
+def refuse_rounding(model: Model, rows: Batch) -> None:
+    """Check that nothing between weights and outputs is computed in less than float32, for energies to be compared.
+
+    Frozen parts below the random weights may be: what they compute is the same for all weights.
 
     Args:
-        dtype: dtype of the weights.
+        model: the model.
+        rows: some rows of data.
 
     Raises:
-        TypeError: if it is neither float32 nor float64.
+        TypeError: if something is.
     """
-    if dtype not in {torch.float32, torch.float64}:
+    views = {name: view.detach().requires_grad_() for name, view in model.network.initial.items()}
+    inputs = model.network.arrange(rows_of(rows.inputs, slice(0, 2)))
+    with torch.enable_grad(), full_precision(model.network.device), taking(inputs), _Watch() as seen:
+        model.network(views, inputs)
+    if seen.low is not None:
+        bits = 1 - round(math.log2(torch.finfo(seen.low).eps))
         raise TypeError(
-            f"random weights must be float32 or float64 to be inferred, as small steps and moments are lost in less; "
-            f"got {dtype}. Convert them with .float(); weights that are not random may stay as they are."
+            f"the network computes in {seen.low} what depends on its random weights: with {bits} bits, energies are "
+            f"off by more than the differences of a few nats by which proposals are accepted. Convert it with "
+            f".float(), or sample by minibatches (SGLD, SGHMC); frozen parts below the random weights may stay as they "
+            f"are."
         )
 
 

@@ -21,7 +21,6 @@ from torchbayes.checks import (
     given,
     seen,
 )
-from torchbayes.density.precision import check_precision
 from torchbayes.density.ranks import Ranks
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
@@ -50,11 +49,10 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         options: directory, resume, steps, callbacks, ranks and space.
 
     Raises:
-        TypeError: if one is of the wrong kind, or weights have lower precision than float32.
+        TypeError: if one is of the wrong kind.
         ValueError: if a number or a flag is invalid.
     """
     check_kind(Model, "a Model", model=model)
-    check_precision(model.network.dtype)
     check_method(method)
     kinds = (nn.Module, Posterior, Tensor)
     check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))

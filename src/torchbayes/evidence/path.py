@@ -15,7 +15,7 @@ from torchbayes.checks import check_function, check_object, check_tensor, seen
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.plans import BackendName
-from torchbayes.density.precision import check_precision
+from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
 from torchbayes.model.priors.univariate import Flat
@@ -73,6 +73,7 @@ class ModelTarget:
         Raises:
             ValueError: if a prior is improper, the temperature is not 1, the network has batch norm, or the data do not
                 fit.
+            TypeError: if the network computes in less than float32.
         """
         check_model(model)
         source = as_source(model, data, 1024)
@@ -81,6 +82,7 @@ class ModelTarget:
         self.model = model
         self.density = LogDensity(model, rows.size, rows, plan=plan, chunk_size=chunk_size)  # type: ignore[arg-type]
         refuse_batch_norm(self.density)
+        refuse_rounding(model, rows)
 
     def parts(self, weights_MD: Tensor) -> Parts:
         """Return log prior and log likelihood of each row, with their gradients."""
@@ -171,12 +173,11 @@ def check_model(model: Model) -> None:
     """Check that a model has an evidence.
 
     Raises:
-        TypeError: if it is not a model, or weights have lower precision than float32.
+        TypeError: if it is not a model.
         ValueError: if a prior is improper, or the temperature is not 1.
     """
     if not isinstance(model, Model):
         raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
-    check_precision(model.network.dtype)
     if any(isinstance(segment.prior, Flat) for segment in model.prior.segments):
         raise ValueError("a flat prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
     if model.temperature != 1:

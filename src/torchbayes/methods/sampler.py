@@ -13,6 +13,7 @@ from torch import Tensor
 from torchbayes.checks import given, plain
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
+from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN
@@ -266,8 +267,12 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
     Raises:
         ValueError: if they cannot be computed, have the wrong shape or are not finite for a chain, or the network has
             batch norm that is not frozen.
+        TypeError: if the network computes in less than float32.
     """
     refuse_batch_norm(density)
+    model, rows = (getattr(density, name, None) for name in ("model", "data"))
+    if model is not None and rows is not None:
+        refuse_rounding(model, rows)
     value = begun(density, weights_MD)
     check_shapes(value, weights_MD)
     finite_M = torch.isfinite(value.log_density) & torch.isfinite(value.gradient).all(-1)

@@ -16,8 +16,9 @@ _NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 
 def describe_model(model: Model) -> dict[str, Any]:
     """Return likelihood, priors and temperature in words, the same in every process, JSON-serialisable."""
-    axis = model.network.class_axis
+    axis, low = model.network.class_axis, str(model.network.precision)
     return {
+        **({"precision": low} if low else {}),
         "likelihood": _said(model.likelihood) + ("" if axis == -1 else f" with classes on axis {axis}"),
         "prior": [f"{s.where.start}:{s.where.stop} {_said(s.prior)}" for s in model.prior.segments],
         "temperature": model.temperature,
@@ -46,7 +47,8 @@ def _said(part: Any) -> str:
 
 def _parts(about: Mapping[str, Any]) -> dict[str, str]:
     priors = (text.split(" ", 1) for text in about["prior"])
-    rest = {name: str(about[name]) for name in ("likelihood", "temperature", "tempering")}
+    names = ("likelihood", "temperature", "tempering", "precision")
+    rest = {name: str(about[name]) for name in names if name in about}
     return {**rest, **{f"prior of weights {where}": said for where, said in priors}}
 
 

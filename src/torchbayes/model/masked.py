@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchbayes.checks import seen
 from torchbayes.model.layout import Globs, matches
+from torchbayes.model.precision import widened
 
 Random = Globs | Mapping[str, Tensor]
 """Globs of parameters, or the name of a parameter -> which of its elements, a bool tensor of its shape."""
@@ -21,7 +22,7 @@ class RandomMask:
 
     Attributes:
         indices: parameter -> flat indices of the random elements, int64.
-        tensors: parameter -> its tensor, whose other elements are the constants.
+        tensors: parameter -> its tensor, at least float32, whose other elements are the constants.
     """
 
     indices: Mapping[str, Tensor] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class RandomMask:
                 )
             if not mask.all() and mask.any():
                 indices[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
-        return cls(indices, {name: named[name].detach() for name in indices})
+        return cls(indices, {name: widened(named[name].detach()) for name in indices})
 
     def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters; of partly random ones only the random elements, (n,)."""
@@ -65,7 +66,11 @@ class RandomMask:
         if not self.indices:
             return views
         filled = {
-            n: self.tensors[n].flatten().index_copy(0, where, views[n]).view(self.tensors[n].shape)
+            n: self
+            .tensors[n]
+            .flatten()
+            .index_copy(0, where, views[n].to(self.tensors[n].dtype))
+            .view(self.tensors[n].shape)
             for n, where in self.indices.items()
             if n in views
         }

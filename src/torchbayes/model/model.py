@@ -143,7 +143,9 @@ class Model:
         """
         rows = dict(rows) if isinstance(rows, Mapping) else rows
         own = with_shared(rows, self.shared) if what == "inputs" else rows
-        placed = moved(own, self.network.device, self.network.dtype)
+        precision = self.network.precision
+        dtype = precision.inputs if what == "inputs" else precision.weights
+        placed = moved(own, self.network.device, dtype)
         check_rows(own, what)
         return placed
 

@@ -21,6 +21,7 @@ from torchbayes.model.functional_call import Held, functional_copy
 from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
+from torchbayes.model.precision import Precision, widened
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
 from torchbayes.model.wrappers import plainly_named
 from torchbayes.native.seeds import Purpose, seeded
@@ -42,6 +43,7 @@ class Network:
         layout: names and shapes of the random weights.
         random: which those are, as given by the user.
         class_axis: which axis of what the module returns becomes the last one of the outputs.
+        precision: the dtypes of weights, inputs and parameters.
         mask: parameters of which only some elements are random.
         initial: name -> random weights as the given module holds them: views that must not be changed.
         constants: name -> tensor of the parameters that are not random.
@@ -59,7 +61,7 @@ class Network:
             class_axis: which axis of what it returns becomes the last one of the outputs.
 
         Raises:
-            TypeError: if it is no module or factory of modules, cannot be copied, or has weights of mixed dtypes.
+            TypeError: if it is no module or factory of modules, cannot be copied, or has weights of unlike dtypes.
             ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
@@ -76,14 +78,15 @@ class Network:
                 f"no parameter is random: `random={names_of(random)!r}` matches none of the {len(trainable)} trainable "
                 f"parameters ({_listed(trainable)}). Widen the glob or unfreeze some."
             )
-        _check_dtypes({p.dtype for p in chosen.values()})
+        self.precision = Precision.of(named, chosen)
         chosen = self.mask.select(chosen)
         self.layout = Layout.of(chosen)
         self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
-        self._initial = self.layout.join(chosen)
+        self._initial = self.layout.join(chosen)  # of low precision where all of them are
         self.initial = self.layout.split(self._initial)
-        for name in self.initial.keys() - self.mask.indices.keys():  # the module needs no memory of its own for these
-            named[name].data = self.initial[name]
+        for name in self.initial.keys() - self.mask.indices.keys():
+            if named[name].dtype == self._initial.dtype:  # the module needs no memory of its own for these
+                named[name].data = self.initial[name]
         self._loaded = () if self._factory else loaded(made, self.layout)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
@@ -97,7 +100,7 @@ class Network:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
-        return self._initial.dtype
+        return self.precision.weights
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +127,7 @@ class Network:
 
     def weights(self) -> Tensor:
         """Return the random weights the given module holds, a new tensor (D,)."""
-        return self._initial.clone()
+        return self._initial.to(self.dtype, copy=True)
 
     def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
         """Return the outputs f_w(x).
@@ -135,7 +138,8 @@ class Network:
             buffers: buffers to use, changed in place by layers in training mode; the module's own if None.
 
         Returns:
-            Tensor (B, ..., K); a network that gives (B,) is read as K = 1. Objects with `.logits` are unpacked.
+            Tensor (B, ..., K), at least float32; a network that gives (B,) is read as K = 1. Objects with `.logits` are
+            unpacked.
 
         Raises:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
@@ -151,7 +155,7 @@ class Network:
             inputs: as in a call.
             buffers: as in a call.
         """
-        state = {**self.mask.fill(views), **(self.buffers if buffers is None else buffers)}
+        state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
         self._held.ask(state, inputs, device=self.device)
         return state
 
@@ -245,7 +249,7 @@ def _drawn(network: Network, seed: int, *, warn: bool) -> tuple[Tensor, Buffers]
     if not named.keys() >= set(network.layout.names):
         raise ValueError("the factory must make networks with the same parameter names at every call.")
     weights_D = network.layout.join(network.mask.select(only(network.layout.names, named))).detach()
-    return weights_D, {n: named[n].clone() for n in network.buffers}
+    return weights_D.to(network.dtype), {n: named[n].clone() for n in network.buffers}
 
 
 def _made(module: Any) -> nn.Module:
@@ -271,7 +275,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _outputs(made: Any, class_axis: int) -> Tensor:
     """Return the outputs (B, ..., K) in what a network returned."""
-    outputs = _tensor(made)
+    outputs = widened(_tensor(made))
     if class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
         outputs = outputs.movedim(class_axis, -1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
@@ -313,14 +317,6 @@ def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
         raise ValueError(f"`{lazy[0]}` is not initialised yet. Run one batch through the network first.")
     if not named:
         raise ValueError("the `network` has no parameters, so there is nothing to infer.")
-
-
-def _check_dtypes(dtypes: set[torch.dtype]) -> None:
-    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-        raise TypeError(
-            f"random weights must share one floating-point dtype; got {sorted(map(str, dtypes))}. "
-            f"Convert the network with .float() or .double()."
-        )
 
 
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:

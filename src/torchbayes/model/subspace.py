@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -161,9 +162,12 @@ class Subspace:
     def model(self) -> Model:
         """The model over the coordinates: as over the weights, but with the prior u ~ N(0, I)."""
         make = partial(Reduced, self.whole.network.module, self._place, self.coordinates(self.origin_D))
+        whole = self.whole.network
+        network = Network(make, "coordinates", class_axis=whole.class_axis)
+        network.precision = replace(network.precision, inputs=whole.precision.inputs)
         return having(
             self.whole,
-            network=Network(make, "coordinates", class_axis=self.whole.network.class_axis),
+            network=network,
             prior={"coordinates": Normal()},
         )
 
@@ -201,7 +205,8 @@ class Subspace:
 
     def _place(self, coordinates_R: Tensor) -> dict[str, Tensor]:
         network = self.whole.network
-        return dict(network.mask.fill(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD)))
+        views = network.mask.fill(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD))
+        return dict(network.precision.cast(views))
 
 
 def _check_weights(model: Model, **weights: Tensor) -> int:

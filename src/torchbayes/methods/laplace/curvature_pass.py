@@ -26,9 +26,12 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.problems import note
 
-CurvatureName = Literal["ggn", "fisher", "empirical", "hessian"]
+CurvatureName = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
+MOST_OUTPUTS = 1000
+"""Outputs of a row up to which "auto" is exact: each is a backward pass."""
 
 SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
     "diagonal": lambda settings: DiagonalSums(),
@@ -96,6 +99,15 @@ class CurvatureSettings:
         """The sums of the structure."""
         return HessianSums() if self.curvature == "hessian" else SUMS[self.structure](self)
 
+    def kind(self, support: LayerSupport) -> str:
+        """Return which curvature is added up: "auto" is the exact one, or the sampled one where a row has many outputs.
+
+        Directions of a low rank are found by products with the exact matrix, whose number does not depend on these.
+        """
+        if self.curvature != "auto":
+            return self.curvature
+        return "ggn" if support.outputs <= MOST_OUTPUTS or self.structure == "low_rank" else "fisher"
+
     def collector(self, model: Model, support: LayerSupport, *, with_exact: bool) -> Collector:
         """Return what adds up the curvature, for a network whose layer support is known."""
         sums = WithExact(self.sums, DenseSums(self.chunk)) if with_exact else self.sums
@@ -103,7 +115,7 @@ class CurvatureSettings:
         rows = max(1, self.chunk // max(*numbers, support.widest))
         joint = self.joint_bias or self.sums.correlations == "all"  # the same matrix, and faster
         network = network_layers(model, support, joint_bias=joint)
-        return Collector(network, sums, self.curvature, self.samples, rows)
+        return Collector(network, sums, self.kind(support), self.samples, rows)
 
     def needs_exact(self, density: LogDensity, batch: Batch) -> bool:
         """Return whether the dense matrix is added up too, given the first batch of the data."""
@@ -194,7 +206,9 @@ def add(
     now, model = so_far, density.model
     if not now.found:
         first = batch.map(lambda t: t[0])
-        now = replace(now, found=layer_support(model, now.weights_MD[0], first.inputs).text())
+        support = layer_support(model, now.weights_MD[0], first.inputs)
+        _warn_of_columns(settings, support)
+        now = replace(now, found=support.text())
     with_exact = WithExact.has_exact(now.sums) if now.sums else settings.needs_exact(density, batch)
     collector = settings.collector(model, LayerSupport.parse(now.found), with_exact=with_exact)
     members = Members(now.weights_MD, now.buffers, now.seeds)
@@ -217,6 +231,16 @@ def add(
     return now, -found_M / batch_size(batch.inputs, 1)
 
 
+def _warn_of_columns(settings: CurvatureSettings, support: LayerSupport) -> None:
+    """Warn where the exact curvature was asked for and takes far longer than the sampled one."""
+    if settings.curvature == "ggn" and settings.structure != "low_rank" and support.outputs > MOST_OUTPUTS:
+        note(
+            f"curvature='ggn' takes a backward pass of every batch for each of the {support.outputs:,} outputs of a "
+            f"row; curvature='fisher', with targets drawn from the model, takes {settings.samples} in all. 'auto' "
+            f"chooses that above {MOST_OUTPUTS:,} outputs."
+        )
+
+
 def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass) -> LaplacePosterior:
     """Return the mixture of the Gaussians at the weights, under the model's prior.
 
@@ -229,10 +253,11 @@ def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePa
         raise ValueError(f"the pass over the data is not over: {so_far.step} of {steps} batches. Resume the run.")
     model, weights_MD = density.model, so_far.weights_MD
     reference_MD, strength_D = units(model, weights_MD)
-    collector = settings.collector(model, LayerSupport.parse(so_far.found), with_exact=WithExact.has_exact(so_far.sums))
+    support = LayerSupport.parse(so_far.found)
+    collector = settings.collector(model, support, with_exact=WithExact.has_exact(so_far.sums))
     factor = model.scales(1, 1).likelihood
     curvature, exact = collector.curvature(so_far.sums, reference_MD), collector.exact(so_far.sums, reference_MD)
-    if settings.curvature == "ggn":
+    if settings.kind(support) == "ggn":
         check_curved(model.likelihood, float(curvature.trace().min()))
     if factor != 1:
         curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)

@@ -68,7 +68,8 @@ class Laplace:
     Attributes:
         structure: of the precision: "diagonal", "kronecker" (KFAC), "ekfac", "dense", "low_rank".
         curvature: "ggn" (exact generalised Gauss-Newton), "fisher" (by sampled targets), "empirical" (by the observed
-            ones), "hessian" (exact, may be indefinite; dense alone, for small networks).
+            ones), "hessian" (exact, may be indefinite; dense alone, for small networks), or "auto": "ggn" where a row
+            has up to 1,000 outputs (classes, or classes times tokens), or for a low rank; else "fisher".
         prior: precision of the prior: "scalar" multiplies the model's by one factor, "layer" by one for each layer,
             "weight" by one for each weight, chosen by the evidence (`tune` can do the same later); "model" keeps it.
         noise: whether the evidence also chooses the noise scale of a regression whose scale is fixed.
@@ -86,7 +87,7 @@ class Laplace:
     """
 
     structure: StructureName = "kronecker"
-    curvature: CurvatureName = "ggn"
+    curvature: CurvatureName = "auto"
     prior: PriorName = "scalar"
     noise: bool = False
     batch_size: int = 1000

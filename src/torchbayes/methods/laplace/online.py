@@ -131,7 +131,7 @@ class OnlineLaplace:
 
     Attributes:
         structure: of the curvature: "diagonal", "kronecker", "ekfac", "dense", "low_rank".
-        curvature: "ggn", "fisher" or "empirical".
+        curvature: "ggn", "fisher" or "empirical", or "auto" as in `Laplace`.
         prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (diagonal alone), or
             none, "model".
         noise: whether the noise scale of a regression with a fixed one is free. The model's scale is the initial value:
@@ -151,7 +151,7 @@ class OnlineLaplace:
     """
 
     structure: StructureName = "kronecker"
-    curvature: CurvatureName = "ggn"
+    curvature: CurvatureName = "auto"
     prior: PriorName = "layer"
     noise: bool = False
     epochs_of_descent: int | None = None

@@ -15,10 +15,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import seen
 
+NUMBERS = (
+    "Where rows are not tensors, let the inputs be row numbers, torch.arange(B), next to what they number, named in "
+    "`shared`, and the network return its outputs at those rows."
+)
 _NAMED = 4  # how many tensors a message names at most
 
 
@@ -129,10 +134,23 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
         try:
             tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"inputs and targets must be tensors, arrays or numbers; got {seen(leaf)}.") from error
+            raise TypeError(
+                f"inputs and targets must be tensors, arrays or numbers; got {seen(leaf)}. {_advice(leaf)}"
+            ) from error
         return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
 
-    return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree)
+    return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree, is_leaf=_is_packed)
+
+
+def _is_packed(tree: Any) -> bool:
+    return isinstance(tree, PackedSequence)
+
+
+def _advice(leaf: Any) -> str:
+    """Return what to do about an object that has no axis of rows."""
+    if _is_packed(leaf):
+        return "Give padded sequences and their lengths, and let the network pack them: pack_padded_sequence."
+    return NUMBERS
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -151,7 +169,7 @@ def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
         The inputs; entries that are wrapped already stay.
 
     Raises:
-        ValueError: if the inputs do not have such an entry.
+        ValueError: if the inputs do not have such an entry, or no other one.
     """
     if not names:
         return inputs
@@ -165,6 +183,8 @@ def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
             f"`shared` names {missing[0]!r}, which the inputs do not have; they have "
             f"{', '.join(repr(name) for name in entries)}. Name keys of a mapping, or places in a tuple."
         )
+    if len(entries) == len(set(names)):
+        raise ValueError(f"`shared` names all inputs, {', '.join(map(repr, names))}, so none has rows. {NUMBERS}")
     for name in names:
         if not isinstance(entries[name], Shared):
             entries[name] = Shared(entries[name])

@@ -1,0 +1,73 @@
+"""Networks that compute in bfloat16 or float16, wholly or in part.
+
+The flat vector of random weights is at least float32: a step of an optimiser or a sampler is smaller than the gap
+between two numbers of 8 bits, and would be lost. Each parameter is cast to its own dtype where the network is called,
+gradients come back through the cast in the dtype of the vector, and outputs are cast to float32 before the likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The dtypes of a network.
+
+    Attributes:
+        weights: of the flat vector, the likelihood and the targets.
+        inputs: of floating-point inputs: that of the first parameter where it is of lower precision than float32, else
+            that of the vector.
+        casts: random parameter -> its dtype in the network, for those of lower precision than float32.
+    """
+
+    weights: torch.dtype
+    inputs: torch.dtype
+    casts: Mapping[str, torch.dtype]
+
+    @classmethod
+    def of(cls, named: Mapping[str, Tensor], random: Mapping[str, Tensor]) -> Precision:
+        """Return the dtypes of a network.
+
+        Args:
+            named: all parameters by name.
+            random: the random ones.
+
+        Returns:
+            The dtypes.
+
+        Raises:
+            TypeError: if the random ones do not have one floating-point dtype, apart from those of lower precision.
+        """
+        dtypes = {p.dtype for p in random.values()}
+        wide = {torch.float32 if dtype in LOW else dtype for dtype in dtypes}
+        if not wide < {torch.float32, torch.float64}:
+            raise TypeError(
+                f"random weights must share one floating-point dtype; got {sorted(map(str, dtypes))}. "
+                f"Convert the network with .float() or .double(); bfloat16 and float16 may be mixed with float32."
+            )
+        weights, first = next(iter(wide)), next(iter(named.values())).dtype
+        casts = {name: p.dtype for name, p in random.items() if p.dtype in LOW}
+        return cls(weights, first if first in LOW else weights, casts)
+
+    def cast(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return random parameters in the dtypes that the network computes with."""
+        if not self.casts:
+            return tensors
+        return {n: t.to(self.casts[n]) if n in self.casts else t for n, t in tensors.items()}
+
+    def __str__(self) -> str:
+        """Return in words which random parameters are of lower precision; an empty string if none is."""
+        counts = {dtype: [*self.casts.values()].count(dtype) for dtype in LOW}
+        return ", ".join(f"{count} random parameters in {dtype}" for dtype, count in counts.items() if count)
+
+
+def widened(outputs: Tensor) -> Tensor:
+    """Return outputs in float32 where they are of lower precision."""
+    return outputs.float() if outputs.dtype in LOW else outputs
