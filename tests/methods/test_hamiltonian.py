@@ -166,15 +166,28 @@ def test_a_first_step_size_is_found_beside_a_wall():
 def test_windows_double_between_what_finds_the_bulk_and_what_settles_the_step_size(burn_in: int):
     first, ends = windows(burn_in)
     lengths = [end - begin for begin, end in pairwise((first, *ends))]
-    assert (first, burn_in - ends[-1]) == (min(75, 3 * burn_in // 20), min(50, burn_in // 5))
-    assert all(length == 25 * 2**number for number, length in enumerate(lengths[:-1]))
+    assert (first, burn_in - ends[-1]) == (min(10, 3 * burn_in // 20), min(50, burn_in // 5))
+    assert all(length == 15 * 2**number for number, length in enumerate(lengths[:-1]))
     assert len(lengths) == 1 or 1 <= lengths[-1] / (2 * lengths[-2]) < 3
     assert lengths[-1] > burn_in // 3  # most of what is learned comes from the last
 
 
-def test_windows_are_those_of_stan():
-    """Stan reference manual, section 15.2: 1000 steps are 75 | 25, 50, 100, 200, 500 | 50."""
-    assert windows(1000) == (75, (100, 150, 250, 450, 950))
+def test_windows_of_a_thousand_steps():
+    assert windows(1000) == (10, (25, 55, 115, 235, 950))
+    assert windows(200) == (10, (25, 55, 160))
+    assert windows(20) == (3, (16,))
+
+
+@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+def test_a_step_size_is_found_anew_after_a_window(make: Callable[..., Sampler]):
+    """The first mass changes the units of N(0, 0.001²) from 0.001 to 1, and the step size with them."""
+    scales_MD = torch.full((2, 3), 1e-3).double()
+    method: Any = make(2, 60, 50, **({"trajectory": 1.5, "mass": "diagonal"} if make is tb.HMC else {}))
+    end = windows(50)[1][0]
+    state, _, infos = trace(gaussian(1e-3), method, scales_MD * normal(2, 3), end + 1)
+    assert infos[end - 1]["step_size"].max() < 0.01
+    assert infos[end]["step_size"].min() > 0.1
+    assert state.step_size.count == 1
 
 
 def test_a_burn_in_too_short_for_windows_has_none():

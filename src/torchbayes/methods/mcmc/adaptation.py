@@ -164,7 +164,8 @@ class RunningCovariance:
         mean_M1 = covariance_MDD.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
         prior_MDD = torch.diag_embed(1e-3 * mean_M1.expand_as(self.mean_MD))
         factor_MDD, failed_M = torch.linalg.cholesky_ex(_shrunk(covariance_MDD, prior_MDD, self.count))
-        return torch.where((failed_M != 0)[:, None, None], 0.0, factor_MDD).to(self.squares_MDD)
+        factor_MDD = torch.where((failed_M != 0)[:, None, None], 0.0, factor_MDD).to(self.squares_MDD)
+        return factor_MDD.contiguous()  # as it is read from a checkpoint: another layout would change the rounding
 
 
 def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
@@ -173,10 +174,11 @@ def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
 
 
 def windows(burn_in: int) -> tuple[int, tuple[int, ...]]:
-    """Return the windows of burn-in in which a mass is estimated, of 25 steps and then twice as many each time.
+    """Return the windows of burn-in in which a mass is estimated, of 15 steps and then twice as many each time.
 
-    Before them chains find the bulk, in 75 steps or 15 % of burn-in, whichever is less. After them the step size
-    settles, in 50 steps or 20 %. From 500 steps these are the windows of Stan.
+    They begin after 10 steps, or 15 % of burn-in if those are fewer, and end 50 steps before it does, or 20 %, in which
+    the step size settles. Stan has 75 steps before the first window. In an ill-conditioned target the steps before the
+    first mass is known are those that cost most, and what the first windows learn on the way to the bulk is replaced.
 
     Args:
         burn_in: steps of burn-in.
@@ -186,8 +188,8 @@ def windows(burn_in: int) -> tuple[int, tuple[int, ...]]:
     """
     if burn_in < LEAST_BURN_IN:
         return burn_in, ()
-    first, stop = min(75, 3 * burn_in // 20), burn_in - min(50, burn_in // 5)
-    ends, at, length = [], first, 25
+    first, stop = min(10, 3 * burn_in // 20), burn_in - min(50, burn_in // 5)
+    ends, at, length = [], first, 15
     while at < stop:
         at = stop if at + 3 * length > stop else at + length  # the last window takes what is left
         ends.append(at)
