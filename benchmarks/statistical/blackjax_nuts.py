@@ -10,6 +10,7 @@ FILE (.npz) gets, for each posterior, POSTERIOR/draws (M, S, D), /gradients (M, 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import blackjax
 import jax
@@ -35,7 +36,7 @@ def run(name: str, *, seed: int, burn_in: int, draws: int, chains: int) -> dict[
         (state, settings), info = warmup.run(first, start, num_steps=burn_in)
         sampler = blackjax.nuts(log_density, **settings)
 
-        def step(state: object, key: jax.Array) -> tuple[object, tuple[jax.Array, jax.Array]]:
+        def step(state: Any, key: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
             state, seen = sampler.step(key, state)
             return state, (state.position, seen.num_integration_steps)
 
