@@ -90,7 +90,6 @@ def test_dual_averaging_follows_its_equations():
             log_average = t**-0.75 * log_step + (1 - t**-0.75) * log_average
         assert float(memory.step_size_M[chain]) == pytest.approx(math.exp(log_step), rel=1e-6)
         assert float(memory.settled().step_size_M[chain]) == pytest.approx(math.exp(log_average), rel=1e-6)
-    assert_close(memory.restarted().step_size_M, memory.step_size_M)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
@@ -163,18 +162,36 @@ def test_a_first_step_size_is_found_beside_a_wall():
     assert 0 < near < far < 10
 
 
-@pytest.mark.parametrize("burn_in", [*range(20, 60), 100, 333, 1000, 12345])
-def test_windows_double_between_the_first_and_the_last_tenth(burn_in: int):
-    ends, edge = windows(burn_in), max(burn_in // 10, 5)
-    lengths = [end - begin for begin, end in pairwise((edge, *ends))]
-    assert ends[-1] == burn_in - edge
-    assert min(lengths) >= 5
-    assert all(second == 2 * first for first, second in pairwise(lengths[:-1]))
-    assert len(lengths) == 1 or 2 * lengths[-2] <= lengths[-1] < 6 * lengths[-2]
+@pytest.mark.parametrize("burn_in", [*range(20, 120), 200, 333, 499, 1000, 12345])
+def test_windows_double_between_what_finds_the_bulk_and_what_settles_the_step_size(burn_in: int):
+    first, ends = windows(burn_in)
+    lengths = [end - begin for begin, end in pairwise((first, *ends))]
+    assert (first, burn_in - ends[-1]) == (min(10, 3 * burn_in // 20), min(50, burn_in // 5))
+    assert all(length == 15 * 2**number for number, length in enumerate(lengths[:-1]))
+    assert len(lengths) == 1 or 1 <= lengths[-1] / (2 * lengths[-2]) < 3
+    assert lengths[-1] > burn_in // 3  # most of what is learned comes from the last
+
+
+def test_windows_of_a_thousand_steps():
+    assert windows(1000) == (10, (25, 55, 115, 235, 950))
+    assert windows(200) == (10, (25, 55, 160))
+    assert windows(20) == (3, (16,))
+
+
+@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+def test_a_step_size_is_found_anew_after_a_window(make: Callable[..., Sampler]):
+    """The first mass changes the units of N(0, 0.001²) from 0.001 to 1, and the step size with them."""
+    scales_MD = torch.full((2, 3), 1e-3).double()
+    method: Any = make(2, 60, 50, **({"trajectory": 1.5, "mass": "diagonal"} if make is tb.HMC else {}))
+    end = windows(50)[1][0]
+    state, _, infos = trace(gaussian(1e-3), method, scales_MD * normal(2, 3), end + 1)
+    assert infos[end - 1]["step_size"].max() < 0.01
+    assert infos[end]["step_size"].min() > 0.1
+    assert state.step_size.count == 1
 
 
 def test_a_burn_in_too_short_for_windows_has_none():
-    assert all(windows(burn_in) == () for burn_in in range(20))
+    assert all(windows(burn_in) == (burn_in, ()) for burn_in in range(20))
 
 
 @pytest.mark.slow
@@ -186,7 +203,7 @@ def test_the_diagonal_mass_is_the_shrunk_variance_of_the_last_window(make: Calla
     state, weights_SMD, infos = trace(
         gaussian(scales_D), make(4, 401, 400, mass="diagonal", **settings), scales_D * normal(4, 3), 401
     )
-    begin, end = windows(400)[-2:]
+    begin, end = windows(400)[1][-2:]
     variance_MD, count = weights_SMD[begin:end].var(0), end - begin
     assert_close(
         state.inverse_mass_MD, (count * variance_MD + 5e-3 * variance_MD.mean(1, True)) / (count + 5), rtol=1e-8
@@ -199,9 +216,9 @@ def test_the_diagonal_mass_is_the_shrunk_variance_of_the_last_window(make: Calla
 def test_the_mass_of_a_layer_is_the_mean_variance_of_its_weights():
     density = network()
     method = tb.HMC(2, 60, 50, trajectory=1.0, mass="layer")
+    first, (end,) = windows(50)
     state, weights_SMD, _ = trace(density, method, normal(2, 17), 50)
-    begin, end = windows(50)[-2:]
-    variance_MD, count = weights_SMD[begin:end].var(0), end - begin
+    variance_MD, count = weights_SMD[first:end].var(0), end - first
     for where in density.model.layout.slices.values():
         variance_MD[:, where] = variance_MD[:, where].mean(1, True)
     expected_MD = (count * variance_MD + 5e-3 * variance_MD.mean(1, True)) / (count + 5)

@@ -317,7 +317,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (ADJUSTED, {"burn_in": 0}, NOTHING_TO_LEARN_IN),
     (GRADED, {"burn_in": 0, "step_size": 0.1, "mass": "diagonal"}, NOTHING_TO_LEARN_IN),
     (GRADED, {"burn_in": 0, "step_size": 0.1, "mass": "layer"}, NOTHING_TO_LEARN_IN),
-    (GRADED, {"mass": "dense"}, r"`mass` must be one of unit, prior, diagonal, layer; got 'dense'\."),
+    (GRADED, {"mass": "full"}, r"`mass` must be one of unit, prior, diagonal, layer, dense; got 'full'\."),
     ([tb.HMC], {"trajectory": 0.0}, POSITIVE.format("trajectory", "0.0")),
     ([tb.HMC], {"jitter": 1.0}, SHARE.format("jitter", "1.0")),
     ([tb.HMC], {"max_leapfrogs": 0}, COUNT.format("max_leapfrogs", "0")),

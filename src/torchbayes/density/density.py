@@ -209,8 +209,9 @@ class LogDensity:
         """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, in one call where the backend can."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
         phase = None
+        diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends know no dense mass
         # where ranks share the data, every step needs the others
-        if self.plan is not None and self.data is not None and self.ranks.data == 1:
+        if diagonal and self.plan is not None and self.data is not None and self.ranks.data == 1:
             trajectory = Trajectory(
                 weights_MD,
                 momentum_MD,

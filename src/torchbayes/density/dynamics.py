@@ -100,7 +100,7 @@ def leapfrog(
         gradient_MD: gradient of the log density at the start.
         step_size_M: ε of each member, float64.
         steps_M: steps of each member, int64, at least 1; members with fewer steps wait for the others.
-        inverse_mass_MD: the diagonal of M⁻¹; ones if None.
+        inverse_mass_MD: M⁻¹, as of `velocity`.
 
     Returns:
         The phase at the end.
@@ -109,8 +109,7 @@ def leapfrog(
     value = None
     for moving_M1 in step_sizes(step_size_M, steps_M, int(steps_M.max())).to(weights).unsqueeze(-1):
         momentum = momentum + moving_M1 / 2 * gradient
-        velocity = momentum if inverse_mass_MD is None else inverse_mass_MD * momentum
-        weights = weights + moving_M1 * velocity
+        weights = weights + moving_M1 * velocity(momentum, inverse_mass_MD)
         value = density(weights)
         gradient = value.gradient
         momentum = momentum + moving_M1 / 2 * gradient
@@ -124,6 +123,29 @@ def step_sizes(step_size_M: Tensor, steps_M: Tensor, length: int) -> Tensor:
     Both are where the sampler has them, on the CPU: a GPU is given all sizes at once, before the first step.
     """
     return step_size_M * (torch.arange(length, device=steps_M.device).unsqueeze(-1) < steps_M)
+
+
+def velocity(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
+    """Return M⁻¹ v of momenta v.
+
+    Args:
+        momentum_MD: v, (..., M, D).
+        inverse_mass_MD: the diagonal of M⁻¹, (M, D); where it is dense, its lower Cholesky factor R, M⁻¹ = R Rᵀ, of
+            shape (M, D, D); the identity if None.
+
+    Returns:
+        Tensor (..., M, D).
+    """
+    if inverse_mass_MD is None:
+        return momentum_MD
+    if inverse_mass_MD.ndim < 3:
+        return inverse_mass_MD * momentum_MD
+    return torch.einsum("mij,...mj->...mi", inverse_mass_MD, whitened(momentum_MD, inverse_mass_MD))
+
+
+def whitened(momentum_MD: Tensor, factor_MDD: Tensor) -> Tensor:
+    """Return Rᵀ v, which is N(0, I) where v is N(0, M) and M⁻¹ = R Rᵀ; shape (..., M, D)."""
+    return torch.einsum("mij,...mi->...mj", factor_MDD, momentum_MD)
 
 
 def check_value(value: Any) -> None:

@@ -40,7 +40,8 @@ def sample(
 
     A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
     Samplers on minibatches have no proposals, and stop there. Ctrl-C during burn-in ends the program as ever; after
-    it, the draws so far are returned, with a problem that says so.
+    it, the draws so far are returned, with a problem that says so. A run cannot be resumed: draws are kept in memory
+    alone. `fit` of a model has checkpoints, and resumes.
 
     Args:
         density: the target. A function of one vector (D,) that returns its log density, a tensor of shape (), with

@@ -16,7 +16,7 @@ from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.faults import Faults, begun
-from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN
+from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN
 from torchbayes.methods.mcmc.health import MANY, problems_of
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.protocol import History, Needs, Shelf, Visit
@@ -193,7 +193,7 @@ def _cycles(method: Sampler) -> Cycles | None:
 
 def _unlearned(method: Sampler) -> tuple[str, ...]:
     """Return a problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
-    learns = method.mass in {"diagonal", "layer"} and method.burn_in < LEAST_BURN_IN
+    learns = method.mass in LEARNED and method.burn_in < LEAST_BURN_IN
     if not learns or method.steps - method.burn_in < MANY:
         return ()
     return (
@@ -369,5 +369,5 @@ def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, *
 
 
 def choose(accepted_M: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return rows of `new` where accepted, of `old` elsewhere, for tensors (M,) or (M, D)."""
-    return torch.where(accepted_M if new.ndim == 1 else accepted_M.unsqueeze(-1), new, old)
+    """Return rows of `new` where accepted, of `old` elsewhere, for tensors (M, ...)."""
+    return torch.where(accepted_M.view(-1, *(1,) * (new.ndim - 1)), new, old)

@@ -1,4 +1,4 @@
-"""What samplers learn during burn-in: a step size for each chain, and a diagonal mass.
+"""What samplers learn during burn-in: a step size for each chain, and a diagonal or a dense mass.
 
 Step size by dual averaging (Hoffman and Gelman 2014, section 3.2): with acceptance α_t and target δ,
 
@@ -11,8 +11,8 @@ method sets, and h is set to the value that gives that ε (back-calculation; Ås
 few rejections in a row at the start then cost a factor of ten in ε, not of millions, which leapfrog steps would have to
 make up.
 
-The inverse mass is the variance of the weights in windows of doubling length, shrunk to a constant as in Stan (Stan
-reference manual, section 15.2).
+The inverse mass is the variance, or the covariance, of the weights in windows of doubling length, shrunk to a constant
+as in Stan (Stan reference manual, section 15.2).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+LEARNED = ("diagonal", "layer", "dense")  # the masses that burn-in teaches
 LEAST_BURN_IN = 20  # steps in which a mass is learned; fewer hold no window
 _GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
 _SWING, _RANGE = math.log(10.0), math.log(1e6)  # of log ε around log ε̄, and around μ
@@ -79,10 +80,6 @@ class StepSize:
         """Return the averaged step sizes, for the rest of the run."""
         return replace(self, step_size_M=self.average_M.exp()) if self.count else self
 
-    def restarted(self) -> StepSize:
-        """Return memory restarted at the present step sizes, as after a change of mass."""
-        return StepSize.at(self.step_size_M)
-
 
 @dataclass(frozen=True)
 class RunningVariance:
@@ -122,23 +119,79 @@ class RunningVariance:
         variance_MD = self.squares_MD / max(self.count - 1, 1)
         for where in groups:
             variance_MD[:, where] = variance_MD[:, where].mean(-1, keepdim=True)
-        prior_M1 = 1e-3 * variance_MD.mean(-1, keepdim=True)
-        return (self.count * variance_MD + 5 * prior_M1) / (self.count + 5)
+        return _shrunk(variance_MD, 1e-3 * variance_MD.mean(-1, keepdim=True), self.count)
 
 
-def windows(burn_in: int) -> tuple[int, ...]:
-    """Return the steps after which the mass is renewed: ends of windows that double, within the middle of burn-in.
+@dataclass(frozen=True)
+class RunningCovariance:
+    """Running covariance of the weights of M chains, by Welford's rule.
 
-    The first tenth only finds the bulk and the last tenth only settles the step size.
+    Attributes:
+        mean_MD: mean.
+        squares_MDD: sum of the outer products of deviations.
+        count: weights seen.
+    """
+
+    mean_MD: Tensor
+    squares_MDD: Tensor
+    count: int
+
+    @classmethod
+    def empty(cls, weights_MD: Tensor) -> RunningCovariance:
+        """Return the covariance before any weights are seen."""
+        return cls(torch.zeros_like(weights_MD), weights_MD.new_zeros(*weights_MD.shape, weights_MD.shape[-1]), 0)
+
+    def collect(self, weights_MD: Tensor) -> RunningCovariance:
+        """Return the covariance with one more vector of weights."""
+        count = self.count + 1
+        before = weights_MD - self.mean_MD
+        mean_MD = self.mean_MD + before / count
+        # the product (w − old mean)(w − new mean)ᵀ, of two parallel vectors, written so that it is symmetric to the bit
+        squares_MDD = self.squares_MDD + (1 - 1 / count) * before.unsqueeze(-1) * before.unsqueeze(-2)
+        return RunningCovariance(mean_MD, squares_MDD, count)
+
+    def inverse_mass(self, groups: Sequence[slice] = ()) -> Tensor:
+        """Return Cholesky factors of the covariances, shrunk as the variances of `RunningVariance` to a multiple of I.
+
+        Args:
+            groups: not used; weights that share a variance are for a diagonal mass.
+
+        Returns:
+            Lower triangular tensor (M, D, D); zero for a chain whose matrix is not positive definite.
+        """
+        del groups
+        covariance_MDD = self.squares_MDD.double() / max(self.count - 1, 1)
+        mean_M1 = covariance_MDD.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+        prior_MDD = torch.diag_embed(1e-3 * mean_M1.expand_as(self.mean_MD))
+        factor_MDD, failed_M = torch.linalg.cholesky_ex(_shrunk(covariance_MDD, prior_MDD, self.count))
+        factor_MDD = torch.where((failed_M != 0)[:, None, None], 0.0, factor_MDD).to(self.squares_MDD)
+        return factor_MDD.contiguous()  # as it is read from a checkpoint: another layout would change the rounding
+
+
+def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
+    """Return estimates from `count` observations, with a prior of the weight of five."""
+    return (count * found + 5 * prior) / (count + 5)
+
+
+def windows(burn_in: int) -> tuple[int, tuple[int, ...]]:
+    """Return the windows of burn-in in which a mass is estimated, of 15 steps and then twice as many each time.
+
+    They begin after 10 steps, or 15 % of burn-in if those are fewer, and end 50 steps before it does, or 20 %, in which
+    the step size settles. Stan has 75 steps before the first window. In an ill-conditioned target the steps before the
+    first mass is known are those that cost most, and what the first windows learn on the way to the bulk is replaced.
+
+    Args:
+        burn_in: steps of burn-in.
+
+    Returns:
+        The steps before the first window, and those after which the mass is renewed; none in a burn-in too short.
     """
     if burn_in < LEAST_BURN_IN:
-        return ()
-    start, stop = max(burn_in // 10, 5), burn_in - max(burn_in // 10, 5)
-    ends, length = [], max((stop - start) // 8, 5)
-    at = start
+        return burn_in, ()
+    first, stop = min(10, 3 * burn_in // 20), burn_in - min(50, burn_in // 5)
+    ends, at, length = [], first, 15
     while at < stop:
-        end = at + length
-        end = stop if end + 2 * length > stop else end  # the last window takes what is left
-        ends.append(end)
-        at, length = end, 2 * length
-    return tuple(ends)
+        at = stop if at + 3 * length > stop else at + length  # the last window takes what is left
+        ends.append(at)
+        length *= 2
+    return first, tuple(ends)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, given
-from torchbayes.density.dynamics import Density, Value
+from torchbayes.density.dynamics import Density, Value, whitened
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.faults import travelled
-from torchbayes.methods.mcmc.adaptation import RunningVariance, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import LEARNED, RunningCovariance, RunningVariance, StepSize, windows
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.sampler import begin
+from torchbayes.methods.sampler import begin, choose
 
-Mass = Literal["unit", "prior", "diagonal", "layer"]
+Mass = Literal["unit", "prior", "diagonal", "layer", "dense"]
+LARGEST_DENSE: Final = 2000  # weights whose dense mass is estimated
 
 
 class Hamiltonian(Protocol):
@@ -55,8 +56,8 @@ class State:
         log_density_M: log density there, float64.
         log_likelihood_M: log likelihood there, float64.
         step_size: step sizes.
-        spread: variances of the present window of burn-in.
-        inverse_mass_MD: diagonal of M⁻¹.
+        spread: variances of the present window of burn-in, or covariances.
+        inverse_mass_MD: M⁻¹: its diagonal, or the Cholesky factors (M, D, D) of a dense one: see `velocity`.
         length: τ before it is jittered; 0 where trajectories find their own.
         seeds: one seed per chain.
         step: iterations taken.
@@ -67,7 +68,7 @@ class State:
     log_density_M: Tensor
     log_likelihood_M: Tensor
     step_size: StepSize
-    spread: RunningVariance
+    spread: RunningVariance | RunningCovariance
     inverse_mass_MD: Tensor
     length: float
     seeds: tuple[int, ...]
@@ -84,7 +85,7 @@ def check(method: Hamiltonian) -> None:
     check_positive(target_acceptance=method.target_acceptance)
     check_positive(**given(step_size=method.step_size))
     check_choice(get_args(Mass), mass=method.mass)
-    if method.burn_in == 0 and (method.step_size is None or method.mass in {"diagonal", "layer"}):
+    if method.burn_in == 0 and (method.step_size is None or method.mass in LEARNED):
         raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
 
 
@@ -105,28 +106,61 @@ def start(
 
     Raises:
         ValueError: if the density is not finite at the start, or `mass="prior"` and the prior's spread is not known, or
-            `mass="layer"` and there are no layers.
+            `mass="layer"` and there are no layers, or `mass="dense"` and there are more than 2,000 weights.
     """
     if method.mass == "layer" and not hasattr(density, "model"):
         raise ValueError("`mass='layer'` needs a network, whose tensors are the layers. Choose mass='diagonal'.")
+    if method.mass == "dense":
+        _check_size(weights_MD)
     weights_MD = weights_MD.detach().clone()
     value, inverse_mass_MD = begin(density, weights_MD), torch.ones_like(weights_MD)
-    if method.mass == "prior":
+    if method.mass == "dense":
+        inverse_mass_MD = torch.diag_embed(inverse_mass_MD)
+    elif method.mass == "prior":
         inverse_mass_MD *= known_prior(density, "`mass='prior'`").square().to(weights_MD)
     if method.step_size is None:
         first_M = first_step_size(density, weights_MD, value, inverse_mass_MD=inverse_mass_MD, seeds=seeds)
         first_M = first_M.clamp(max=length or math.inf)
     else:
         first_M = torch.full((len(weights_MD),), float(method.step_size), dtype=torch.float64)
-    spread = RunningVariance.empty(weights_MD)
+    spread = _spread(method).empty(weights_MD)
     values = (value.gradient, value.log_density, value.log_likelihood)
     return State(weights_MD, *values, StepSize.at(first_M), spread, inverse_mass_MD, length, tuple(seeds), 0)
 
 
+def _spread(method: Hamiltonian) -> type[RunningVariance] | type[RunningCovariance]:
+    """Return what a mass is estimated from."""
+    return RunningCovariance if method.mass == "dense" else RunningVariance
+
+
+def _check_size(weights_MD: Tensor) -> None:
+    """Check that a dense mass of the chains is not too large.
+
+    Raises:
+        ValueError: if it is.
+    """
+    chains, size = weights_MD.shape
+    if size > LARGEST_DENSE:
+        memory = 2 * chains * size**2 * weights_MD.element_size() / 1e9
+        raise ValueError(
+            f"`mass='dense'` takes at most {LARGEST_DENSE:,} weights; got {size:,}, for which the two matrices of each "
+            f"of {chains} chains would take {memory:,.1f} GB. Choose mass='diagonal'."
+        )
+
+
 def momenta(state: State, inverse_mass_MD: Tensor | None) -> Tensor:
     """Return fresh momenta v ~ N(0, M) of an iteration; M is the identity if None."""
-    standard_MD = normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD)
-    return standard_MD if inverse_mass_MD is None else standard_MD.mul_(inverse_mass_MD.rsqrt())
+    return _coloured(normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD), inverse_mass_MD)
+
+
+def _coloured(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
+    """Return momenta that are N(0, M) from numbers that are N(0, I): M^½ z, and R⁻ᵀ z where M⁻¹ = R Rᵀ is dense."""
+    if inverse_mass_MD is None:
+        return standard_MD
+    if inverse_mass_MD.ndim < 3:
+        return standard_MD * inverse_mass_MD.rsqrt()
+    solved = torch.linalg.solve_triangular(inverse_mass_MD.mT, standard_MD.unsqueeze(-1), upper=True)
+    return solved.squeeze(-1)
 
 
 def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Tensor]:
@@ -161,28 +195,46 @@ def learned(method: Hamiltonian, density: Density, state: State, *, acceptance_M
     if state.step > method.burn_in:
         return state
     step_size, spread, mass_MD = state.step_size, state.spread, state.inverse_mass_MD
+    start, ends = windows(method.burn_in)
     if method.step_size is None:
         # steps longer than the trajectory act like one of its length; the bound is twice it so that the average can
         # reach it
         longest = 2 * state.length or math.inf
         step_size = step_size.adapted(acceptance_M, method.target_acceptance, longest=longest)
-    if method.mass in {"diagonal", "layer"} and state.step > method.burn_in // 10:
+    if method.mass in LEARNED and state.step > start:
         spread = spread.collect(state.weights_MD)
-        if state.step in windows(method.burn_in):
+        if state.step in ends:
             layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
-            found_MD, spread = spread.inverse_mass(tuple(layers)), RunningVariance.empty(state.weights_MD)
-            # a chain that has not moved keeps its mass
-            mass_MD = torch.where((found_MD > 0).all(-1, keepdim=True), found_MD, mass_MD)
-            step_size = step_size.restarted() if method.step_size is None else step_size
+            found_MD, spread = spread.inverse_mass(tuple(layers)), spread.empty(state.weights_MD)
+            scales_MD = found_MD if found_MD.ndim == 2 else found_MD.diagonal(dim1=-2, dim2=-1)
+            mass_MD = choose((scales_MD > 0).all(-1), found_MD, mass_MD)  # a chain that has not moved keeps its mass
+            if method.step_size is None:
+                step_size = _searched(density, replace(state, inverse_mass_MD=mass_MD))
     if state.step == method.burn_in:
         step_size = step_size.settled()
     return replace(state, step_size=step_size, spread=spread, inverse_mass_MD=mass_MD)
+
+
+def _searched(density: Density, state: State) -> StepSize:
+    """Return step sizes found anew, as they must be after a change of mass: they are in other units."""
+    value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
+    found_M = first_step_size(
+        density,
+        state.weights_MD,
+        value,
+        inverse_mass_MD=state.inverse_mass_MD,
+        seeds=state.seeds,
+        step=state.step,
+    )
+    return StepSize.at(found_M.clamp(max=state.length or math.inf))
 
 
 def kinetic(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
     """Return ½ vᵀ M⁻¹ v of each chain, float64 (M,); M is the identity if None."""
     if inverse_mass_MD is None:
         return 0.5 * torch.linalg.vector_norm(momentum_MD, dim=-1, dtype=torch.float64).square()
+    if inverse_mass_MD.ndim == 3:
+        return kinetic(whitened(momentum_MD, inverse_mass_MD), None)
     return 0.5 * (momentum_MD.double().square() * inverse_mass_MD).sum(-1)
 
 
@@ -209,7 +261,13 @@ def known_prior(density: Density, what: str) -> Tensor:
 
 
 def first_step_size(
-    density: Density, weights_MD: Tensor, value: Value, *, inverse_mass_MD: Tensor, seeds: Sequence[int]
+    density: Density,
+    weights_MD: Tensor,
+    value: Value,
+    *,
+    inverse_mass_MD: Tensor,
+    seeds: Sequence[int],
+    step: int = 0,
 ) -> Tensor:
     """Return step sizes at which one leapfrog step is accepted about half the time (Hoffman and Gelman 2014, alg. 4).
 
@@ -217,13 +275,14 @@ def first_step_size(
         density: the target.
         weights_MD: where the chains are.
         value: the density there.
-        inverse_mass_MD: diagonal of M⁻¹.
+        inverse_mass_MD: M⁻¹, as of `velocity`.
         seeds: seeds of the chains.
+        step: iterations taken.
 
     Returns:
         Float64 tensor (M,).
     """
-    momentum_MD = normals(seeds, Purpose.FIRST_STEP, 0, like=weights_MD) * inverse_mass_MD.rsqrt()
+    momentum_MD = _coloured(normals(seeds, Purpose.FIRST_STEP, step, like=weights_MD), inverse_mass_MD)
     before_M = value.log_density - kinetic(momentum_MD, inverse_mass_MD)
     step_size_M = torch.full((len(weights_MD),), 0.1, dtype=torch.float64)
     ones_M, direction_M = torch.ones(len(weights_MD), dtype=torch.long), torch.zeros_like(step_size_M)

@@ -58,7 +58,8 @@ class HMC(Sampler):
         jitter: each iteration's τ is multiplied by a number uniform on [1 − jitter, 1 + jitter], drawn for each chain:
             a direction whose period divides τ would otherwise always return to its start.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
-            one for each tensor.
+            one for each tensor; "dense": the inverse covariance of all weights in burn-in, for correlated weights, of
+            which there may be 2,000.
         target_acceptance: δ of the adaptation.
         max_leapfrogs: bound on L. Trajectories that need more are cut short, and their steps have size ε.
         accept_in_burn_in: accept every proposal of finite energy during burn-in, as Izmailov et al. do.

@@ -53,7 +53,8 @@ class NUTS(Sampler):
     Attributes:
         step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain separately.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
-            one for each tensor.
+            one for each tensor; "dense": the inverse covariance of all weights in burn-in, for correlated weights, of
+            which there may be 2,000.
         target_acceptance: δ of the adaptation.
         max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps. The
             log reports under `saturated` how often trajectories were cut short by it, which makes a chain slow, not

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.dynamics import Density, Value
+from torchbayes.density.dynamics import Density, Value, velocity
 from torchbayes.methods.faults import Faults, travelled
 from torchbayes.methods.mcmc.hamiltonian import State, kinetic
 from torchbayes.methods.noise import uniforms
@@ -299,7 +299,7 @@ def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) 
 
     Args:
         pairs: halves that are joined: the earlier one, and the one that begins where it ends.
-        inverse_mass_MD: diagonal of M⁻¹.
+        inverse_mass_MD: M⁻¹, as of `velocity`.
 
     Returns:
         Bool (M,): whether one of the pairs does.
@@ -324,10 +324,10 @@ def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD:
         first_MD: momenta at one end.
         last_MD: momenta at the other end.
         sum_MD: the sum of all momenta, both ends included.
-        inverse_mass_MD: diagonal of M⁻¹.
+        inverse_mass_MD: M⁻¹, as of `velocity`.
 
     Returns:
         Bool (M,).
     """
-    velocity_MD = inverse_mass_MD * (sum_MD - (first_MD + last_MD) / 2)
-    return ((first_MD * velocity_MD).sum(-1) <= 0) | ((last_MD * velocity_MD).sum(-1) <= 0)
+    distance_MD = velocity(sum_MD - (first_MD + last_MD) / 2, inverse_mass_MD)
+    return ((first_MD * distance_MD).sum(-1) <= 0) | ((last_MD * distance_MD).sum(-1) <= 0)

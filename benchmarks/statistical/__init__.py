@@ -1,0 +1,1 @@
+"""NUTS and HMC on statistical posteriors against blackjax: `python -m benchmarks.statistical`."""
