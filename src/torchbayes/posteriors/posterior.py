@@ -23,6 +23,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
 
 Calibration = Callable[[], Iterable[Any]]
@@ -144,6 +145,22 @@ class Posterior(ABC):
         warn_of(self.problems)
         weights_SD = self.sample(draws, seed=as_seed(seed))
         return Functions(self.model, weights_SD, self._buffers_of(weights_SD))
+
+    def module(self, draws: int | None = None, *, seed: int = 0, level: float | None = 0.95) -> ModelAverage:
+        """Return the model average as a plain `nn.Module`, which can be exported: what `predict` gives, by name.
+
+        Args:
+            draws: S, a multiple of M; the posterior's default if None. A call takes S passes through the network.
+            seed: seed of the draws, as for `predict`.
+            level: of the central intervals of numbers; none if None.
+
+        Returns:
+            The module: inputs -> name -> tensor.
+
+        Raises:
+            ValueError: as `functions` does, or if the level is not between 0 and 1.
+        """
+        return self.functions(draws, seed=seed).module(level=level)
 
     def _buffers_of(self, weights_SD: Tensor) -> Buffers | None:
         network, members = self.model.network, self.members

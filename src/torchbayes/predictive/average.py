@@ -20,13 +20,13 @@ from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, c
 from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
+from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.model.model import Batch, Model, check_finite
 from torchbayes.model.rows.batch import check_alike
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.classes import Decision, average_entropies, class_probs, decided, over_classes
-from torchbayes.predictive.quantiles import average_quantile
 
 
 @dataclass(frozen=True)

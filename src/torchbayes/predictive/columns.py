@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.checks import check_numbers
 from torchbayes.data.base import Standardise
+from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.posteriors.files import write_whole
 from torchbayes.predictive.average import Predictive, predict
 from torchbayes.predictive.intervals import central_interval
@@ -42,9 +42,7 @@ class Units:
     level: float = 0.95
 
     def __post_init__(self) -> None:
-        check_numbers(level=self.level)
-        if not 0 < self.level < 1:
-            raise ValueError(f"`level` must lie between 0 and 1; got {self.level:g}. 0.95 is usual.")
+        check_level(self.level)
 
 
 def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.ndarray]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.metrics import central_level
+from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.quantiles import is_discrete
 
 _SAMPLES = 2000  # for the quantiles of a row whose distribution function is not known
 _AT_ONCE = 2**24  # numbers that `Tensor.quantile` takes
