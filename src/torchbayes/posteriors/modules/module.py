@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -35,7 +36,7 @@ def readable(kind: _Kind) -> _Kind:
     return kind
 
 
-class PredictiveModule(nn.Module):
+class PredictiveModule(nn.Module, ABC):
     """A posterior as a plain module: all its tensors are buffers, and its outputs are named tensors.
 
     Of classes a call returns `probs` (B, ..., K), `entropy`, `mutual_information` (its epistemic part) and
@@ -55,14 +56,14 @@ class PredictiveModule(nn.Module):
         super().__init__()
         for part, named in parts.items():
             self.add_module(part, _tree(named))
-        self._network = Held(self.prepared(_hollow(model.network.module)), ())
         self._class_axis, self._likelihood, self._settings = model.network.class_axis, model.likelihood, dict(settings)
+        self._network = Held(self.prepared(_hollow(model.network.module)), ())
         self._header = header_of(model, kind=self.kind, settings=self._settings)
         self.requires_grad_(False).eval()
 
+    @abstractmethod
     def prepared(self, network: nn.Module) -> nn.Module:
-        """Return the network that is run, from the model's: itself, unless a kind of module changes it."""
-        return network
+        """Return the network that is run, from a copy of the model's without memory."""
 
     def part(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a part by their names in it."""
@@ -120,6 +121,10 @@ class ModelAverage(PredictiveModule):
         draws = {n: torch.stack([each[n] for each in filled]) for n in views} | (buffers_S or {})
         parts = {"draws": draws, "shared": shared(network.module, draws), "learned": learned}
         return cls(model, parts, settings_of(model.likelihood, level=level))
+
+    def prepared(self, network: nn.Module) -> nn.Module:
+        """Return the network itself."""
+        return network
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Return the average at inputs, and its uncertainty, by name.
