@@ -128,8 +128,16 @@ class LinearisedModule(PredictiveModule):
         for name, tensor in self.part("covariance").items():
             number, _, key = name.partition(".")
             terms[number][key] = tensor
-        of = (_of_grid if "variance_MKI" in term else _of_root for term in terms.values())
-        return sum_of([each(rows_PI, term, full) for each, term in zip(of, terms.values(), strict=True)])
+        return sum_of([_of_term(rows_PI, term, full) for term in terms.values()])
+
+
+def _of_term(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
+    if "variance_MKI" in term:
+        return _of_grid(rows_PI, term, full)
+    if "blocks_MQP" in term:
+        one, other = term["at_2Q"]
+        return (rows_PI[:, one] * rows_PI[:, other] @ term["blocks_MQP"])[..., term["places_KK"]]
+    return _of_root(rows_PI, term, full)
 
 
 def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
@@ -174,11 +182,25 @@ def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[
         yield {"variance_MKI": on_grid(form.variance.unsqueeze(-1))[..., 0]} if flat else _on_layer(form, at, grid_KI)
     if form.root_MDZ is not None:
         root_MKIZ = on_grid(form.root_MDZ)
-        yield {"plus_MKIZ": root_MKIZ if full else torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
+        yield _blocks(root_MKIZ) if full else {"plus_MKIZ": torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
     if form.directions_MRD is not None:
         shares = 1.0 if form.shares_MR is None else form.shares_MR.sqrt().unsqueeze(-1)
         directions_MKIR = on_grid((form.directions_MRD * shares).mT)
         yield {"plus_MKIZ" if form.sign > 0 else "minus_MKIZ": directions_MKIR}
+
+
+def _blocks(root_MKIZ: Tensor) -> dict[str, Tensor]:
+    """Return Σ = R Rᵀ as the coefficients of the products a_i a_j, i ≤ j, in V_kl, k ≤ l: a quarter of F's work."""
+    outputs, size, device = *root_MKIZ.shape[1:3], root_MKIZ.device
+    pairs, at = torch.triu_indices(outputs, outputs, device=device), torch.triu_indices(size, size, device=device)
+    found = []
+    for k, other in pairs.T.tolist():
+        block_MII = root_MKIZ[:, k] @ root_MKIZ[:, other].mT
+        both = torch.where(at[0] == at[1], 0.5, 1.0).to(block_MII)
+        found.append((block_MII + block_MII.mT)[:, at[0], at[1]] * both)
+    places = torch.zeros(outputs, outputs, dtype=torch.int64, device=device)
+    places[pairs[0], pairs[1]] = places[pairs[1], pairs[0]] = torch.arange(pairs.shape[1], device=device)
+    return {"blocks_MQP": torch.stack(found, dim=-1), "at_2Q": at, "places_KK": places}
 
 
 def _on_layer(form: Form, at: Tensor, grid_KI: Tensor) -> dict[str, Tensor]:
@@ -205,7 +227,11 @@ def _random_layer(network: Network) -> tuple[str, nn.Linear]:
     """
     names = network.layout.names
     name = names[0].removesuffix("weight")
-    layers = {f"{n}." if n else "": m for n, m in network.module.named_modules() if type(m) is nn.Linear}
+    layers = {
+        f"{n}." if n else "": m
+        for n, m in network.module.named_modules()
+        if isinstance(m, nn.Linear) and type(m).forward is nn.Linear.forward
+    }
     layer = layers.get(name)
     own = layer is not None and {f"{name}weight"} <= {*names} <= {f"{name}weight", f"{name}bias"}
     holders = [p for m in network.module.modules() for p in m._parameters.values() if own and p is layer.weight]

@@ -71,6 +71,8 @@ def _divergence(each: Tensor, mean: Tensor) -> Tensor:
 
     That is Σ_sk p̄_k φ(p_sk / p̄_k − 1) / S with φ(r) = (1 + r) log(1 + r) − r, by its series where r is small.
     """
+    if len(each) == 1:
+        return torch.zeros_like(mean[..., 0])
     kind = torch.finfo(each.dtype)
     apart = (each - mean) / mean.clamp_min(kind.tiny)
     series = torch.zeros_like(apart)
