@@ -34,6 +34,7 @@ def case(title: str, module: nn.Module, inputs: Tensor, *, structure: str, round
     model = tb.Model(module.eval(), tb.likelihoods.Categorical(), random=f"{head_of(module)}.*")
     targets = torch.arange(len(inputs)) % 10
     posterior = tb.fit(model, (inputs, targets), tb.Laplace(structure=structure), start=copy.deepcopy(module))
+    assert isinstance(posterior, tb.LaplacePosterior)
     linearised = tb.Linearised(posterior)
     average, prediction = linearised.module(), tb.predict(linearised, inputs)
     torch.testing.assert_close(average(inputs)["probs"], prediction.probs, rtol=1e-3, atol=1e-4)

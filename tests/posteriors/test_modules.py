@@ -28,7 +28,7 @@ def expected(name: str, prediction: tb.Predictive) -> Tensor:
     return prediction.quantile(ENDS[name]) if name in ENDS else getattr(prediction, name)
 
 
-def assert_predicts(module: nn.Module, prediction: tb.Predictive, inputs: Any, names: list[str]) -> None:
+def assert_predicts(module: Callable[..., Any], prediction: tb.Predictive, inputs: Any, names: list[str]) -> None:
     found = module(inputs)
     assert list(found) == names
     for name, tensor in found.items():

@@ -37,7 +37,9 @@ def gaussian(model: tb.Model, kind: str = "dense") -> tb.Gaussian:
 def laplace(likelihood: Any = CATEGORICAL, outputs: int = K, **settings: Any) -> tb.LaplacePosterior:
     model, targets = model_of(likelihood, outputs), normal(ROWS, outputs)
     data = (normal(ROWS, 4), targets.argmax(1) if likelihood is CATEGORICAL else targets)
-    return tb.fit(model, data, tb.Laplace(**settings), start=backbone(outputs))
+    posterior = tb.fit(model, data, tb.Laplace(**settings), start=backbone(outputs))
+    assert isinstance(posterior, tb.LaplacePosterior)
+    return posterior
 
 
 def assert_agrees(linearised: tb.Linearised, inputs: Any, names: list[str], *, exported: bool = False) -> None:

@@ -117,10 +117,8 @@ def certainty_table(outcomes: Mapping[str, Outcome]) -> Table | None:
     return Table(
         ["method", *(head for c in known for head in (c.head, f"{c.head} − best"))],
         rows,
-        f"{100 * LEVEL:g} % intervals over {RESAMPLES:,} resamples of the test rows, and differences from the best method on "
+        f"{100 * LEVEL:g} % intervals over {RESAMPLES:,} resamples of the test rows, and differences from the best on "
         f"the same rows with their standard errors. They say nothing of what another seed would give.",
-            "%", " %"
-        ),
         formats={f"{c.head} − best": c.form for c in known},
     )
 

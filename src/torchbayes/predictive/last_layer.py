@@ -233,8 +233,13 @@ def _random_layer(network: Network) -> tuple[str, nn.Linear]:
         if isinstance(m, nn.Linear) and type(m).forward is nn.Linear.forward
     }
     layer = layers.get(name)
-    own = layer is not None and {f"{name}weight"} <= {*names} <= {f"{name}weight", f"{name}bias"}
-    holders = [p for m in network.module.modules() for p in m._parameters.values() if own and p is layer.weight]
+    alone = {f"{name}weight"} <= {*names} <= {f"{name}weight", f"{name}bias"}
+    holders = [
+        p
+        for m in network.module.modules()
+        for p in m._parameters.values()
+        if layer is not None and alone and p is layer.weight
+    ]
     if layer is None or len(holders) != 1 or network.mask.indices or layer._forward_hooks or layer._forward_pre_hooks:
         raise ValueError(
             f"a closed form is written for the weights of one linear layer, the last one; random are {names[0]}"

@@ -40,7 +40,7 @@ def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers between which the quantiles lie."""
     try:  # the draws' own quantiles: the mixture's is between the smallest and the largest
         each = distribution.icdf(goal.unsqueeze(1))
-        return (each[:, 0],) * 2 if each.shape[1] == 1 else (each.amin(1), each.amax(1))
+        return (first := each[:, 0], first) if each.shape[1] == 1 else (each.amin(1), each.amax(1))
     except NotImplementedError:  # Cantelli's inequality
         mean = distribution.mean.mean(0)
         spread = (distribution.variance.mean(0) + distribution.mean.var(0, correction=0)).sqrt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -161,7 +161,7 @@ def header_of(model: Model, *, kind: str, settings: Mapping[str, Any]) -> dict[s
     }
 
 
-def shared(network: nn.Module, own: Mapping[str, Any]) -> dict[str, Tensor]:
+def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
     """Return copies of the parameters and buffers of a network, but those that are given otherwise."""
     named = [*network.named_parameters(), *network.named_buffers()]
     return {n: t.detach().clone() for n, t in named if n not in own}
