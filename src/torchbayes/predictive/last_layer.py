@@ -233,14 +233,10 @@ def _random_layer(network: Network) -> tuple[str, nn.Linear]:
         if isinstance(m, nn.Linear) and type(m).forward is nn.Linear.forward
     }
     layer = layers.get(name)
-    alone = {f"{name}weight"} <= {*names} <= {f"{name}weight", f"{name}bias"}
-    holders = [
-        p
-        for m in network.module.modules()
-        for p in m._parameters.values()
-        if layer is not None and alone and p is layer.weight
-    ]
-    if layer is None or len(holders) != 1 or network.mask.indices or layer._forward_hooks or layer._forward_pre_hooks:
+    alone = {f"{name}weight"} <= {*names} <= {f"{name}weight", f"{name}bias"} and not network.mask.indices
+    weight = None if layer is None else layer.weight
+    uses = sum(p is weight for m in network.module.modules() for p in m._parameters.values() if p is not None)
+    if layer is None or not alone or uses != 1 or layer._forward_hooks or layer._forward_pre_hooks:
         raise ValueError(
             f"a closed form is written for the weights of one linear layer, the last one; random are {names[0]}"
             f"{f' and {len(names) - 1} more' if len(names) > 1 else ''}. {_INSTEAD}"

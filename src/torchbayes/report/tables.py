@@ -93,6 +93,8 @@ class Table:
             )
         if wrong := set(self.better.values()) - {"low", "high"}:
             raise ValueError(f"`better` must be 'low' or 'high'; got {', '.join(map(repr, wrong))}.")
+        if wrong := [rows for rows in self.ties.values() if not _are_rows(rows, len(self.rows))]:
+            raise ValueError(f"`ties` must hold rows from 0 to {len(self.rows) - 1}; got {seen(wrong[0])}.")
         for spec in self.formats.values():
             if not any(_formats(number, spec) for number in (0.5, 1)):
                 raise ValueError(f"`formats` must be such as '.3f' or ',d'; got {seen(spec)}.")
@@ -171,6 +173,10 @@ def _formats(number: float, spec: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _are_rows(given: Any, count: int) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(row, int) and 0 <= row < count for row in given)
 
 
 def _is_entry(entry: Any) -> bool:
