@@ -93,7 +93,7 @@ def model_and_method(case: Case, structure: str, numbers: Numbers) -> tuple[Mode
     model = Model(net, likelihoods.Categorical(), priors.Normal(PRIOR_PRECISION**-0.5), random=chosen)
     names = {"diag": "diagonal", "kron": "kronecker", "last": "dense"}
     # the weights are not a mode, which a peer does not check; it keeps weights and biases apart
-    return model, Laplace(names[structure], check_mode=False, joint_bias=False)  # type: ignore[arg-type]
+    return model, Laplace(names[structure], check_mode=False, joint_bias=False, prior="model")  # type: ignore[arg-type]
 
 
 def fitted(case: Case, structure: str, numbers: Numbers, *, rows: int) -> LaplacePosterior:

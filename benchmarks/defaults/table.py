@@ -36,7 +36,9 @@ def by_way(rows: Sequence[Row]) -> str:
     for way in dict.fromkeys(row["way"] for row in rows):
         own = [row for row in rows if row["way"] == way]
         pairs = [(row, single.get((row["set"], row["split"]))) for row in own]
-        gains = [(base["nll"] - row["nll"], base["nll"]) for row, base in pairs if _scored(row) and _scored(base)]
+        gains = [
+            (base["nll"] - row["nll"], base["nll"]) for row, base in pairs if base and _scored(row) and _scored(base)
+        ]
         held = [gain >= -_WORSE * max(abs(base), _LEAST) for gain, base in gains]
         covered = [row["coverage"] for row in own if "coverage" in row]
         lines.append([

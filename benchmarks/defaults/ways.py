@@ -108,7 +108,8 @@ def _process(problem: Problem, seed: int) -> Numbers:
             GaussianProcessClassifier(kernel, random_state=seed).fit(inputs, targets).predict_proba(new), wanted
         )
     kernel = ConstantKernel(1.0) * RBF([width] * inputs.shape[1], (1e-2, 1e4)) + WhiteKernel(0.1, (1e-6, 10.0))
-    mean, sd = GaussianProcessRegressor(kernel, random_state=seed).fit(inputs, targets).predict(new, return_std=True)
+    found: Any = GaussianProcessRegressor(kernel, random_state=seed).fit(inputs, targets)
+    mean, sd = found.predict(new, return_std=True)
     return _normal(mean, sd, wanted)
 
 

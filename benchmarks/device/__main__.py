@@ -183,7 +183,9 @@ def kronecker(bench: Bench) -> Numbers:
     model, rows = works.model_of(works.bottlenecks(sizes, device)), works.images(sizes.batch, device)
     start = model.given_weights()
     density = tb.LogDensity(model, sizes.batch, tb.Batch(*rows), plan="loop", chunk_size=sizes.batch)
-    method = tb.Laplace(structure="kronecker", curvature="fisher", samples=1, batch_size=sizes.batch, check_mode=False)
+    method = tb.Laplace(
+        structure="kronecker", curvature="fisher", samples=1, batch_size=sizes.batch, check_mode=False, prior="model"
+    )
 
     def fit() -> object:
         return tb.fit(model, rows, method, start=start, callbacks=())

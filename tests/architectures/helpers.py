@@ -17,8 +17,8 @@ METHODS: dict[str, Any] = {
     "swag": tb.SWAG(members=2, epochs=4, batch_size=4, rank=2),
     "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4),
     "hmc": tb.HMC(chains=2, steps=4, burn_in=2, step_size=1e-2, trajectory=0.03),
-    "diagonal": tb.Laplace(structure="diagonal", check_mode=False),
-    "kronecker": tb.Laplace(structure="kronecker", check_mode=False),
+    "diagonal": tb.Laplace(structure="diagonal", check_mode=False, prior="model"),
+    "kronecker": tb.Laplace(structure="kronecker", check_mode=False, prior="model"),
     "online": tb.OnlineLaplace(structure="diagonal", epochs_of_descent=4, every=2, batch_size=4),
 }
 

@@ -55,7 +55,9 @@ def test_laplace_is_that_of_the_network_by_autograd(name: str):
     assert {layer.description for layer in layers.layers} == {"affine"}
     assert layers.whole is None
     exact, start = ggn(model, batch.inputs, CLASSES), model.given_weights()
-    dense: Any = tb.fit(model, rows(name), tb.Laplace(structure="dense", check_mode=False), start=start)
+    dense: Any = tb.fit(model, rows(name), tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start)
     assert_close(precision(dense), exact + torch.eye(len(exact)), rtol=1e-7, atol=1e-8)
-    diagonal: Any = tb.fit(model, rows(name), tb.Laplace(structure="diagonal", check_mode=False), start=start)
+    diagonal: Any = tb.fit(
+        model, rows(name), tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=start
+    )
     assert_close(precision(diagonal).diagonal(), exact.diagonal() + 1, rtol=1e-8)

@@ -94,9 +94,9 @@ def test_laplace_is_that_of_the_network_by_autograd(name: str):
     model, rows = task(name)
     start = model.given_weights()
     exact = ggn(model, model.unpack(rows).inputs, 3 if name == "nodes" else 2)
-    dense: Any = tb.fit(model, rows, tb.Laplace(structure="dense", check_mode=False), start=start)
+    dense: Any = tb.fit(model, rows, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start)
     assert_close(precision(dense), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
-    diagonal: Any = tb.fit(model, rows, tb.Laplace(structure="diagonal", check_mode=False), start=start)
+    diagonal: Any = tb.fit(model, rows, tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=start)
     assert_close(precision(diagonal).diagonal(), exact.diagonal() + 1, rtol=1e-8)
 
 
@@ -109,7 +109,7 @@ def test_batches_of_a_loader_through_the_hook():
     module, loader = Pooled().double(), DataLoader(graphs(), batch_size=3)
     model = tb.Model(module, tb.likelihoods.Categorical(), batch=read, shared=["x", "edge_index", "batch"])
     whole, rows = task("graphs")
-    for method in (tb.MAP(epochs=3, batch_size=3), tb.Laplace(structure="dense", check_mode=False)):
+    for method in (tb.MAP(epochs=3, batch_size=3), tb.Laplace(structure="dense", check_mode=False, prior="model")):
         start = model.given_weights()
         ours, theirs = tb.fit(model, loader, method, start=start), tb.fit(whole, rows, method, start=start)
         found, expected = tb.evaluate(ours, loader).metrics, tb.evaluate(theirs, rows).metrics

@@ -96,7 +96,7 @@ def test_every_method(name: str, method: str, tmp_path: Path):
 @pytest.mark.parametrize("name", [*HEADS])
 def test_laplace_of_the_last_layer(name: str, structure: Any):
     model, rows = model_of(name, HEADS[name], double=True), rows_of(name)
-    method = tb.Laplace(structure=structure, check_mode=False)
+    method = tb.Laplace(structure=structure, check_mode=False, prior="model")
     found = precision(tb.fit(model, rows, method, start=model.given_weights()))
     inputs = model.unpack(rows).inputs
     exact = ggn(model, inputs, CLASSES)
@@ -139,9 +139,9 @@ def test_transposed_layers_of_gpt2_are_linear_layers(layer: str):
     assert network.describe() == f"transformer.h.0.{layer}: affine"
     exact = ggn(model, inputs, CLASSES)
     start = model.given_weights()
-    dense = tb.fit(model, rows, tb.Laplace(structure="dense", check_mode=False), start=start)
+    dense = tb.fit(model, rows, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start)
     assert_close(precision(dense), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
-    diagonal = tb.fit(model, rows, tb.Laplace(structure="diagonal", check_mode=False), start=start)
+    diagonal = tb.fit(model, rows, tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=start)
     assert_close(precision(diagonal).diagonal(), exact.diagonal() + 1, rtol=1e-8)
 
 
@@ -157,7 +157,7 @@ def test_kronecker_factors_of_gpt2_are_those_of_the_network_with_linear_layers()
     found = []
     for net in (ours, theirs):
         model = tb.Model(net, tb.likelihoods.Categorical(), random="transformer.h.*")
-        posterior = tb.fit(model, rows, tb.Laplace(check_mode=False), start=model.given_weights())
+        posterior = tb.fit(model, rows, tb.Laplace(check_mode=False, prior="model"), start=model.given_weights())
         assert isinstance(posterior, tb.LaplacePosterior)
         inputs = {key: rows[key] for key in ("input_ids", "attention_mask")}
         found.append((posterior.log_evidence(), tb.Linearised(posterior).functions(inputs).covariance_MBKK))
@@ -195,7 +195,9 @@ def test_a_causal_language_model_by_every_method():
         posterior = tb.fit(model, rows, METHODS[name], start=start_of(model, name))
         assert 0 < tb.evaluate(posterior, rows).metrics["nll"] < 6 * 2 * torch.tensor(float(WORDS)).log()
     head, _ = causal("transformer.ln_f.*")
-    posterior = tb.fit(head, rows, tb.Laplace(structure="dense", check_mode=False), start=head.given_weights())
+    posterior = tb.fit(
+        head, rows, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=head.given_weights()
+    )
     assert isinstance(posterior, tb.LaplacePosterior)
     inputs = {key: rows[key][:2] for key in ("input_ids", "attention_mask")}
     probs = tb.predict(tb.Linearised(posterior, "probit"), inputs).probs

@@ -118,7 +118,7 @@ def test_last_layer_laplace(structure: str, tmp_path: Path):
     model = tb.Model(network(0.2), tb.likelihoods.Categorical(), random="head.*")
     start, inputs = model.given_weights(), rows()["x"]
     check(model, "kronecker", rows(), tmp_path)
-    found: Any = tb.fit(model, rows(), tb.Laplace(structure=structure, check_mode=False), start=start)
+    found: Any = tb.fit(model, rows(), tb.Laplace(structure=structure, check_mode=False, prior="model"), start=start)
     if structure == "dense":
         exact = ggn(model, inputs, CLASSES)
         assert_close(precision(found), exact + torch.eye(len(exact)), rtol=1e-8, atol=1e-8)
@@ -133,9 +133,11 @@ def test_laplace_is_that_of_the_network_by_autograd():
     assert "" in layers.modules  # class token and positions, which the network itself holds
     assert layers.whole is None
     exact = ggn(model, rows()["x"], CLASSES)
-    diagonal: Any = tb.fit(model, rows(), tb.Laplace(structure="diagonal", check_mode=False), start=start)
+    diagonal: Any = tb.fit(
+        model, rows(), tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=start
+    )
     assert_close(precision(diagonal).diagonal(), exact.diagonal() + 1, rtol=1e-8)
-    dense: Any = tb.fit(model, rows(), tb.Laplace(structure="dense", check_mode=False), start=start)
+    dense: Any = tb.fit(model, rows(), tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start)
     assert_close(precision(dense), exact + torch.eye(len(exact)), rtol=1e-7, atol=1e-7)
 
 

@@ -57,7 +57,7 @@ def test_members_decide_which_entry_serves_a_class():
     names = [entry_of("other", method).name for method in (tb.MAP(1), tb.MAP(2), tb.SWAG(1), tb.SWAG(3), tb.SGHMC())]
     assert names == ["single", "ensemble", "swag", "multiswag", "sghmc"]
     assert entry_of("other", mine.Mine()).label == label_of("other") == "other"
-    assert entry_of("multilaplace", tb.Laplace()).start == "ensemble"
+    assert entry_of("multilaplace", tb.Laplace(prior="model")).start == "ensemble"
 
 
 def test_the_looks_are_those_of_the_entries():
@@ -117,7 +117,7 @@ def test_two_classes_by_one_output_or_by_two():
     probs = []
     for setup in (one, two):
         mode = tb.fit(setup.model, tuple(setup.data.train), method, callbacks=())
-        laplace = tb.fit(setup.model, tuple(setup.data.train), tb.Laplace("dense"), start=mode)
+        laplace = tb.fit(setup.model, tuple(setup.data.train), tb.Laplace("dense", prior="model"), start=mode)
         for posterior in (mode, laplace):
             found = tb.evaluate(preferred(posterior), tuple(setup.data.test))
             assert found.probs is not None

@@ -310,7 +310,7 @@ def test_a_fit_serves_only_what_has_its_settings():
 
 
 def test_what_a_method_starts_at_is_fitted_though_it_is_not_compared():
-    laplace = tb.Laplace()
+    laplace = tb.Laplace(prior="model")
     alone = replace(SINE, methods={"laplace": laplace})
     assert list(alone.starts) == ["single"]
     beside = replace(SINE, methods={"my laplace": laplace, "ensemble": SINE.methods["ensemble"]})
@@ -328,7 +328,7 @@ def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
         "swag": swag,
         "wide swag": replace(swag, averaging_lr=0.3),
         "ensemble": SINE.methods["ensemble"],
-        "multilaplace": tb.Laplace(structure="diagonal"),
+        "multilaplace": tb.Laplace(structure="diagonal", prior="model"),
         "nuts": tb.NUTS(2, 12, 4, step_size=0.002, max_doublings=2),
     }
     found = compare(replace(SINE, methods=methods, reference="nuts"), tmp_path, callbacks=())

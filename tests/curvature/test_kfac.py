@@ -31,7 +31,7 @@ def posterior(
 ) -> tb.LaplacePosterior:
     """Return what is found at the module's own weights."""
     model = tb.Model(module, likelihood or tb.likelihoods.Categorical(), prior or PRIOR)
-    settings: dict[str, Any] = {"structure": "kronecker"} | options
+    settings: dict[str, Any] = {"structure": "kronecker", "prior": "model"} | options
     method = tb.Laplace(**settings, check_mode=False)
     return oracle.fitted(method, model, model.given_weights().unsqueeze(0), data, sizes=sizes)
 
@@ -145,7 +145,10 @@ def test_one_row_is_exact_within_layers_without_sharing(name: str, sharing: Any,
     targets = oracle.targets_of(outputs)
     model = oracle.model_of(net, targets)
     found = oracle.fitted(
-        tb.Laplace(structure=structure, sharing=sharing, check_mode=False), model, weights_MD, (inputs, targets)
+        tb.Laplace(structure=structure, sharing=sharing, check_mode=False, prior="model"),
+        model,
+        weights_MD,
+        (inputs, targets),
     )
     for m in range(len(weights_MD)):
         truth = oracle.curvature("ggn", net, weights_MD[m], inputs, targets)
@@ -176,7 +179,7 @@ def test_ekfac_takes_the_exact_diagonal_in_the_basis_of_kfac(name: str, cut: Any
     model = oracle.model_of(net, targets, {glob: prior[glob] for glob in prior if glob in known})
     each = {
         structure: oracle.fitted(
-            tb.Laplace(structure=structure, check_mode=False),
+            tb.Laplace(structure=structure, check_mode=False, prior="model"),
             model,
             weights_MD,
             (inputs, targets),
@@ -247,7 +250,7 @@ def test_padding_has_no_curvature():
     assert (inputs == 0).any()
     data = inputs, classes(oracle.ROWS, 3)
     for structure in ("kronecker", "ekfac", "diagonal", "dense"):
-        method = tb.Laplace(structure=structure, check_mode=False)  # type: ignore[arg-type]
+        method = tb.Laplace(structure=structure, check_mode=False, prior="model")  # type: ignore[arg-type]
         found = oracle.fitted(method, oracle.model_of(net, data[1]), weights_MD, data)
         assert not found.curvature.diagonal()[:, :4].any(), structure
         assert (found.curvature.diagonal()[:, 4:] > 0).any()
@@ -258,7 +261,7 @@ def test_weights_of_other_layers_are_dense_blocks_or_diagonal_ones():
     weights_MD, inputs = oracle.weights_of(net), net.inputs(oracle.ROWS)
     data = inputs, classes(oracle.ROWS, 3)
     model = oracle.model_of(net, data[1])
-    found = oracle.fitted(tb.Laplace(check_mode=False), model, weights_MD, data)
+    found = oracle.fitted(tb.Laplace(check_mode=False, prior="model"), model, weights_MD, data)
     assert factored(found) == ["kronecker", "dense", "kronecker"]
     norm = torch.arange(25, 35)
     for m in range(len(weights_MD)):
@@ -371,5 +374,9 @@ def test_no_row_counts(structure: Any, weighted: bool):
     model = tb.Model(nn.Linear(2, 3).double(), likelihood)
     with pytest.raises(ValueError, match="no row counts: all are ignored, or have weight 0"):
         tb.fit(
-            model, (normal(ROWS, 2), targets), tb.Laplace(structure, check_mode=False), start=normal(9), callbacks=()
+            model,
+            (normal(ROWS, 2), targets),
+            tb.Laplace(structure, check_mode=False, prior="model"),
+            start=normal(9),
+            callbacks=(),
         )

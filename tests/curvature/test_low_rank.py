@@ -38,7 +38,7 @@ def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
     """Return the posterior and the exact curvature in units of the prior, (M, D, D)."""
     inputs, targets, weights_MD, buffers_M = oracle.problem(name)
     model, sizes = oracle.model_of(NETS[name], targets, tb.priors.Normal(scale=0.6)), settings.pop("sizes", None)
-    method = tb.Laplace(structure="low_rank", check_mode=False, **settings)
+    method = tb.Laplace(structure="low_rank", check_mode=False, **{"prior": "model", **settings})
     posterior = oracle.fitted(method, model, weights_MD, (inputs, targets), sizes=sizes, buffers_M=buffers_M)
     return posterior, 0.36 * oracle.truth(name, "ggn")
 
@@ -81,7 +81,7 @@ def test_more_passes_leave_less():
     found = {}
     for name, settings in {"dense": {}, **{str(n): {"rank": 3, "passes": n} for n in (2, 3, 5, 40)}}.items():
         structure = "dense" if name == "dense" else "low_rank"
-        method = tb.Laplace(structure, check_mode=False, **settings)  # type: ignore[arg-type]
+        method = tb.Laplace(structure, check_mode=False, **{"prior": "model", **settings})  # type: ignore[arg-type]
         posterior = tb.fit(model, data, method, start=start, callbacks=())
         assert isinstance(posterior, tb.LaplacePosterior)
         found[name] = posterior.curvature.dense()[0]
@@ -114,7 +114,7 @@ def test_other_curvatures_are_the_same_in_every_pass(kind: Any):
     posterior, _ = found("mlp", rank=40, passes=4, sizes=[3, 2], **settings)
     inputs, targets, weights_MD, _ = oracle.problem("mlp")
     model = oracle.model_of(NETS["mlp"], targets, tb.priors.Normal(scale=0.6))
-    dense = tb.Laplace(structure="dense", check_mode=False, **settings)
+    dense = tb.Laplace(structure="dense", check_mode=False, **{"prior": "model", **settings})
     expected = oracle.fitted(dense, model, weights_MD, (inputs, targets), sizes=[3, 2]).curvature.dense()
     assert_close(posterior.curvature.dense(), expected, rtol=1e-7, atol=1e-9)
 
@@ -123,7 +123,7 @@ def test_no_curvature_at_all():
     """Inputs of zero, and no bias: no direction, and the posterior is the prior."""
     model = tb.Model(nn.Linear(3, 2, bias=False).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(scale=0.5))
     data = torch.zeros(4, 3, dtype=torch.float64), normal(4, 2)
-    method = tb.Laplace(structure="low_rank", check_mode=False)
+    method = tb.Laplace(structure="low_rank", check_mode=False, prior="model")
     posterior = oracle.fitted(method, model, normal(1, 6), data)
     assert_close(posterior.gaussian.covariance.dense()[0], 0.25 * torch.eye(6, dtype=torch.float64))
 
@@ -146,7 +146,7 @@ def test_the_evidence_of_a_low_rank_is_near_the_exact_one_and_says_how_near(scal
     model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(scale))
     data, start = (normal(200, 3), classes(200, 3)), 0.4 * normal(model.layout.size, seed=4)
     dense, low = (
-        tb.fit(model, data, tb.Laplace(s, rank=10, check_mode=False), start=start, callbacks=())  # type: ignore[arg-type]
+        tb.fit(model, data, tb.Laplace(s, rank=10, check_mode=False, prior="model"), start=start, callbacks=())  # type: ignore[arg-type]
         for s in ("dense", "low_rank")
     )
     exact = float(dense.log_evidence())  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_prior_and_noise_are_chosen_by_the_evidence_that_is_told(monkeypatch: py
     model = tb.Model(module, tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
     start = 0.5 * normal(model.layout.size, seed=4)
     data = normal(60, 3), normal(60, 1, seed=5)
-    method = tb.Laplace("low_rank", rank=4, check_mode=False)
+    method = tb.Laplace("low_rank", rank=4, check_mode=False, prior="model")
     fitted = tb.fit(model, data, method, start=start, callbacks=())
     tuned = tb.tune(fitted, prior="scalar", noise=True)  # type: ignore[arg-type]
     with warnings.catch_warnings():

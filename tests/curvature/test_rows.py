@@ -143,7 +143,7 @@ def precision(network: nn.Module, inputs: Any) -> Tensor:
 def fitted(name: str, structure: Any = "dense", data: Any = None) -> tuple[nn.Module, Any, tb.LaplacePosterior]:
     network, inputs, labels = made(name)
     model = tb.Model(network, tb.likelihoods.Categorical())
-    method = tb.Laplace(structure, check_mode=False)
+    method = tb.Laplace(structure, check_mode=False, prior="model")
     found = tb.fit(model, data or [(inputs, labels)], method, start=network, callbacks=())
     assert isinstance(found, tb.LaplacePosterior)
     return network, inputs, found

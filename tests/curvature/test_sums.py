@@ -45,7 +45,7 @@ def found(name: str, *, chunk: int = 2**24, sizes: list[int] | None = None, prio
     """Return the posterior that the package finds."""
     inputs, targets, weights_MD, buffers_M = problem(name)
     model = oracle.model_of(NETS[name], targets, prior)
-    method = tb.Laplace(chunk=chunk, check_mode=False, **settings)
+    method = tb.Laplace(chunk=chunk, check_mode=False, **{"prior": "model", **settings})
     return oracle.fitted(method, model, weights_MD, (inputs, targets), sizes=sizes, buffers_M=buffers_M)
 
 
@@ -98,7 +98,7 @@ def test_a_tempered_likelihood_has_its_curvature_divided_by_the_temperature(temp
     net, (inputs, targets, weights_MD, _) = NETS["mlp"], problem("mlp")
     likelihood = tb.likelihoods.Categorical()
     model = tb.Model(net.module(), likelihood, tb.priors.Normal(scale=2.0), temperature=0.25, tempering=tempering)
-    method = tb.Laplace(structure="dense", check_mode=False)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
     posterior = oracle.fitted(method, model, weights_MD, (inputs, targets))
     prior = torch.eye(weights_MD.shape[1], dtype=torch.float64) / 4 / (0.25 if tempering == "joint" else 1)
     expected = torch.linalg.inv(4 * truth("mlp", "ggn") + prior)
@@ -137,7 +137,7 @@ def test_learned_noise_is_a_weight_of_its_own(structure: str):
         normal(rows, 3),
         torch.cat([normal(1, 8), torch.tensor([[math.log(scale)]], dtype=torch.float64)], dim=1),
     )
-    method = tb.Laplace(structure=structure, check_mode=False)  # type: ignore[arg-type]
+    method = tb.Laplace(structure=structure, check_mode=False, prior="model")  # type: ignore[arg-type]
     posterior = oracle.fitted(method, model, weights_MD, (inputs, normal(rows, 2, seed=1)))
     dense = oracle.data_part(posterior)[0]
     assert_close(dense[8, 8], 2.0 * rows * 2)  # Fisher information of a log scale: 2 for every value
@@ -187,7 +187,7 @@ def test_no_jacobian_of_all_rows_and_outputs_is_formed(structure: str):
     model = tb.Model(module, tb.likelihoods.Categorical())
     weights_MD = model.given_weights().unsqueeze(0)
     data = normal(rows, 1, 8, 8), classes(rows, outputs)
-    method = tb.Laplace(structure=structure, chunk=chunk, rank=4, check_mode=False)  # type: ignore[arg-type]
+    method = tb.Laplace(structure=structure, chunk=chunk, rank=4, check_mode=False, prior="model")  # type: ignore[arg-type]
     with Largest() as largest:
         oracle.fitted(method, model, weights_MD, data)
     size = weights_MD.shape[1]
@@ -209,7 +209,7 @@ def test_the_exact_curvature_beside_a_structure_is_the_dense_one(structure: Any)
         model = tb.Model(module, likelihood, tb.priors.Normal(0.6))
         start = modes if name == "fixed" else torch.cat([modes, torch.zeros(2, 1).double()], dim=1)
         for kind in (structure, "dense"):
-            method = tb.Laplace(kind, batch_size=6, check_mode=False)
+            method = tb.Laplace(kind, batch_size=6, check_mode=False, prior="model")
             found[name, kind] = tb.fit(model, data, method, start=start, callbacks=())
     assert_close(found["fixed", structure].exact.dense(), found["fixed", "dense"].curvature.dense())
     assert [found[key].exact for key in found if key != ("fixed", structure)] == [None] * 3

@@ -107,5 +107,7 @@ class Headed(nn.Module):
 def test_a_frozen_part_may_have_low_precision() -> None:
     model = tb.Model(Headed(), tb.likelihoods.Categorical(), random="head.*")
     data = (torch.randn(6, 4), torch.arange(6) % 3)
-    posterior = tb.fit(model, data, tb.Laplace(check_mode=False), start=model.given_weights(), callbacks=())
+    posterior = tb.fit(
+        model, data, tb.Laplace(check_mode=False, prior="model"), start=model.given_weights(), callbacks=()
+    )
     assert torch.isfinite(tb.predict(posterior, data[0], draws=2).outputs_SBK).all()

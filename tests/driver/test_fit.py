@@ -135,7 +135,7 @@ def test_a_start_that_is_known_to_be_worthless_is_said_to_be() -> None:
     with pytest.warns(tb.ProblemWarning, match="^`start` should not be trusted: it has diverged"):
         assert "it has diverged" not in tb.fit(model_of(), rows_of(), short(), start=start, callbacks=()).problems
     with pytest.warns(tb.ProblemWarning, match="^`start` should not be trusted") as caught:
-        found = tb.fit(model_of(), rows_of(), tb.Laplace(check_mode=False), start=start, callbacks=())
+        found = tb.fit(model_of(), rows_of(), tb.Laplace(check_mode=False, prior="model"), start=start, callbacks=())
     assert found.problems == ("it has diverged",)
     assert [str(w.message) for w in caught if "diverged" in str(w.message)] == [str(caught[0].message)]
 

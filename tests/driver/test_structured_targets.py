@@ -136,7 +136,9 @@ def mode_D() -> Tensor:
 
 def test_the_exact_hessian_is_that_of_the_density(mode_D: Tensor):
     model = model_of()
-    posterior = tb.fit(model, (X, TIMES), tb.Laplace(structure="dense", curvature="hessian"), start=mode_D)
+    posterior = tb.fit(
+        model, (X, TIMES), tb.Laplace(structure="dense", curvature="hessian", prior="model"), start=mode_D
+    )
     assert isinstance(posterior, tb.LaplacePosterior)
     matrix = torch.autograd.functional.hessian(lambda w: -log_density(model, w), mode_D)
     exact = torch.as_tensor(matrix)
@@ -152,7 +154,7 @@ def test_the_exact_hessian_is_that_of_the_density(mode_D: Tensor):
 @pytest.mark.parametrize("curvature", ["ggn", "empirical"])
 def test_laplace_in_all_structures(structure: Any, curvature: Any, mode_D: Tensor, tmp_path: Path):
     model = model_of()
-    method = tb.Laplace(structure=structure, curvature=curvature, rank=20)
+    method = tb.Laplace(structure=structure, curvature=curvature, rank=20, prior="model")
     posterior = tb.fit(model, (X, TIMES), method, start=mode_D, callbacks=())
     assert isinstance(posterior, tb.LaplacePosterior)
     views, learned = model.split(mode_D)
@@ -186,7 +188,7 @@ def test_laplace_in_all_structures(structure: Any, curvature: Any, mode_D: Tenso
 
 def test_targets_that_cannot_be_drawn_are_said(mode_D: Tensor):
     with pytest.raises(ValueError, match="log_prob of Survival is not the log probability of its distribution"):
-        tb.fit(model_of(), (X, TIMES), tb.Laplace(curvature="fisher"), start=mode_D, callbacks=())
+        tb.fit(model_of(), (X, TIMES), tb.Laplace(curvature="fisher", prior="model"), start=mode_D, callbacks=())
 
 
 def test_evidence_is_the_integral():

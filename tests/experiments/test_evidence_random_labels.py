@@ -62,7 +62,7 @@ def test_the_network_has_the_evidence_of_a_direct_fit(tiny):
     model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     train = (data.train.inputs, shuffled(data.train.targets, 0.5, seed=1))
     mode = tb.fit(model, train, tb.MAP(1, 5, 100, tb.Adam(0.01), plan="loop"), seed=1, callbacks=())
-    laplace = tb.fit(model, train, tb.Laplace(check_mode=False), start=mode, callbacks=())
+    laplace = tb.fit(model, train, tb.Laplace(check_mode=False, prior="model"), start=mode, callbacks=())
     assert isinstance(laplace, tb.LaplacePosterior)
     tuned = tb.tune(laplace)
     numbers = found["network"]

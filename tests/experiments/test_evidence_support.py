@@ -33,7 +33,7 @@ def test_numbers_are_those_of_a_direct_fit(tiny):
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.2))
     train = (data.train.inputs, shuffled(data.train.targets, TINY.noise, seed=2))
     mode = tb.fit(model, train, tb.MAP(1, 4, 100, tb.Adam(5e-3), plan="loop"), seed=2, callbacks=())
-    laplace = tb.fit(model, train, tb.Laplace(check_mode=False), start=mode, callbacks=())
+    laplace = tb.fit(model, train, tb.Laplace(check_mode=False, prior="model"), start=mode, callbacks=())
     assert isinstance(laplace, tb.LaplacePosterior)
     numbers = found["noisy labels"]["linear"]
     assert numbers["rounds"][0] == pytest.approx(float(laplace.log_evidence()) / 80, rel=1e-5)
@@ -50,7 +50,7 @@ def test_scores_are_of_the_linearised_predictive_on_true_labels():
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.2))
     train = (data.train.inputs, shuffled(data.train.targets, 1.0, seed=0))
     mode = tb.fit(model, train, tb.MAP(1, 4, 100, tb.Adam(5e-3), plan="loop"), callbacks=())
-    laplace = tb.fit(model, train, tb.Laplace(check_mode=False), start=mode, callbacks=())
+    laplace = tb.fit(model, train, tb.Laplace(check_mode=False, prior="model"), start=mode, callbacks=())
     assert isinstance(laplace, tb.LaplacePosterior)
     test = (data.test.inputs[:50], data.test.targets[:50])
     expected = tb.evaluate(tb.Linearised(laplace), test).metrics

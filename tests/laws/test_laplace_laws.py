@@ -38,7 +38,7 @@ networks = pytest.mark.parametrize("network", NETWORKS)
 
 def method_of(kind: str, **settings: Any) -> tb.Laplace:
     """A method; weights here are random and no mode."""
-    return tb.Laplace(**{"batch_size": BATCH, "check_mode": False, **KINDS[kind], **settings})
+    return tb.Laplace(**{"batch_size": BATCH, "check_mode": False, "prior": "model", **KINDS[kind], **settings})
 
 
 def modes(model: tb.Model, members: int = 2) -> Tensor:

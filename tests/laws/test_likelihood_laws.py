@@ -135,7 +135,7 @@ def models(name: str, scale: float = 0.8) -> list[tuple[tb.Model, Any]]:
 
 
 def laplaces(name: str, scale: float = 0.8, **options: Any) -> list[tb.LaplacePosterior]:
-    method = tb.Laplace(check_mode=False, **options)
+    method = tb.Laplace(check_mode=False, **{"prior": "model", **options})
     found = [tb.fit(m, data, method, start=m.given_weights(), callbacks=()) for m, data in models(name, scale)]
     assert all(isinstance(each, tb.LaplacePosterior) for each in found)
     return found  # type: ignore[return-value]
@@ -232,7 +232,7 @@ def test_rows_of_words_count_by_their_weights_too(structure: Any, padding: int |
         torch.manual_seed(3)
         net = nn.Sequential(nn.Embedding(6, 3, padding_idx=padding), nn.Flatten(), nn.Linear(6, K)).double()
         model = tb.Model(net, likelihood, tb.priors.Normal(0.8))
-        method = tb.Laplace(structure=structure, check_mode=False, rank=60)
+        method = tb.Laplace(structure=structure, check_mode=False, rank=60, prior="model")
         found.append(tb.fit(model, (rows, targets), method, start=model.given_weights(), callbacks=()))
     assert_close(found[0].curvature.dense(), found[1].curvature.dense(), rtol=1e-7, atol=1e-9)
     assert found[0].curvature.trace() > 0
@@ -243,7 +243,7 @@ def test_loaders_of_triples():
     net, weighted = nn.Linear(2, 2).double(), Weighted(Gaussian())
     triples = tb.Model(net, weighted, batch=lambda row: (row[0], (row[1], row[2])))
     pairs = tb.Model(net, weighted)
-    method = tb.Laplace(structure="dense", check_mode=False)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
     found = tb.fit(triples, torch.utils.data.DataLoader(rows, batch_size=4), method, start=net, callbacks=())
     expected = tb.fit(pairs, (X, (REAL, COUNTS)), method, start=net, callbacks=())
     assert isinstance(found, tb.LaplacePosterior)
@@ -277,12 +277,14 @@ def test_the_exact_evidence_of_a_linear_model_is_the_same_and_that_of_laplace(na
         net = nn.Linear(2, 2).double()
         model, data = tb.Model(net, way.likelihood, tb.priors.Normal(0.8)), (way.inputs, way.targets)
         exact = linear_gaussian_evidence(model, data).log_evidence
-        posterior = tb.fit(model, data, tb.Laplace(structure="dense", check_mode=False), start=model.given_weights())
+        posterior = tb.fit(
+            model, data, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=model.given_weights()
+        )
         assert isinstance(posterior, tb.LaplacePosterior)
         rows = model.unpack(data)
         gradient_MD = tb.LogDensity(model, rows.size, rows, plan="loop")(posterior.mean_MD).gradient
         mode = posterior.mean_MD + posterior.gaussian.covariance.matvec(gradient_MD)  # one step of Newton's
-        there = tb.fit(model, data, tb.Laplace(structure="dense"), start=mode[0])
+        there = tb.fit(model, data, tb.Laplace(structure="dense", prior="model"), start=mode[0])
         assert isinstance(there, tb.LaplacePosterior)
         assert_close(there.log_evidence(), [exact], rtol=1e-9)
         found.append(exact)

@@ -136,7 +136,7 @@ def test_laplace_under_a_joint_prior(kind: str):
     for gaussian in gaussians:
         model = tb.Model(network(), tb.likelihoods.Categorical(), tb.as_prior(gaussian))
         start = gaussian.mean_MD[0]
-        found.append(tb.fit(model, data, tb.Laplace(structure="dense", check_mode=False), start=start))
+        found.append(tb.fit(model, data, tb.Laplace(structure="dense", check_mode=False, prior="model"), start=start))
     mine, other = map(fitted, found)
     assert_close(mine.log_evidence(), other.log_evidence(), rtol=1e-9)
     assert_close(mine.effective_parameters(), other.effective_parameters(), rtol=1e-8)
@@ -151,7 +151,7 @@ def test_curvatures_that_it_does_not_add_up_with_say_so():
     data = (normal(30, INPUTS, seed=10), classes(30, CLASSES, seed=11))
     for structure in ("diagonal", "kronecker", "low_rank"):
         with pytest.raises(ValueError, match=r"circulant covariance and a .* do not add up to a structure"):
-            tb.fit(model, data, tb.Laplace(structure=structure, check_mode=False), start=own.mean_MD[0])
+            tb.fit(model, data, tb.Laplace(structure=structure, check_mode=False, prior="model"), start=own.mean_MD[0])
 
 
 @pytest.mark.parametrize("kind", ["scaled", "scaled block"])  # all variances of a circulant matrix are the same
@@ -191,14 +191,14 @@ def test_a_new_structure_of_laplace_is_a_line_in_a_table(level: str):
     data = (normal(30, INPUTS, seed=10), classes(30, CLASSES, seed=11))
     start = normal(model.layout.size, seed=12)
     found, diagonal = (
-        fitted(tb.fit(model, data, tb.Laplace(structure=structure, check_mode=False), start=start))
+        fitted(tb.fit(model, data, tb.Laplace(structure=structure, check_mode=False, prior="model"), start=start))
         for structure in (level, "diagonal")
     )
     expected = 1 / (diagonal.curvature.diagonal().mean() + 1)
     assert_close(found.gaussian.covariance.diagonal(), expected.expand(1, len(start)))
     assert_close(tb.tune(found, prior="scalar").strength_D.std(), 0.0)
     with pytest.raises(ValueError, match="'levels'"):
-        tb.Laplace(structure="levels")
+        tb.Laplace(structure="levels", prior="model")
 
 
 def test_the_class_is_not_of_the_package():

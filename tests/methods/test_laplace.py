@@ -34,7 +34,9 @@ def linear(outputs: int = 1, **settings: Any) -> tb.Model:
 
 
 def laplace(model: tb.Model, data: tuple[Tensor, Tensor], start: Tensor, **settings: Any) -> tb.LaplacePosterior:
-    return tb.fit(model, data, tb.Laplace(**{"batch_size": 16, **settings}), start=start, callbacks=())  # type: ignore[return-value]
+    return tb.fit(
+        model, data, tb.Laplace(**{"batch_size": 16, "prior": "model", **settings}), start=start, callbacks=()
+    )  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("structure", EXACT_STRUCTURES)
@@ -172,11 +174,13 @@ def test_the_progress_bar_knows_what_a_pass_tells() -> None:
     """A fit without `callbacks` shows one."""
     seen: list[str] = []
     mean = EXACT.posterior()[0]
-    tb.fit(linear(), (X, Y), tb.Laplace(), start=mean, callbacks=[lambda event: seen.append(summary(event))])
+    tb.fit(
+        linear(), (X, Y), tb.Laplace(prior="model"), start=mean, callbacks=[lambda event: seen.append(summary(event))]
+    )
     residual = Y - LinearGaussian.features(X) @ mean
     nll = float((0.5 * (residual / 0.7) ** 2).mean()) + math.log(0.7 * math.sqrt(2 * math.pi))
     assert seen == [f"train NLL {nll:.4g}"]
-    found = tb.fit(linear(), (X, Y), tb.Laplace(), start=mean)
+    found = tb.fit(linear(), (X, Y), tb.Laplace(prior="model"), start=mean)
     assert_close(found.log_evidence()[0], EXACT.log_evidence(), rtol=1e-10)  # type: ignore[attr-defined]
 
 
@@ -224,11 +228,11 @@ class TestModes:
         model = tb.Model(module, tb.likelihoods.Categorical())
         labels = X.argmax(1)
         with pytest.warns(tb.ProblemWarning, match="train to convergence"):
-            tb.fit(model, (X, labels), tb.Laplace(), start=module, callbacks=())
+            tb.fit(model, (X, labels), tb.Laplace(prior="model"), start=module, callbacks=())
         trained = tb.fit(model, (X, labels), tb.MAP(epochs=400, optimizer=tb.Adam(0.02)), callbacks=())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            tb.fit(model, (X, labels), tb.Laplace(), start=trained, callbacks=())
+            tb.fit(model, (X, labels), tb.Laplace(prior="model"), start=trained, callbacks=())
 
 
 class TestBadInput:
@@ -236,7 +240,7 @@ class TestBadInput:
 
     def test_no_start(self) -> None:
         with pytest.raises(ValueError, match="Pass them as `start`"):
-            tb.fit(linear(), (X, Y), tb.Laplace(), callbacks=())
+            tb.fit(linear(), (X, Y), tb.Laplace(prior="model"), callbacks=())
 
     @pytest.mark.parametrize(
         ("settings", "words"),
@@ -252,7 +256,7 @@ class TestBadInput:
     )
     def test_settings(self, settings: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            tb.Laplace(**settings)
+            tb.Laplace(**{"prior": "model", **settings})
 
     def test_a_likelihood_without_curvature(self) -> None:
         model = linear(likelihood=lambda f: torch.distributions.Laplace(f, 1.0, validate_args=False))
@@ -319,7 +323,7 @@ class TestBadInput:
                 return X[row] + self.noise * torch.randn(3, dtype=torch.float64), Y[row]
 
         data, start = Shaken(), EXACT.posterior()[0]
-        method = tb.Laplace(check_mode=False)
+        method = tb.Laplace(check_mode=False, prior="model")
         with pytest.warns(ChangingDataWarning, match="differ from pass to pass"):
             tb.fit(linear(), data, method, start=start, callbacks=())
         data.noise = 0.0

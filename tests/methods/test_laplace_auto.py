@@ -30,7 +30,10 @@ def data_of(classes: int, places: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def fitted(classes: int, places: int = 1, **settings: Any) -> dict[str, Tensor]:
-    model, method = model_of(classes, places), tb.Laplace(**{"structure": "diagonal", "check_mode": False, **settings})
+    model, method = (
+        model_of(classes, places),
+        tb.Laplace(**{"structure": "diagonal", "check_mode": False, "prior": "model", **settings}),
+    )
     start = model.given_weights()
     return tb.fit(model, data_of(classes, places), method, start=start, callbacks=()).tensors()
 
@@ -69,5 +72,7 @@ def test_a_low_rank_is_exact_for_any_number_of_outputs() -> None:
 
 def test_the_support_remembers_the_number_of_outputs() -> None:
     model = model_of(5, 4)
-    posterior: Any = tb.fit(model, data_of(5, 4), tb.Laplace(check_mode=False), start=model.given_weights())
+    posterior: Any = tb.fit(
+        model, data_of(5, 4), tb.Laplace(check_mode=False, prior="model"), start=model.given_weights()
+    )
     assert LayerSupport.parse(posterior.found).outputs == 20

@@ -30,7 +30,7 @@ def linear(prior: Any, **settings: Any) -> tb.Model:
 
 def laplace(model: tb.Model, start: Any, data: Any = (X, Y), **settings: Any) -> tb.LaplacePosterior:
     settings = {"structure": "dense", "check_mode": False} | settings
-    return tb.fit(model, data, tb.Laplace(**settings), start=start, callbacks=())  # type: ignore[return-value]
+    return tb.fit(model, data, tb.Laplace(**{"prior": "model", **settings}), start=start, callbacks=())  # type: ignore[return-value]
 
 
 SPREAD = torch.tensor([0.9, -1.8, 0.6, 0.3], dtype=torch.float64)

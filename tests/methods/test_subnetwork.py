@@ -35,7 +35,7 @@ def test_the_network_is_the_same_function() -> None:
 def test_laplace_on_picked_weights_is_that_of_their_jacobian(structure: str) -> None:
     module, (inputs, targets) = made("conv_batch_norm").eval(), rows_of("conv_batch_norm")
     model = tb.Model(module, tb.likelihoods.Categorical(), random=masks(module))
-    method = tb.Laplace(structure=structure, check_mode=False, rank=model.layout.size)  # type: ignore[arg-type]
+    method = tb.Laplace(structure=structure, check_mode=False, rank=model.layout.size, prior="model")  # type: ignore[arg-type]
     found = tb.fit(model, (inputs, targets), method, start=module, callbacks=())
     assert isinstance(found, tb.LaplacePosterior)
     named = {n: p.detach() for n, p in module.named_parameters()}
@@ -68,7 +68,7 @@ def test_other_methods_move_picked_weights_alone(method: tb.MAP | tb.HMC) -> Non
 def test_largest_marginal_variances_are_chosen() -> None:
     module, data = made("mlp"), rows_of()
     model = tb.Model(module, tb.likelihoods.Categorical())
-    whole = tb.fit(model, data, tb.Laplace("diagonal", check_mode=False), start=module, callbacks=())
+    whole = tb.fit(model, data, tb.Laplace("diagonal", check_mode=False, prior="model"), start=module, callbacks=())
     choice = tb.subnetwork(whole, 7)  # type: ignore[arg-type]
     variance = whole.gaussian.covariance.diagonal()[0]  # type: ignore[attr-defined]
     flat = torch.cat([
@@ -77,7 +77,7 @@ def test_largest_marginal_variances_are_chosen() -> None:
     assert int(flat.sum()) == 7
     assert float(variance[flat].min()) >= float(variance[~flat].max())
     small = tb.Model(module, tb.likelihoods.Categorical(), random=choice)
-    posterior = tb.fit(small, data, tb.Laplace("dense", check_mode=False), start=module, callbacks=())
+    posterior = tb.fit(small, data, tb.Laplace("dense", check_mode=False, prior="model"), start=module, callbacks=())
     assert posterior.sample(3).shape == (3, 7)
 
 
@@ -99,6 +99,8 @@ def test_masks_that_do_not_fit(random: dict[str, Tensor], words: str) -> None:
 def test_sizes_that_are_not_there(size: int) -> None:
     module = made("mlp")
     model = tb.Model(module, tb.likelihoods.Categorical())
-    whole = tb.fit(model, rows_of(), tb.Laplace("diagonal", check_mode=False), start=module, callbacks=())
+    whole = tb.fit(
+        model, rows_of(), tb.Laplace("diagonal", check_mode=False, prior="model"), start=module, callbacks=()
+    )
     with pytest.raises(ValueError, match="`size` must"):
         tb.subnetwork(whole, size)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def network() -> nn.Module:
 def regression(structure: str = "dense", **settings: Any) -> tb.LaplacePosterior:
     model = tb.Model(network(), tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
     start = 0.4 * normal(settings.pop("members", 1), model.layout.size, seed=3)
-    method = tb.Laplace(structure=structure, rank=21, check_mode=False, **settings)  # type: ignore[arg-type]
+    method = tb.Laplace(structure=structure, rank=21, check_mode=False, **{"prior": "model", **settings})  # type: ignore[arg-type]
     return tb.fit(model, (X, Y), method, start=start, callbacks=())  # type: ignore[return-value]
 
 
@@ -134,7 +134,7 @@ def test_a_doubtful_noise_is_told_with_a_precision_for_every_weight(monkeypatch:
     model = tb.Model(module, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
     data = X, Y.unsqueeze(1)
     start = normal(model.layout.size, seed=2)
-    fitted = tb.fit(model, data, tb.Laplace("diagonal", check_mode=False), start=start, callbacks=())
+    fitted = tb.fit(model, data, tb.Laplace("diagonal", check_mode=False, prior="model"), start=start, callbacks=())
     tuned = tb.tune(fitted, prior="weight", noise=True)  # type: ignore[arg-type]
     doubt = tb.tune(fitted, prior="scalar", noise=True).problems  # type: ignore[arg-type]
     assert doubt
@@ -154,7 +154,9 @@ def test_tuned_linear_regression_is_the_exact_evidence_s_maximum() -> None:
     for _ in range(40):
         own = LinearGaussian(X, Y, scale, noise)
         model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(noise), tb.priors.Normal(scale))
-        fitted = tb.fit(model, (X, Y), tb.Laplace(structure="dense"), start=own.posterior()[0], callbacks=())
+        fitted = tb.fit(
+            model, (X, Y), tb.Laplace(structure="dense", prior="model"), start=own.posterior()[0], callbacks=()
+        )
         tuned = tb.tune(fitted, prior="scalar", noise=True)  # type: ignore[arg-type]
         scale = float(tuned.model.prior.stds()[0])
         noise = float(tuned.model.likelihood.scale)  # type: ignore[attr-defined]
@@ -211,7 +213,7 @@ def test_noise_of_several_outputs_and_weighted_rows_is_read_with_either_model(tm
     likelihood = tb.likelihoods.Weighted(tb.likelihoods.Gaussian((0.5, 2.0)))
     model = tb.Model(nn.Linear(3, 2).double(), likelihood, tb.priors.Normal(SCALE))
     data = (X, (torch.stack([Y, -Y], 1), torch.linspace(0.5, 2.0, 40, dtype=torch.float64)))
-    fitted = tb.fit(model, data, tb.Laplace("dense", check_mode=False), start=normal(8), callbacks=())
+    fitted = tb.fit(model, data, tb.Laplace("dense", check_mode=False, prior="model"), start=normal(8), callbacks=())
     tuned = tb.tune(fitted, noise=True)  # type: ignore[arg-type]
     path = tuned.save(tmp_path / "q.safetensors")
     assert [tb.load(path, m).model.likelihood == tuned.model.likelihood for m in (model, tuned.model)] == [True] * 2
@@ -258,7 +260,7 @@ def test_a_noise_scale_that_held_out_data_do_not_determine_is_told() -> None:
 def test_classification_is_tuned_too() -> None:
     module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     model = tb.Model(module, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    fitted = tb.fit(model, (X, classes(40, 3)), tb.Laplace(check_mode=False), start=module, callbacks=())
+    fitted = tb.fit(model, (X, classes(40, 3)), tb.Laplace(check_mode=False, prior="model"), start=module, callbacks=())
     assert isinstance(fitted, tb.LaplacePosterior)
     tuned = tb.tune(fitted)
     for factor in (0.9, 1.1):
@@ -350,10 +352,12 @@ def test_the_exact_curvature_is_added_up_where_the_structure_could_count_too_man
     weighted = tb.Model(nn.Linear(3, 2).double(), tb.likelihoods.Weighted(tb.likelihoods.Gaussian(1.0)))
     for rows, exact in ((11, True), (12, False)):
         data = normal(rows, 3), normal(rows, 2, seed=1)
-        fitted = tb.fit(model, data, tb.Laplace(batch_size=5, check_mode=False), start=normal(8), callbacks=())
+        fitted = tb.fit(
+            model, data, tb.Laplace(batch_size=5, check_mode=False, prior="model"), start=normal(8), callbacks=()
+        )
         assert (fitted.exact is not None) == exact  # type: ignore[attr-defined]
         halved = data[0], (data[1], torch.full((rows,), 0.5, dtype=torch.float64))
-        fewer = tb.fit(weighted, halved, tb.Laplace(check_mode=False), start=normal(8), callbacks=())
+        fewer = tb.fit(weighted, halved, tb.Laplace(check_mode=False, prior="model"), start=normal(8), callbacks=())
         assert fewer.exact is not None  # type: ignore[attr-defined]
 
 
@@ -364,7 +368,7 @@ def test_without_the_exact_curvature_the_noise_is_near_that_by_it(structure: Any
     model = tb.Model(module, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(SCALE))
     data = normal(90, 3), normal(90, 1, seed=1)
     fitted = {
-        name: tb.fit(model, data, tb.Laplace(name, check_mode=False), start=normal(21), callbacks=())  # type: ignore[arg-type]
+        name: tb.fit(model, data, tb.Laplace(name, check_mode=False, prior="model"), start=normal(21), callbacks=())  # type: ignore[arg-type]
         for name in (structure, "dense")
     }
     assert fitted[structure].exact is None  # type: ignore[attr-defined]
@@ -391,7 +395,7 @@ def test_intervals_of_small_tables_cover_what_they_say(start: float, seed: int) 
     )
     mode = tb.fit(model, train, tb.MAP(epochs=300, optimizer=tb.Adam(0.01), batch_size=150), callbacks=())
     for structure in ("kronecker", "diagonal"):
-        fitted = tb.fit(model, train, tb.Laplace(structure, check_mode=False), start=mode, callbacks=())  # type: ignore[arg-type]
+        fitted = tb.fit(model, train, tb.Laplace(structure, check_mode=False, prior="model"), start=mode, callbacks=())  # type: ignore[arg-type]
         predictive = tb.predict(tb.Linearised(tb.tune(fitted, prior="scalar", noise=True)), test[0])  # type: ignore[arg-type]
         for level, least, most in ((0.5, 0.4, 0.8), (0.95, 0.88, 1.0)):
             low, high = predictive.quantile(torch.tensor([0.5 - level / 2, 0.5 + level / 2]))

@@ -106,7 +106,10 @@ def test_a_fit_with_a_shared_input_is_that_of_a_network_that_holds_it(form: str,
 def test_laplace_with_a_shared_input_is_that_of_a_network_that_holds_it(structure: Any) -> None:
     inputs, name = FORMS["mapping"]
     model, oracle = tb.Model(_net(), tb.likelihoods.Categorical(), shared=name), _bound()
-    method, start = tb.Laplace(structure=structure, batch_size=16, rank=5, check_mode=False), model.given_weights()
+    method, start = (
+        tb.Laplace(structure=structure, batch_size=16, rank=5, check_mode=False, prior="model"),
+        model.given_weights(),
+    )
     found: Any = tb.fit(model, (inputs, TARGETS), method, start=start, callbacks=())
     expected: Any = tb.fit(oracle, (X, TARGETS), method, start=start, callbacks=())
     torch.testing.assert_close(found.log_evidence(), expected.log_evidence(), rtol=1e-9, atol=1e-9)
@@ -131,7 +134,7 @@ def test_the_curvature_of_a_layer_that_sees_what_is_shared_is_exact(structure: A
     model = tb.Model(Encodes().double(), tb.likelihoods.Gaussian(0.5), shared="context")
     inputs, targets = {"x": X[:9], "context": C[:20]}, _normal(9, 2, seed=2)
     start = model.given_weights()
-    method = tb.Laplace(structure=structure, check_mode=False)
+    method = tb.Laplace(structure=structure, check_mode=False, prior="model")
     found: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
     placed = model.place(inputs)
     jacobian = torch.autograd.functional.jacobian(lambda w: model.network(w, placed), start).flatten(0, 1)

@@ -23,7 +23,10 @@ METHODS: dict[str, Any] = {
     "sgld": tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=4),
     "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4),
     "online": tb.OnlineLaplace(structure="diagonal", epochs_of_descent=4, every=2, batch_size=4),
-    **{s: tb.Laplace(structure=s, check_mode=False) for s in ("diagonal", "kronecker", "ekfac", "dense", "low_rank")},
+    **{
+        s: tb.Laplace(structure=s, check_mode=False, prior="model")
+        for s in ("diagonal", "kronecker", "ekfac", "dense", "low_rank")
+    },
 }
 METROPOLIS = [
     tb.HMC(chains=2, steps=4, burn_in=2, step_size=1e-2, trajectory=0.03),
@@ -154,7 +157,7 @@ def test_weights_of_the_posterior_go_back_into_the_module(name: str) -> None:
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker", "dense"])
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "mixed"])
 def test_laplace_is_that_of_the_network_in_float32_up_to_its_rounding(name: str, structure: str) -> None:
-    module, data, method = network(name), rows(), tb.Laplace(structure=structure, check_mode=False)
+    module, data, method = network(name), rows(), tb.Laplace(structure=structure, check_mode=False, prior="model")
     full = in_float32(name)
     full.load_state_dict(module.state_dict())
     low, wide = model_of(module), model_of(full)

@@ -62,7 +62,9 @@ def test_sparse_gradients_and_buffers_change_nothing(name: str, tmp_path: Path) 
             callbacks=(),
         )
         assert isinstance(mode, tb.Point)
-        laplace = tb.fit(model, (inputs, TARGETS), tb.Laplace(check_mode=False), start=mode, callbacks=())
+        laplace = tb.fit(
+            model, (inputs, TARGETS), tb.Laplace(check_mode=False, prior="model"), start=mode, callbacks=()
+        )
         assert isinstance(laplace, tb.LaplacePosterior)
         loaded = tb.load(run / "posterior.safetensors", model)
         nll = tb.evaluate(loaded, (inputs, TARGETS)).metrics["nll"]

@@ -27,7 +27,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "nuts": lambda: tb.NUTS(2, 30, 10, plan="loop"),
     "random walk": lambda: tb.RandomWalk(2, 30, 10, plan="loop"),
     "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8, plan="loop"),
-    "laplace": lambda: tb.Laplace("kronecker", check_mode=False),
+    "laplace": lambda: tb.Laplace("kronecker", check_mode=False, prior="model"),
     "online": lambda: tb.OnlineLaplace("dense", epochs_of_descent=4),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
@@ -93,7 +93,7 @@ def test_coordinates_have_the_conditional_prior(prior: str) -> None:
 def test_laplace_in_a_subspace_is_the_exact_conditional() -> None:
     space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
     model = space.whole
-    found = tb.fit(model, data(), tb.Laplace("dense"), start=mean_D, space=space, callbacks=())
+    found = tb.fit(model, data(), tb.Laplace("dense", prior="model"), start=mean_D, space=space, callbacks=())
     assert isinstance(found, tb.InSubspace)
     assert isinstance(found.inner, tb.LaplacePosterior)
     assert found.problems == ()
@@ -170,8 +170,10 @@ def test_points_in_a_subspace_are_a_start_inside_it_and_outside() -> None:
     model, rows = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
     space = tb.Subspace.random(model, model.network.weights(), 3, seed=5)
     modes = tb.fit(model, rows, tb.MAP(2, epochs=2), space=space, callbacks=())
-    inside = tb.fit(model, rows, tb.Laplace("dense", check_mode=False), start=modes, space=space, callbacks=())
-    outside = tb.fit(model, rows, tb.Laplace("diagonal", check_mode=False), start=modes, callbacks=())
+    inside = tb.fit(
+        model, rows, tb.Laplace("dense", check_mode=False, prior="model"), start=modes, space=space, callbacks=()
+    )
+    outside = tb.fit(model, rows, tb.Laplace("diagonal", check_mode=False, prior="model"), start=modes, callbacks=())
     assert isinstance(inside, tb.InSubspace)
     assert isinstance(inside.inner, tb.LaplacePosterior)
     assert isinstance(outside, tb.LaplacePosterior)

@@ -295,7 +295,7 @@ def test_links_look_for_the_distribution_and_gaussians_for_the_density():
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, K)).double()
 
     def link(likelihood: Any, asked: Any = "auto") -> str:
-        from torchbayes.predictive.linearised import link_of
+        from torchbayes.predictive.links import link_of
 
         return link_of(asked, tb.Model(net, likelihood).likelihood)
 

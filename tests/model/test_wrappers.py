@@ -67,7 +67,7 @@ def test_a_fit_starts_at_a_compiled_module_and_laplace_sees_its_layers(make: Cal
     inside = {n.replace("_orig_mod.", ""): t for n, t in trained.state_dict().items()}
     start = plain()
     start.load_state_dict(inside)
-    method = tb.Laplace(structure="dense", check_mode=False)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
     for network in (plain(), make()):
         ours = tb.fit(model(network), ROWS, method, start=trained)
         theirs = tb.fit(model(plain()), ROWS, method, start=start)

@@ -55,7 +55,9 @@ def trained(model: tb.Model, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def evidence(model: tb.Model, inputs: Tensor, targets: Tensor) -> Tensor:
     start = normal(model.layout.size, seed=2)
-    found = tb.fit(model, [(inputs, targets)], tb.Laplace("dense", check_mode=False), start=start, callbacks=())
+    found = tb.fit(
+        model, [(inputs, targets)], tb.Laplace("dense", check_mode=False, prior="model"), start=start, callbacks=()
+    )
     assert isinstance(found, tb.LaplacePosterior)
     return torch.cat([found.log_evidence(), tb.Linearised(found).functions(inputs).covariance_MBKK.flatten()])
 

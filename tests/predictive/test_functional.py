@@ -14,7 +14,7 @@ import torchbayes as tb
 def both(model: tb.Model, data: tuple[torch.Tensor, torch.Tensor], link: str = "auto") -> tuple:  # type: ignore[type-arg]
     start = model.given_weights()
     functional = tb.functional_laplace(model, data, start, link=link, chunk=500)  # type: ignore[arg-type]
-    dense = tb.fit(model, data, tb.Laplace("dense", check_mode=False), start=start, callbacks=())
+    dense = tb.fit(model, data, tb.Laplace("dense", check_mode=False, prior="model"), start=start, callbacks=())
     return functional, tb.Linearised(dense, link)  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ def posterior(name: str, kind: str) -> tb.LaplacePosterior | tb.Gaussian:
     inputs, targets, weights_MD, buffers_M = oracle.problem(name)
     model = oracle.model_of(NETS[name], targets)
     if kind in FITTED:
-        method = tb.Laplace(check_mode=False, **FITTED[kind])
+        method = tb.Laplace(check_mode=False, **{"prior": "model", **FITTED[kind]})
         return oracle.fitted(method, model, weights_MD, (inputs, targets), buffers_M=buffers_M)
     covariance = given(kind, weights_MD.shape[1])
     return tb.Gaussian(model, weights_MD, covariance, buffers_M=buffers_M or None, statistics_known=True)
@@ -234,7 +234,7 @@ def test_regression_is_the_closed_form(structure: Any):
     data = LinearGaussian(normal(9, 3), normal(9, seed=1), prior_scale=0.8, noise_scale=0.3)
     model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(scale=0.8))
     mode, covariance = data.posterior()
-    method = tb.Laplace(structure=structure)
+    method = tb.Laplace(structure=structure, prior="model")
     found = oracle.fitted(method, model, mode.unsqueeze(0), (data.inputs_NF, data.targets_N))
     assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-8)
     inputs, targets = normal(5, 3, seed=2), normal(5, seed=3)
@@ -252,7 +252,7 @@ def test_regression_is_the_closed_form(structure: Any):
 def test_learned_noise_joins_the_variance_of_the_function():
     model = tb.Model(nn.Linear(3, 2).double(), tb.likelihoods.Gaussian("learned", outputs=2))
     weights_MD = torch.cat([normal(M, 8), torch.tensor([[-1.0, 0.2], [0.5, -0.7]], dtype=torch.float64)], dim=1)
-    method = tb.Laplace(structure="dense", check_mode=False)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
     found = oracle.fitted(method, model, weights_MD, (normal(6, 3), normal(6, 2, seed=1)))
     linearised, inputs = tb.Linearised(found), normal(4, 3, seed=2)
     functions = linearised.functions(inputs, diagonal=True)

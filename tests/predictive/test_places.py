@@ -49,7 +49,7 @@ def fitted(task: str, structure: Any = "dense") -> tb.LaplacePosterior:
     torch.manual_seed(5)
     make, likelihood, inputs, targets = TASKS[task]
     model = tb.Model(make().double(), likelihood)
-    method = tb.Laplace(structure=structure, check_mode=False)
+    method = tb.Laplace(structure=structure, check_mode=False, prior="model")
     found = tb.fit(model, (inputs, targets), method, start=model.given_weights())
     assert isinstance(found, tb.LaplacePosterior)
     return found
@@ -141,7 +141,7 @@ def test_other_links_give_probabilities_of_every_place(task: str, link: Any):
 def test_a_regression_at_places():
     model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian())  # with a learned noise scale
     inputs = normal(ROWS, TIMES, 2, seed=6)
-    method = tb.Laplace(structure="dense", check_mode=False)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
     posterior = tb.fit(model, (inputs, inputs.sum(-1, keepdim=True)), method, start=model.given_weights())
     assert isinstance(posterior, tb.LaplacePosterior)
     found = tb.predict(tb.Linearised(posterior), inputs)

@@ -231,6 +231,7 @@ PICTURES = {
             "caption": NAMED,
             "better": (None, 3, "text", {"c": "low"}, {"b": "sideways"}),
             "formats": (None, 3, "text", {"c": ".3f"}, {"b": 3}, {"b": "nonsense"}),
+            "ties": (None, 3, "text", {"c": [0]}, {"b": 3}, {"b": "text"}, {"b": [1]}, {"b": [-1]}, {"b": [NAN]}),
         },
     ),
     "report.Picture": Case(

@@ -135,7 +135,7 @@ def test_pages_of_files_count_as_free_in_a_container_used_lately_or_not(tmp_path
         (lambda: sampled(tb.RandomWalk(2, 10**7, 5, step_size=0.1)), "`steps` must be smaller; got 10,000,000"),
         (lambda: fitted(tb.SWAG(rank=10**6)), "`rank` must be smaller; got 1,000,000"),
         (
-            lambda: fitted(tb.Laplace("low_rank", rank=10**6), start=things.net()),
+            lambda: fitted(tb.Laplace("low_rank", rank=10**6, prior="model"), start=things.net()),
             "`rank` must be smaller; got 1,000,000",
         ),
     ],
@@ -157,7 +157,7 @@ def sampled(method):
 def test_a_dense_matrix_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr("torchbayes.methods.laplace.curvature_pass.free_memory", lambda _device: 1e3)
     with pytest.raises(ValueError, match=r"`structure='dense'` is a matrix of 27 by 27, .* Use structure='kronecker'"):
-        fitted(tb.Laplace("dense"), start=things.net())
+        fitted(tb.Laplace("dense", prior="model"), start=things.net())
 
 
 def test_a_length_that_is_not_asked_for_needs_no_memory(little):

@@ -26,11 +26,11 @@ ROOMS_OF = {
     "figures.": figures,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"LaplacePosterior"}
+RESULTS |= {"LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
-FILES = {"load"}  # tests/posteriors/test_files.py damages files
+FILES = {"load", "load_module"}  # tests/posteriors/test_files.py and test_modules.py damage files
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
 

@@ -67,7 +67,9 @@ def chains() -> tb.Draws:
 
 @cache
 def laplace() -> tb.LaplacePosterior:
-    found = tb.fit(model(), DATA, tb.Laplace(structure="diagonal", check_mode=False), start=net(), callbacks=())
+    found = tb.fit(
+        model(), DATA, tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=net(), callbacks=()
+    )
     assert isinstance(found, tb.LaplacePosterior)
     return found
 

@@ -192,6 +192,11 @@ VERBS = {
             )
         },
     ),
+    "Posterior.module": Case(
+        lambda draws=None, *, seed=0, level=0.95: things.point().module(draws, seed=seed, level=level),
+        lambda: {},
+        {"draws": but(CHOICE_OF_DRAWS, None), "seed": SEED, "level": but(SHARE, None)},
+    ),
     "predict": Case(tb.predict, _predict, _prediction(inputs=_INPUTS)),
     "stream": Case(
         _stream,

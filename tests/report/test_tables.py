@@ -72,3 +72,9 @@ def test_rich_prints_every_cell_and_no_markup():
 def test_mistakes_are_named(settings: dict, message: str):
     with pytest.raises(ValueError, match=message):
         Table(["method", "NLL"], **settings)
+
+
+def test_ties_share_the_mark_of_the_best():
+    rows = [["a", 0.1], ["b", 0.2], ["c", 0.3]]
+    assert best(Table(["method", "NLL"], rows, better={"NLL": "low"}, ties={"NLL": [1]})) == {(0, 1), (1, 1)}
+    assert best(Table(["method", "NLL"], rows, ties={"NLL": [1]})) == set()

@@ -58,15 +58,15 @@ def test_the_work_on_the_digits_is_counted_from_the_settings() -> None:
 
 
 def test_the_work_by_default_is_counted_from_the_settings() -> None:
-    online, laplace, nuts = tb.OnlineLaplace(), tb.Laplace(structure="low_rank"), tb.NUTS()
+    online, laplace, nuts = tb.OnlineLaplace(), tb.Laplace(structure="low_rank", prior="model"), tb.NUTS()
     epochs = sum(online.order(1000))
     surveys = online.epochs_at(1000) - epochs
     assert f"{epochs} and {surveys} by default" in row("`OnlineLaplace`", "Work")[1]
     assert f"− 1 = {2**nuts.max_doublings - 1:,}" in row("`NUTS`", "Work")[1]
     backward = laplace.passes * 2 * (laplace.rank + _EXTRA)
     assert f"`passes` ({laplace.passes}) passes, each with 2 (rank + {_EXTRA}) backward passes: {backward}" in TEXT
-    assert tb.Laplace(structure="ekfac").epochs == 2
-    assert tb.Laplace(structure="dense").epochs == 1
+    assert tb.Laplace(structure="ekfac", prior="model").epochs == 2
+    assert tb.Laplace(structure="dense", prior="model").epochs == 1
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_state_is_as_large_as_the_page_says(
         (tb.MAP(members=MEMBERS, epochs=2), "`MAP`", "D", 1),
         (tb.SWA(members=MEMBERS, epochs=2), "`SWA`", "D", 1),
         (tb.SWAG(members=MEMBERS, epochs=8, rank=RANK), "`SWAG`", "(2 + rank) D", 2 + RANK),
-        (tb.Laplace(structure="diagonal"), 'structure="diagonal"', "3 D", 3),
-        (tb.Laplace(structure="low_rank", rank=RANK), '"low_rank"', "(3 + rank) D", 3 + RANK),
+        (tb.Laplace(structure="diagonal", prior="model"), 'structure="diagonal"', "3 D", 3),
+        (tb.Laplace(structure="low_rank", rank=RANK, prior="model"), '"low_rank"', "(3 + rank) D", 3 + RANK),
     ],
 )
 def test_a_posterior_is_as_large_as_the_page_says(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +78,28 @@ def difference(
         raise ValueError(
             f"{metric} needs the `terms` of every row, which an evaluation made by hand lacks. Use `evaluate`."
         )
-    ours, theirs = (each[metric] for each in drawn)
-    low, high = interval_of(ours - theirs, level)
-    return Difference(
-        metric, first.metrics[metric] - second.metrics[metric], float((ours - theirs).std()), low, high, level
-    )
+    both = (first.metrics, second.metrics)
+    return paired(metric, both, drawn, level=level)
+
+
+def paired(
+    metric: str,
+    metrics: Sequence[Mapping[str, float]],
+    drawn: Sequence[Mapping[str, Tensor]],
+    *,
+    level: float = 0.95,
+) -> Difference:
+    """Return the difference of a metric of two evaluations from what both have on the same resamples.
+
+    Args:
+        metric: its name.
+        metrics: the metrics of first and second.
+        drawn: those of their resamples, as `resampled` gives them with the same seed.
+        level: probability of the interval.
+    """
+    apart_R = drawn[0][metric] - drawn[1][metric]
+    value = metrics[0][metric] - metrics[1][metric]
+    return Difference(metric, value, float(apart_R.std()), *interval_of(apart_R, level), level)
 
 
 def _check_rows(first: Evaluation, second: Evaluation) -> None:

@@ -23,6 +23,7 @@ from torchbayes.metrics.scoring import hits
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
 from torchbayes.model.likelihoods.protocol import Counted, scored
+from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
@@ -30,7 +31,6 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.predict import Source, as_source, predict, stream
-from torchbayes.predictive.quantiles import is_discrete
 
 _ROWS = 1024
 

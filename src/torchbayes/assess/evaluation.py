@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.checks import as_seed, check_counts, check_numbers
+from torchbayes.checks import as_seed, check_counts
 from torchbayes.metrics.resampling import resampled_aurc, resampled_ece, resampled_ece_mass, resampled_mean
 from torchbayes.metrics.scoring import hits, squared_distance
+from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.native.seeds import Purpose, seeded
 
 _AT_ONCE = 2**22  # weights of rows held at once
@@ -146,9 +147,7 @@ def interval_of(values_R: Tensor, level: float) -> tuple[float, float]:
     Raises:
         ValueError: if `level` is out of range.
     """
-    check_numbers(level=level)
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must lie between 0 and 1; got {level:g}. 0.95 is usual.")
+    check_level(level)
     ends = values_R.new_tensor([(1 - level) / 2, (1 + level) / 2])
     # no interpolation, which has no value between infinite ones
     low, high = values_R.quantile(ends, interpolation="nearest").tolist()

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, distributions
 
 from torchbayes import metrics
+from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.crps import crps
 from torchbayes.predictive.intervals import central_interval, probabilities_below
-from torchbayes.predictive.quantiles import is_discrete
 
 
 def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Setup
+from torchbayes.comparison.certainty import BETTER, LEVEL, RESAMPLES
 from torchbayes.comparison.figures import pictures
 from torchbayes.comparison.reference import section, warning
 from torchbayes.comparison.scores import Outcome
@@ -27,6 +28,7 @@ class Column(NamedTuple):
     form: str
     better: Literal["low", "high"] | None
     kind: Literal["clean", "shifted", "fidelity"] = "clean"
+    metric: str = ""  # on the test set, where it is known how sure the best is
 
 
 def _clean(metric: str) -> Any:
@@ -42,11 +44,11 @@ def _close(metric: str, severity: int = 0) -> Any:
 
 
 COLUMNS = (
-    Column("accuracy", _clean("accuracy"), ".1%", "high"),
-    Column("RMSE", _clean("rmse"), ".3f", "low"),
-    Column("NLL", _clean("nll"), ".3f", "low"),
-    Column("Brier", _clean("brier"), ".3f", "low"),
-    Column("ECE", _clean("ece"), ".3f", "low"),
+    Column("accuracy", _clean("accuracy"), ".1%", BETTER["accuracy"], metric="accuracy"),
+    Column("RMSE", _clean("rmse"), ".3f", BETTER["rmse"], metric="rmse"),
+    Column("NLL", _clean("nll"), ".3f", BETTER["nll"], metric="nll"),
+    Column("Brier", _clean("brier"), ".3f", BETTER["brier"], metric="brier"),
+    Column("ECE", _clean("ece"), ".3f", BETTER["ece"], metric="ece"),
     Column("in 95 % interval", _clean("coverage"), ".1%", None),
     # no best value is marked: that of the reference itself means something else
     Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
@@ -85,6 +87,39 @@ def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, capt
         caption,
         better={column.head: column.better for column in columns if column.better},
         formats={column.head: column.form for column in columns},
+        ties={
+            column.head: [row for row, o in enumerate(outcomes.values()) if o.certainty.is_best(column.metric)]
+            for column in columns
+            if column.metric
+        },
+    )
+
+
+def certainty_table(outcomes: Mapping[str, Outcome]) -> Table | None:
+    """Return the intervals of the metrics on the test set, and the differences from the best method.
+
+    Args:
+        outcomes: method -> its outcome.
+
+    Returns:
+        The table, None if nothing is known of the rows.
+    """
+    known = [c for c in COLUMNS if c.metric and all(c.metric in o.certainty.apart for o in outcomes.values())]
+    if not known:
+        return None
+
+    def cells(outcome: Outcome, column: Column) -> list[Any]:
+        found, form = outcome.certainty.apart[column.metric], column.form
+        low, high = outcome.certainty.intervals[column.metric]
+        return [f"{low:{form}} to {high:{form}}".replace("%", " %"), (found.value, found.error)]
+
+    rows = [[label_of(n), *(cell for c in known for cell in cells(o, c))] for n, o in outcomes.items()]
+    return Table(
+        ["method", *(head for c in known for head in (c.head, f"{c.head} − best"))],
+        rows,
+        f"{100 * LEVEL:g} % intervals over {RESAMPLES:,} resamples of the test rows, and differences from the best on "
+        f"the same rows with their standard errors. They say nothing of what another seed would give.",
+        formats={f"{c.head} − best": c.form for c in known},
     )
 
 
@@ -115,7 +150,7 @@ def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis 
     Returns:
         Sentences.
     """
-    data, closeness = setup.data, _closeness(outcomes, diagnosis)
+    data, closeness = setup.data, _marked(outcomes) + _closeness(outcomes, diagnosis)
     if data.task == "regression":
         return (
             f"{len(data.test.inputs)} test rows. RMSE and NLL (negative log density of the average, nats per row) are "
@@ -133,6 +168,13 @@ def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis 
         mean = sum(alone) / len(alone)
         said += f" NLL of the {who} alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
     return said + closeness
+
+
+def _marked(outcomes: Mapping[str, Outcome]) -> str:
+    """Return what the marks on the test set say."""
+    if len(outcomes) < 2 or not all(outcome.certainty.apart for outcome in outcomes.values()):
+        return ""
+    return " Marked on the test set: the best, and what these rows cannot tell from it (95 %)."
 
 
 def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
@@ -335,7 +377,7 @@ def report(
         drawn |= more
     for name, picture in drawn.items():
         savefig(picture.image, home / f"{name}.png")  # type: ignore[arg-type]
-    extra = [fidelity_table(outcomes), foreign_table(outcomes), *judged]
+    extra = [certainty_table(outcomes), fidelity_table(outcomes), foreign_table(outcomes), *judged]
     return write_report(
         home / "report.html",
         title=f"{setup.data.name}: {', '.join(label_of(name) for name in outcomes)}",

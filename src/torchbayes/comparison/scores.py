@@ -12,6 +12,7 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
+from torchbayes.comparison.certainty import Certainty, certainties
 from torchbayes.comparison.fidelity import (
     Fidelity,
     between_chains,
@@ -44,6 +45,7 @@ class Outcome:
         foreign: foreign set -> how uncertain the method is there.
         fidelity: how close it is to the reference; of the reference itself one chain against the others.
         is_reference: whether the others are compared with it.
+        certainty: how sure the metrics on the test set are.
     """
 
     functions: Functions | Source
@@ -54,6 +56,7 @@ class Outcome:
     foreign: dict[str, Scores] = field(default_factory=dict)
     fidelity: Fidelity = field(default_factory=Fidelity)
     is_reference: bool = False
+    certainty: Certainty = field(default_factory=Certainty)
 
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
@@ -77,7 +80,7 @@ class Outcome:
 
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
-        found: dict[str, Any] = {"clean": self.clean.metrics}
+        found: dict[str, Any] = {"clean": self.clean.metrics, **self.certainty.numbers()}
         if isinstance(self.functions, Functions):
             found["draws"] = self.functions.draws
         if self.members:
@@ -141,6 +144,8 @@ def score(
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
         outcomes[name] = Outcome(functions, clean, members, is_reference=name == comparison.compared_with)
+    sure = certainties({name: outcome.clean for name, outcome in outcomes.items()}, seed=comparison.seed)
+    outcomes = {name: dataclasses.replace(outcome, certainty=sure[name]) for name, outcome in outcomes.items()}
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     ceilings: dict[str, list[Tensor]] = {}

@@ -145,7 +145,7 @@ class Network:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
         state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-        return _outputs(self._held.run(state, inputs), self.class_axis)
+        return outputs_of(self._held.run(state, inputs), self.class_axis)
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
@@ -273,15 +273,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
 
 
-def _outputs(made: Any, class_axis: int) -> Tensor:
+def outputs_of(made: Any, class_axis: int) -> Tensor:
     """Return the outputs (B, ..., K) in what a network returned."""
-    outputs = widened(_tensor(made))
+    outputs = widened(tensor_of(made))
     if class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
         outputs = outputs.movedim(class_axis, -1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
-def _tensor(made: Any) -> Tensor:
+def tensor_of(made: Any) -> Tensor:
     """Return the tensor of outputs from what a network returned.
 
     Raises:

@@ -5,6 +5,8 @@ from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior, as_prior
 from torchbayes.posteriors.load import load
+from torchbayes.posteriors.modules.load import load_module
+from torchbayes.posteriors.modules.module import ModelAverage, PredictiveModule
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import ProblemWarning
@@ -16,9 +18,12 @@ __all__ = [
     "Gaussian",
     "InSubspace",
     "LaplacePosterior",
+    "ModelAverage",
     "Point",
     "Posterior",
+    "PredictiveModule",
     "ProblemWarning",
     "as_prior",
     "load",
+    "load_module",
 ]

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_kind, check_tensor
+from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
+from torchbayes.posteriors.modules.module import ModelAverage
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,18 @@ class Functions:
         if batch_size(inputs) == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
         return outputs(self.model, self.weights_SD, inputs, buffers_S=self.buffers_S, chunk_size=chunk_size)
+
+    def module(self, *, level: float | None = 0.95) -> ModelAverage:
+        """Return the average of these functions as a plain module, with copies of their weights; see `ModelAverage`.
+
+        Args:
+            level: of the central intervals of numbers; none if None.
+
+        Raises:
+            ValueError: if the level is not between 0 and 1, or the weights do not fit in memory.
+        """
+        check_memory(self.weights_SD.nbytes, "the weights of the module", self.weights_SD.device, draws=self.draws)
+        return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level)
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:

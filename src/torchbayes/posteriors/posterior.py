@@ -23,6 +23,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
 
 Calibration = Callable[[], Iterable[Any]]
@@ -143,27 +144,23 @@ class Posterior(ABC):
         draws = self.check_draws(self.default_draws if draws is None else draws)
         warn_of(self.problems)
         weights_SD = self.sample(draws, seed=as_seed(seed))
-        return Functions(self.model, weights_SD, self._buffers_of(weights_SD))
+        return Functions(self.model, weights_SD, _buffers_of(self, weights_SD))
 
-    def _buffers_of(self, weights_SD: Tensor) -> Buffers | None:
-        network, members = self.model.network, self.members
-        own = self.buffers_M or network.stacked_buffers(members)
-        buffers_S = {n: b[torch.arange(len(weights_SD)) % members] for n, b in own.items()}
-        if not network.batch_norms or self.statistics_known:
-            return buffers_S or None
-        if self.calibration is None:
-            raise ValueError(
-                f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, so each draw must "
-                f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=`."
-            )
-        views, _ = self.model.split(weights_SD)
-        for s in range(len(weights_SD)):
-            mine = network.recalibrate(
-                {n: v[s] for n, v in views.items()}, self.calibration(), {n: b[s] for n, b in buffers_S.items()}
-            )
-            for n, b in mine.items():
-                buffers_S[n][s] = b
-        return buffers_S
+    def module(self, draws: int | None = None, *, seed: int = 0, level: float | None = 0.95) -> ModelAverage:
+        """Return the model average as a plain `nn.Module`, which can be exported: what `predict` gives, by name.
+
+        Args:
+            draws: S, a multiple of M; the posterior's default if None. A call takes S passes through the network.
+            seed: seed of the draws, as for `predict`.
+            level: of the central intervals of numbers; none if None.
+
+        Returns:
+            The module: inputs -> name -> tensor.
+
+        Raises:
+            ValueError: as `functions` does, or if the level is not between 0 and 1.
+        """
+        return self.functions(draws, seed=seed).module(level=level)
 
     def save(self, path: str | Path) -> Path:
         """Write the posterior to a safetensors file with a JSON header, atomically.
@@ -175,6 +172,32 @@ class Posterior(ABC):
             The path.
         """
         return write_tensors(path, *packed(self))
+
+
+def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
+    """Return the buffers of each draw, (S, ...), None if there are none.
+
+    Raises:
+        ValueError: if batch-norm statistics are needed and there are no training inputs.
+    """
+    network, members = posterior.model.network, posterior.members
+    own = posterior.buffers_M or network.stacked_buffers(members)
+    buffers_S = {n: b[torch.arange(len(weights_SD)) % members] for n, b in own.items()}
+    if not network.batch_norms or posterior.statistics_known:
+        return buffers_S or None
+    if posterior.calibration is None:
+        raise ValueError(
+            f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, so each draw must "
+            f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=`."
+        )
+    views, _ = posterior.model.split(weights_SD)
+    for s in range(len(weights_SD)):
+        mine = network.recalibrate(
+            {n: v[s] for n, v in views.items()}, posterior.calibration(), {n: b[s] for n, b in buffers_S.items()}
+        )
+        for n, b in mine.items():
+            buffers_S[n][s] = b
+    return buffers_S
 
 
 def packed(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -5,7 +5,6 @@ Probabilities are averaged, never outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,15 +14,14 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
-from torchbayes.data.base import Standardise
 from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
+from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.predictive.classes import Decision, average_entropies, class_probs, decided, over_classes
-from torchbayes.predictive.columns import Units, columns
-from torchbayes.predictive.intervals import central_interval
-from torchbayes.predictive.quantiles import average_quantile
+from torchbayes.predictive.columns import frame_of
+from torchbayes.predictive.intervals import checked_interval
 
 
 @dataclass(frozen=True)
@@ -197,37 +195,13 @@ class Predictive:
             level: probability inside, in (0, 1); half of the rest lies on either side.
 
         Returns:
-            Low and high ends, (B, K') each. Where the likelihood's Distribution has no `cdf` they are from samples.
-
-        Raises:
-            ValueError: if the level is not in (0, 1).
-            TypeError: if predictions are classes.
+            Low and high ends, (B, K') each; from samples where the likelihood's Distribution has no `cdf`.
         """
-        if isinstance(self.distribution, distributions.Categorical | distributions.Bernoulli):
-            raise TypeError("classes have no intervals. Use `probs`, or a region of classes by their probability.")
-        return central_interval(self, 1 - Units(level=level).level)
+        return checked_interval(self, level)
 
-    def frame(self, *, level: float = 0.9, classes: Sequence[str] = (), targets: Standardise | None = None) -> Any:
-        """Return the predictions as a pandas DataFrame, a row for each input.
-
-        Of numbers: mean, sd, sd_of_function, and the ends of the central interval; of classes: prediction, p(CLASS),
-        entropy, and mutual_information where there are several draws.
-
-        Args:
-            level: probability inside the interval, in (0, 1).
-            classes: their names; their numbers if there are none.
-            targets: from raw to standardised targets, such as `data.target_standardise`: numbers are then in raw units.
-
-        Raises:
-            ImportError: if pandas is not installed.
-            TypeError: if predictions are neither classes nor one number for each output.
-            ValueError: if the level is not in (0, 1).
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("`frame` needs pandas. Install it: pip install pandas.") from error
-        return pandas.DataFrame(columns(self, Units(tuple(classes), targets, level)))
+    def frame(self, **units: Any) -> Any:
+        """Return the predictions as a pandas DataFrame: see `torchbayes.predictive.columns.frame_of`."""
+        return frame_of(self, **units)
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Return targets drawn from the average: draw s mod S, then its distribution.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributions
 
-from torchbayes.checks import check_numbers
 from torchbayes.data.base import Standardise
+from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.predictive.intervals import central_interval
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ class Units:
     level: float = 0.95
 
     def __post_init__(self) -> None:
-        check_numbers(level=self.level)
-        if not 0 < self.level < 1:
-            raise ValueError(f"`level` must lie between 0 and 1; got {self.level:g}. 0.95 is usual.")
+        check_level(self.level)
 
 
 def columns(predictive: Predictive, units: Units) -> dict[str, np.ndarray]:
@@ -111,3 +109,29 @@ def _of_numbers(predictive: Predictive, units: Units, *, width: int) -> dict[str
 
 def _array(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy()
+
+
+def frame_of(
+    predictive: Predictive, *, level: float = 0.9, classes: Sequence[str] = (), targets: Standardise | None = None
+) -> Any:
+    """Return predictions as a pandas DataFrame, a row for each input.
+
+    Of numbers: mean, sd, sd_of_function, and the ends of the central interval; of classes: prediction, p(CLASS),
+    entropy, and mutual_information where there are several draws.
+
+    Args:
+        predictive: the predictions.
+        level: probability inside the interval, in (0, 1).
+        classes: their names; their numbers if there are none.
+        targets: from raw to standardised targets, such as `data.target_standardise`: numbers are then in raw units.
+
+    Raises:
+        ImportError: if pandas is not installed.
+        TypeError: if predictions are neither classes nor one number for each output.
+        ValueError: if the level is not in (0, 1).
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("`frame` needs pandas. Install it: pip install pandas.") from error
+    return pandas.DataFrame(columns(predictive, Units(tuple(classes), targets, level)))

@@ -29,7 +29,8 @@ from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.start import start_of
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.linearised import Functions, Link, checked, link_of, linked
+from torchbayes.predictive.linearised import Functions, checked, linked
+from torchbayes.predictive.links import Link, link_of
 
 
 @dataclass(frozen=True, eq=False)

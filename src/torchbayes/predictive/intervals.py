@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 
 from torchbayes.metrics import central_level
-from torchbayes.predictive.quantiles import is_discrete
+from torchbayes.model.likelihoods.quantiles import check_level, is_discrete
 
 if TYPE_CHECKING:
     from torchbayes.predictive.average import Predictive
@@ -35,6 +35,18 @@ def central_interval(predictive: Predictive, outside: float = 0.05) -> tuple[Ten
     except (NotImplementedError, ValueError):  # some distributions refuse values that rounding takes out of bounds
         low, high = torch.cat([samples.quantile(levels, dim=0) for samples in samples_of(predictive)], dim=1)
     return low, high
+
+
+def checked_interval(predictive: Predictive, level: float) -> tuple[Tensor, Tensor]:
+    """Return the ends of the central interval: see `Predictive.interval`.
+
+    Raises:
+        TypeError: if predictions are classes.
+    """
+    if isinstance(predictive.distribution, distributions.Categorical | distributions.Bernoulli):
+        raise TypeError("classes have no intervals. Use `probs`.")
+    check_level(level)
+    return central_interval(predictive, 1 - level)
 
 
 def levels_reached(predictive: Predictive, targets: Tensor) -> Tensor:

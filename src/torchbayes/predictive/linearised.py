@@ -19,20 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_choice, check_counts, check_memory, plain
+from torchbayes.checks import as_seed, check_counts, check_memory, plain
 from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg.matrices import eigh
-from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
-from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
-from torchbayes.model.likelihoods.protocol import own
-from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.seeds import Purpose, generator
@@ -42,17 +38,8 @@ from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.links import laplace_bridge, pairwise_probit, probit
-
-Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
-_KINDS: dict[str, tuple[type[Any], ...]] = {
-    "gaussian": (GaussianLikelihood,),
-    "probit": (Categorical, Bernoulli),
-    "pairwise": (Categorical,),
-    "bridge": (Categorical,),
-}
-_MANY = 100  # outputs, beyond which K² covariances per row are computed only on request
-_CLOSED = {"probit": probit, "pairwise": pairwise_probit, "bridge": laplace_bridge}
+from torchbayes.predictive.last_layer import LinearisedModule
+from torchbayes.predictive.links import CLOSED, Link, link_of
 
 
 class Functions(NamedTuple):
@@ -163,6 +150,21 @@ class Linearised:
         functions = partial(self._functions, together=True) if link == "samples" else self.functions
         return linked(link, self.model, means_MD, functions=functions, inputs=placed, **own)
 
+    def module(self, *, level: float | None = 0.95) -> LinearisedModule:
+        """Return the closed form of a last layer as a plain `nn.Module`, which can be exported: one pass, no draws.
+
+        Args:
+            level: of the central intervals of numbers; none if None.
+
+        Returns:
+            The module: inputs -> name -> tensor.
+
+        Raises:
+            ValueError: if the random weights are not those of one linear layer, the link is "samples", or the level is
+                not between 0 and 1.
+        """
+        return LinearisedModule.of(self.posterior.gaussian, link=self.link, level=level)
+
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
         """Return the network linearised at every member, and the member's covariance.
 
@@ -221,35 +223,6 @@ def checked(model: Model, inputs: Any) -> Any:
     return placed
 
 
-def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
-    """Return the link in use: the requested one, or the one that "auto" stands for.
-
-    Args:
-        link: as for `Linearised`.
-        likelihood: p(y | f).
-        outputs: K.
-
-    Raises:
-        ValueError: if it is unknown, or does not suit the likelihood.
-    """
-    check_choice(get_args(Link), link=link)
-    if link == "auto":
-        usual = ("gaussian", "pairwise", "probit") if outputs <= _MANY else ("gaussian", "probit")
-        return next((n for n in usual if _goes_with(n, likelihood)), "samples")
-    if link in _KINDS and not _goes_with(link, likelihood):
-        names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
-        raise ValueError(f"link {link!r} needs a {names} likelihood; got {seen}. Use link='samples'.")
-    return link
-
-
-def _goes_with(link: str, likelihood: Likelihood) -> bool:
-    """Return whether a closed form suits a likelihood: its distribution, or its density for "gaussian"."""
-    plain = unweighted(likelihood)
-    if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
-        return False
-    return link != "gaussian" or own(plain, "curvature_root")
-
-
 def linked(
     link: str,
     model: Model,
@@ -279,8 +252,8 @@ def linked(
     """
     pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
     found = (functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces)
-    if link in _CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
-        return Predictive(torch.cat([_CLOSED[link](*each) for each in found], dim=1), model.likelihood)
+    if link in CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
+        return Predictive(torch.cat([CLOSED[link](*each) for each in found], dim=1), model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
     extra = [1] * (mean_MBK.ndim - 2)  # B, and places
     parameters = {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in model.split(weights_MD)[1].items()}

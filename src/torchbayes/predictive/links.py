@@ -1,11 +1,28 @@
-"""Closed forms of the average of a softmax or sigmoid over Gaussian outputs."""
+"""Links from Gaussian outputs to targets: closed forms of the average of a softmax or sigmoid, and their choice."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from torchbayes.checks import check_choice
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
+from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.likelihoods.protocol import own
+from torchbayes.model.likelihoods.weighted import unweighted
+
+Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
+_KINDS: dict[str, tuple[type[Any], ...]] = {
+    "gaussian": (GaussianLikelihood,),
+    "probit": (Categorical, Bernoulli),
+    "pairwise": (Categorical,),
+    "bridge": (Categorical,),
+}
+_MANY = 100  # outputs, beyond which K² covariances per row are computed only on request
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
@@ -54,3 +71,40 @@ def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     spread = mean + torch.logsumexp(-mean, dim=-1, keepdim=True) - 2 * math.log(classes)
     constant = mean.new_tensor(1 - 2 / classes).log().expand_as(mean)
     return (torch.logaddexp(constant, spread) - variance.log()).log_softmax(-1)
+
+
+CLOSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "probit": probit,
+    "pairwise": pairwise_probit,
+    "bridge": laplace_bridge,
+}
+"""Closed forms of class probabilities: mean and covariance, or variance for "probit" -> logits."""
+
+
+def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
+    """Return the link in use: the requested one, or the one that "auto" stands for.
+
+    Args:
+        link: as for `Linearised`.
+        likelihood: p(y | f).
+        outputs: K.
+
+    Raises:
+        ValueError: if it is unknown, or does not suit the likelihood.
+    """
+    check_choice(get_args(Link), link=link)
+    if link == "auto":
+        usual = ("gaussian", "pairwise", "probit") if outputs <= _MANY else ("gaussian", "probit")
+        return next((n for n in usual if _goes_with(n, likelihood)), "samples")
+    if link in _KINDS and not _goes_with(link, likelihood):
+        names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
+        raise ValueError(f"link {link!r} needs a {names} likelihood; got {seen}. Use link='samples'.")
+    return link
+
+
+def _goes_with(link: str, likelihood: Likelihood) -> bool:
+    """Return whether a closed form suits a likelihood: its distribution, or its density for "gaussian"."""
+    plain = unweighted(likelihood)
+    if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
+        return False
+    return link != "gaussian" or own(plain, "curvature_root")

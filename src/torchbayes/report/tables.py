@@ -40,8 +40,8 @@ class Cell:
 class Table:
     """Rows of names and numbers, in which the best value of a column is marked.
 
-    Values that read the same once rounded share the mark; NaN and empty cells never get it. Where all values of a
-    column read the same nothing is marked.
+    Values that read the same once rounded share the mark, and so do the rows of `ties`; NaN and empty cells never get
+    it. Where all values of a column read the same nothing is marked.
 
     Args:
         columns: names of the columns.
@@ -49,9 +49,10 @@ class Table:
         caption: what the table shows and how to read it.
         better: column -> "low" or "high" for columns with a best value.
         formats: column -> format specification of its numbers; ".3f" if not given, integers as they are.
+        ties: column -> rows, from 0, that are marked like its best value, as chance may part them.
 
     Raises:
-        ValueError: if a row has another length, or `better` or `formats` names no column.
+        ValueError: if a row has another length, or `better`, `formats` or `ties` names no column.
     """
 
     columns: Sequence[str]
@@ -59,6 +60,7 @@ class Table:
     caption: str = ""
     better: Mapping[str, Literal["low", "high"]] = field(default_factory=dict)
     formats: Mapping[str, str] = field(default_factory=dict)
+    ties: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check lengths, names and directions.
@@ -76,7 +78,7 @@ class Table:
             raise TypeError(f"`columns` must be names; got {seen(columns)}.")
         check_kind((list, tuple), "a sequence of rows", rows=self.rows)
         check_text(caption=self.caption)
-        check_kind(Mapping, "a mapping from columns", better=self.better, formats=self.formats)
+        check_kind(Mapping, "a mapping from columns", better=self.better, formats=self.formats, ties=self.ties)
         for row in self.rows:
             if not isinstance(row, list | tuple) or len(row) != len(columns):
                 raise ValueError(
@@ -84,12 +86,15 @@ class Table:
                 )
             if wrong := [entry for entry in row if not _is_entry(entry)]:
                 raise TypeError(f"`rows` must hold texts, numbers, (number, error) or None; got {seen(wrong[0])}.")
-        if strange := {*self.better, *self.formats} - set(self.columns):
+        if strange := {*self.better, *self.formats, *self.ties} - set(self.columns):
             raise ValueError(
-                f"`better` and `formats` must name columns, {', '.join(columns)}; got {', '.join(sorted(strange))}."
+                f"`better`, `formats` and `ties` must name columns, {', '.join(columns)}; got "
+                f"{', '.join(sorted(strange))}."
             )
         if wrong := set(self.better.values()) - {"low", "high"}:
             raise ValueError(f"`better` must be 'low' or 'high'; got {', '.join(map(repr, wrong))}.")
+        if wrong := [rows for rows in self.ties.values() if not _are_rows(rows, len(self.rows))]:
+            raise ValueError(f"`ties` must hold rows from 0 to {len(self.rows) - 1}; got {seen(wrong[0])}.")
         for spec in self.formats.values():
             if not any(_formats(number, spec) for number in (0.5, 1)):
                 raise ValueError(f"`formats` must be such as '.3f' or ',d'; got {seen(spec)}.")
@@ -155,9 +160,10 @@ class Table:
         if name in self.better and len(known) > 1:
             choose = min if self.better[name] == "low" else max
             best = choose(known, key=known.__getitem__)
+        tied = self.ties.get(name, ())
         return [
-            Cell(text, best is not None and _main(text) == best, not isinstance(entry, str))
-            for text, entry in zip(texts, entries, strict=True)
+            Cell(text, best is not None and (_main(text) == best or row in tied), not isinstance(entry, str))
+            for row, (text, entry) in enumerate(zip(texts, entries, strict=True))
         ]
 
 
@@ -167,6 +173,10 @@ def _formats(number: float, spec: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _are_rows(given: Any, count: int) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(row, int) and 0 <= row < count for row in given)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -40,7 +40,7 @@ def test_the_turns_end_at_the_prior_of_the_largest_exact_evidence():
     options = {"bounds": (-3, 3), "method": "bounded", "options": {"xatol": 1e-6}}
     exact: Any = minimize_scalar(lambda s: -exact_evidence(math.exp(s), data), **options)
     first = tb.MAP(1, 400, 40, tb.SGD(0.02), plan="loop")
-    dense = tb.Laplace("dense")
+    dense = tb.Laplace("dense", prior="model")
     found = train_in_rounds(linear_model(8.0), data, first, laplace=dense, again=[first] * 4)
     assert len(found) == 5
     assert all(one.at_mode for one in found)
@@ -57,14 +57,19 @@ def test_the_turns_end_at_the_prior_of_the_largest_exact_evidence():
 def test_weights_that_are_no_mode_are_said_so():
     # far from the mode: hardly trained at all
     hardly = tb.MAP(1, 1, 40, tb.SGD(1e-8), plan="loop")
-    [one] = train_in_rounds(linear_model(1.0), regression(), hardly, laplace=tb.Laplace("dense"))
+    [one] = train_in_rounds(linear_model(1.0), regression(), hardly, laplace=tb.Laplace("dense", prior="model"))
     assert not one.at_mode
 
 
 def test_without_a_free_prior_the_model_stays():
     first = tb.MAP(1, 20, 40, tb.SGD(0.02), plan="loop")
     found = train_in_rounds(
-        linear_model(1.0), regression(), first, laplace=tb.Laplace("dense"), groups="model", again=[first]
+        linear_model(1.0),
+        regression(),
+        first,
+        laplace=tb.Laplace("dense", prior="model"),
+        groups="model",
+        again=[first],
     )
     assert found[1].fitted.model is found[0].fitted.model
 
@@ -73,7 +78,7 @@ def test_effective_parameters_are_those_of_the_explicit_matrices():
     inputs, targets = regression()
     model = linear_model(0.1)
     mode = tb.fit(model, (inputs, targets), tb.MAP(1, 50, 40, tb.SGD(0.02), plan="loop"), callbacks=())
-    found = tb.fit(model, (inputs, targets), tb.Laplace("dense"), start=mode, callbacks=())
+    found = tb.fit(model, (inputs, targets), tb.Laplace("dense", prior="model"), start=mode, callbacks=())
     design = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
     values = torch.linalg.eigvalsh(design.T @ design / NOISE**2)
     assert isinstance(found, tb.LaplacePosterior)

@@ -130,7 +130,7 @@ def of_network(recipe: RandomLabelsRecipe, data: Data, share: float, *, seed: in
     train = (data.train.inputs, shuffled(data.train.targets, share, seed=seed))
     plan = usual_plan(Problem(network=recipe.network))
     method = MAP(1, recipe.epochs, recipe.batch_size, Adam(recipe.lr), plan=plan)
-    [found] = train_in_rounds(model, train, method, laplace=Laplace(), seed=seed)
+    [found] = train_in_rounds(model, train, method, laplace=Laplace(prior="model"), seed=seed)
     test = (data.test.inputs[: recipe.test_rows], data.test.targets[: recipe.test_rows])
     return {
         "train_error": 1 - evaluate(found.mode, train).metrics["accuracy"],

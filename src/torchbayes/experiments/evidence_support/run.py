@@ -70,7 +70,13 @@ def numbers(recipe: SupportRecipe, data: Data, network: str, *, share: float, se
     first = MAP(1, recipe.epochs, recipe.batch_size, Adam(recipe.lr), plan=plan)
     again = replace(first, epochs=recipe.again, optimizer=Adam(recipe.lr_again))
     found = train_in_rounds(
-        model, train, first, laplace=Laplace(), groups=recipe.groups, again=[again] * recipe.rounds, seed=seed
+        model,
+        train,
+        first,
+        laplace=Laplace(prior="model"),
+        groups=recipe.groups,
+        again=[again] * recipe.rounds,
+        seed=seed,
     )
     chosen = best_round(found)
     test = (data.test.inputs[: recipe.test_rows], data.test.targets[: recipe.test_rows])

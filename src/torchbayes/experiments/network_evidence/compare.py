@@ -54,7 +54,7 @@ def _numbers(
     """Return the numbers of one network."""
     method = replace(settings.map, members=1, plan=usual_plan(settings.problem_of(name)))
     again = [method] * settings.rounds if settings.tune_prior != "model" else []
-    laplace = Laplace(settings.structure, settings.curvature)
+    laplace = Laplace(settings.structure, settings.curvature, prior="model")
     options: dict[str, Any] = {
         "groups": settings.tune_prior,
         "again": again,

@@ -55,7 +55,7 @@ class Settings:
         check_choice(TUNED, tune_prior=self.tune_prior)
         if self.rounds < 0:
             raise ValueError(f"`rounds` must not be negative; got {self.rounds}. 0 trains once.")
-        Laplace(self.structure, self.curvature)  # refuses what does not go together
+        Laplace(self.structure, self.curvature, prior="model")  # refuses what does not go together
         if self.problem.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; got temperature {self.problem.temperature}.")
 

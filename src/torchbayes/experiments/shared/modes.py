@@ -144,7 +144,7 @@ def laplace(
     Raises:
         ValueError: if the precision is not positive definite.
     """
-    return laplace_at(model, data, Laplace("dense", curvature), start=mode.weights_D.unsqueeze(0))
+    return laplace_at(model, data, Laplace("dense", curvature, prior="model"), start=mode.weights_D.unsqueeze(0))
 
 
 def laplace_at(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:

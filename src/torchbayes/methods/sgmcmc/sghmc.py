@@ -26,7 +26,7 @@ from torchbayes.checks import check_choice, check_flags, check_not_negative
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.finite import WORKSPACE, Seen
-from torchbayes.methods.sampler import refuse_batch_norm
+from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
 
@@ -52,7 +52,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SGHMC(Stochastic):
+class SGHMC(Stochastic, Sampler):
     """Stochastic gradient Hamiltonian Monte Carlo.
 
     Attributes:

@@ -26,7 +26,7 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive
 from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.sampler import refuse_batch_norm
+from torchbayes.methods.sampler import Sampler, refuse_batch_norm
 from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
 
 
@@ -52,7 +52,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SGNHT(Stochastic):
+class SGNHT(Stochastic, Sampler):
     """The stochastic gradient Nosé-Hoover thermostat.
 
     Attributes:

@@ -15,15 +15,15 @@ from torchbayes.methods.faults import is_fault, worded
 from torchbayes.methods.finite import Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.protocol import DivergedError
-from torchbayes.methods.sampler import Sampler, check_shapes
+from torchbayes.methods.sampler import check_shapes
 from torchbayes.methods.schedules import Cycles, Steady, StepSchedule
 
 _DRAWS = 200  # of each chain, where nobody says how many
 
 
 @dataclass(frozen=True)
-class Stochastic(Sampler):
-    """Settings of every sampler on minibatches.
+class Stochastic:
+    """Settings of every sampler on minibatches; a base beside `Sampler`.
 
     Attributes:
         steps: length of a chain, burn-in included.
@@ -53,7 +53,7 @@ class Stochastic(Sampler):
         if self.thin is None:
             rest = (self.steps - self.burn_in) if is_whole(self.burn_in) else 0
             object.__setattr__(self, "thin", 1 if in_cycles else max(1, rest // _DRAWS))
-        Sampler.__post_init__(self)
+        super().__post_init__()  # type: ignore[misc]  # of `Sampler`
         check_positive(**given(step_size=self.step_size))
         check_counts(**given(batch_size=self.batch_size))
 

@@ -23,8 +23,9 @@ from torch.utils.data import (
 )
 
 from torchbayes.checks import seen
-from torchbayes.model.model import Model, check_finite
-from torchbayes.model.rows.batch import Batch, concatenate, on_rows, rows_of
+from torchbayes.model.model import Model
+from torchbayes.model.rows.batch import Batch, concatenate, rows_of
+from torchbayes.model.rows.first import First, checked_rows
 from torchbayes.model.rows.members import ForMembers, for_members
 from torchbayes.native.seeds import Purpose, generator
 
@@ -213,7 +214,7 @@ class Loader:
         wanted = [order_MN[:, a:b].flatten().tolist() for a, b in bounds]
         read = self._read(wanted, *seeds[:1], epoch, members=members)
         for found, (a, b) in zip(read, bounds, strict=True):
-            yield for_members([_checked(self._model, self._first, batch) for batch in found], members, b - a)
+            yield for_members([checked_rows(self._model, self._first, batch) for batch in found], members, b - a)
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
@@ -223,19 +224,19 @@ class Loader:
     def rows(self) -> Batch:
         """Return all rows, read and checked in a fixed order."""
         return concatenate([
-            _checked(self._model, self._first, batch) for batch in self._read([list(range(self._size))])
+            checked_rows(self._model, self._first, batch) for batch in self._read([list(range(self._size))])
         ])
 
     def site(self, number: int, members: int) -> Batch:
         """Return neighbouring rows of the data set, the same for all members."""
         found = self._read([list(range(self._bounds[number], self._bounds[number + 1]))])
-        rows = _checked(self._model, self._first, next(iter(found)))
+        rows = checked_rows(self._model, self._first, next(iter(found)))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the data set, in whole batches."""
         found = self._read(whole_batches(count, self._bounds))
-        return [_checked(self._model, self._first, batch) for batch in found]
+        return [checked_rows(self._model, self._first, batch) for batch in found]
 
     def check(self) -> None:
         """Check the first batch.
@@ -301,7 +302,7 @@ class Stream:
         del epoch
         for number, batch in enumerate(self._batches):
             if number >= skip:
-                rows = _checked(self._model, self._first, batch)
+                rows = checked_rows(self._model, self._first, batch)
                 yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
 
     def inputs(self) -> Iterator[Any]:
@@ -311,17 +312,17 @@ class Stream:
 
     def rows(self) -> Batch:
         """Return all rows, checked, in the order of the stream."""
-        return concatenate([_checked(self._model, self._first, batch) for batch in self._batches])
+        return concatenate([checked_rows(self._model, self._first, batch) for batch in self._batches])
 
     def site(self, number: int, members: int) -> Batch:
         """Return a batch of the stream, the same for all members; earlier batches are skipped."""
-        rows = _checked(self._model, self._first, next(islice(iter(self._batches), number, None)))
+        rows = checked_rows(self._model, self._first, next(islice(iter(self._batches), number, None)))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
         """Return whole batches spread over the stream."""
         wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
-        return [_checked(self._model, self._first, b) for number, b in enumerate(self._batches) if number in wanted]
+        return [checked_rows(self._model, self._first, b) for number, b in enumerate(self._batches) if number in wanted]
 
     def check(self) -> None:
         """Check the first batch.
@@ -330,43 +331,6 @@ class Stream:
             ValueError: if something does not fit; the message says what.
         """
         self._first = First(self._model, self._model.unpack(next(iter(self._batches))))
-
-
-class First:
-    """The first batch, checked against the model, so that later ones need no pass through the network."""
-
-    def __init__(self, model: Model, batch: Batch) -> None:
-        """Check the batch.
-
-        Raises:
-            ValueError: if something does not fit; the message says what.
-        """
-        self._model, self._outputs = model, model.check(batch)[:1]
-        self._shapes = _shapes(batch.targets)
-
-    def check(self, batch: Batch) -> Batch:
-        """Return a later batch, once its values are checked.
-
-        Targets of another shape, as in texts padded batch by batch, are left to the likelihood.
-
-        Raises:
-            ValueError: if inputs or targets are not finite or out of range.
-        """
-        check_finite(batch.inputs)
-        if _shapes(batch.targets) == self._shapes:
-            everywhere = self._outputs.expand(batch.size, *self._outputs.shape[1:])
-            self._model.likelihood.check(everywhere, batch.targets)
-        return batch
-
-
-def _checked(model: Model, first: First | None, batch: Any) -> Batch:
-    rows = model.unpack(batch)
-    return first.check(rows) if first else rows
-
-
-def _shapes(targets: Any) -> Any:
-    """Return the shapes of one row's targets."""
-    return on_rows(lambda tensor: tensor.shape[1:], targets)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.checks import check_numbers
+
 _HALVES = 60  # more than a float64 has digits
 
 
@@ -25,7 +27,8 @@ def average_quantile(distribution: Distribution, levels_Q: Tensor) -> Tensor:
     """
     goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
     low, high = _bounds(distribution, goal)
-    for _ in range(_HALVES):
+    single = low is high  # the quantile itself
+    for _ in range(0 if single else _HALVES):
         middle = (low + high) / 2
         below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
@@ -37,11 +40,23 @@ def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers between which the quantiles lie."""
     try:  # the draws' own quantiles: the mixture's is between the smallest and the largest
         each = distribution.icdf(goal.unsqueeze(1))
-        return each.amin(1), each.amax(1)
+        return (first := each[:, 0], first) if each.shape[1] == 1 else (each.amin(1), each.amax(1))
     except NotImplementedError:  # Cantelli's inequality
         mean = distribution.mean.mean(0)
         spread = (distribution.variance.mean(0) + distribution.mean.var(0, correction=0)).sqrt()
         return mean - spread * ((1 - goal) / goal).sqrt(), mean + spread * (goal / (1 - goal)).sqrt()
+
+
+def check_level(level: float) -> None:
+    """Check the level of a central interval.
+
+    Raises:
+        ValueError: if it does not lie between 0 and 1.
+        TypeError: if it is no number.
+    """
+    check_numbers(level=level)
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must lie between 0 and 1; got {level:g}. 0.95 is usual.")
 
 
 def is_discrete(distribution: Distribution) -> bool:

@@ -1,0 +1,191 @@
+"""Plain modules that predict: what all of them share, and the average of drawn networks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.model.description import describe_model
+from torchbayes.model.functional_call import Held
+from torchbayes.model.likelihoods import Likelihood
+from torchbayes.model.likelihoods.quantiles import check_level
+from torchbayes.model.likelihoods.weighted import fixed_noise
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers, outputs_of
+from torchbayes.posteriors.files import write_tensors
+from torchbayes.posteriors.modules.summary import summary
+
+Parts = Mapping[str, Mapping[str, Tensor]]
+"""The tensors of a module: part -> name in that part -> tensor."""
+
+MODULES: dict[str, Any] = {}
+"""Every kind of module, by its name in files."""
+
+_Kind = TypeVar("_Kind", bound=Any)
+
+
+def readable(kind: _Kind) -> _Kind:
+    """Return a kind of module, after registering it so that its files can be read: a class decorator."""
+    MODULES[kind.kind] = kind
+    return kind
+
+
+class PredictiveModule(nn.Module, ABC):
+    """A posterior as a plain module: all its tensors are buffers, and its outputs are named tensors.
+
+    Of classes a call returns `probs` (B, ..., K), `entropy`, `mutual_information` (its epistemic part) and
+    `expected_entropy` (its aleatoric part), (B, ...) in nats. Of numbers it returns `mean`, `variance`, its parts
+    `epistemic` and `aleatoric`, and `lower` and `upper`, the ends of the central interval, (B, ...); a distribution
+    without `cdf`, as Student's, has no interval.
+
+    The network inside has no tensors of its own: those of a call are put into it, so calls from several threads need a
+    module each, or an exported one. It runs in evaluation mode, and inputs must have the module's device and dtype.
+    """
+
+    kind: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]]
+
+    def __init__(self, model: Model, parts: Parts, settings: Mapping[str, Any]) -> None:
+        """Hold tensors, and a network without any; `posterior.module` makes one."""
+        super().__init__()
+        for part, named in parts.items():
+            self.add_module(part, _tree(named))
+        self._class_axis, self._likelihood, self._settings = model.network.class_axis, model.likelihood, dict(settings)
+        self._network = Held(self.prepared(_hollow(model.network.module)), ())
+        self._header = header_of(model, kind=self.kind, settings=self._settings)
+        self.requires_grad_(False).eval()
+
+    @abstractmethod
+    def prepared(self, network: nn.Module) -> nn.Module:
+        """Return the network that is run, from a copy of the model's without memory."""
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a part by their names in it."""
+        return dict(self.get_submodule(name).named_buffers(remove_duplicate=False))
+
+    def learned_at(self, outputs_SBK: Tensor) -> dict[str, Tensor]:
+        """Return learned parameters of the likelihood, shaped to broadcast against outputs."""
+        extra = [1] * (outputs_SBK.ndim - 2)  # B, and positions of a sequence or an image
+        return {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in self.part("learned").items()}
+
+    def summed_up(self, outputs_SBK: Tensor, spread: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the summary of outputs, and of their variances in closed form."""
+        own = self._likelihood.distribution(outputs_SBK, self.learned_at(outputs_SBK))
+        return summary(own, spread=spread, level=self._settings["level"])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the module to a safetensors file with a JSON header, atomically; `load_module` reads it.
+
+        Args:
+            path: where to write, such as `run/module.safetensors`.
+
+        Returns:
+            The path.
+        """
+        return write_tensors(path, self.state_dict(), self._header)
+
+
+@readable
+class ModelAverage(PredictiveModule):
+    """The average of S drawn networks, in one forward pass of each.
+
+    The networks are run one after the other: stacked by `vmap`, convolutions take several times as long, and
+    convolutions and attention cannot be exported with a dynamic batch.
+    """
+
+    kind = "module"
+    parts = ("draws", "shared", "learned")
+
+    @classmethod
+    def of(cls, model: Model, weights_SD: Tensor, buffers_S: Buffers | None, *, level: float | None) -> ModelAverage:
+        """Return the average of drawn networks.
+
+        Args:
+            model: the model.
+            weights_SD: the weights of each.
+            buffers_S: the buffers of each, (S, ...); the network's own if None.
+            level: of the central intervals; none if None.
+
+        Raises:
+            ValueError: if the level is not between 0 and 1.
+        """
+        network = model.network
+        views, learned = model.split(weights_SD)
+        filled = [network.mask.fill({n: v[s] for n, v in views.items()}) for s in range(len(weights_SD))]
+        draws = {n: torch.stack([each[n] for each in filled]) for n in views} | (buffers_S or {})
+        parts = {"draws": draws, "shared": shared(network.module, draws), "learned": learned}
+        return cls(model, parts, settings_of(model.likelihood, level=level))
+
+    def prepared(self, network: nn.Module) -> nn.Module:
+        """Return the network itself."""
+        return network
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        """Return the average at inputs, and its uncertainty, by name.
+
+        Args:
+            inputs: tensor (B, ...); a tuple becomes positional arguments of the network, a mapping keyword arguments.
+        """
+        drawn, same = self.part("draws"), self.part("shared")
+        count = len(next(iter(drawn.values())))
+        states = ({**same, **{n: t[s] for n, t in drawn.items()}} for s in range(count))
+        outputs_SBK = torch.stack([outputs_of(self._network.run(each, inputs), self._class_axis) for each in states])
+        return self.summed_up(outputs_SBK.to(torch.promote_types(outputs_SBK.dtype, torch.float32)))
+
+
+def settings_of(likelihood: Likelihood, *, level: float | None) -> dict[str, Any]:
+    """Return what is saved as JSON: the level, and the noise, which tuning may have changed.
+
+    Raises:
+        ValueError: if the level is not between 0 and 1.
+    """
+    if level is not None:
+        check_level(level)
+    return {"level": level, "scales": list(fixed_noise(likelihood))}
+
+
+def header_of(model: Model, *, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header of a module's file."""
+    layout = {name: list(shape) for name, shape in model.layout.shapes.items()}
+    return {
+        "kind": kind,
+        "layout": layout,
+        "likelihood": describe_model(model)["likelihood"],
+        "settings": dict(settings),
+    }
+
+
+def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
+    """Return copies of the parameters and buffers of a network, but those that are given otherwise."""
+    named = [*network.named_parameters(), *network.named_buffers()]
+    return {n: t.detach().clone() for n, t in named if n not in own}
+
+
+def _hollow(network: nn.Module) -> nn.Module:
+    """Return a copy of a network without the memory of its tensors."""
+    tensors = [*network.parameters(), *network.buffers()]
+    return deepcopy(network, {id(t): _empty(t) for t in tensors})
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    bare = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(bare, requires_grad=False) if isinstance(tensor, nn.Parameter) else bare
+
+
+def _tree(named: Mapping[str, Tensor]) -> nn.Module:
+    """Return a module with these tensors as buffers, held by submodules as their names say."""
+    root = nn.Module()
+    for name, tensor in named.items():
+        holder, (*path, last) = root, name.split(".")
+        for step in path:
+            if step not in holder._modules:
+                holder.add_module(step, nn.Module())
+            holder = holder.get_submodule(step)
+        holder.register_buffer(last, tensor)
+    return root
