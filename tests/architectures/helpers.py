@@ -15,7 +15,7 @@ from tests.oracles import assert_close
 METHODS: dict[str, Any] = {
     "map": tb.MAP(members=2, epochs=2, batch_size=4),
     "swag": tb.SWAG(members=2, epochs=4, batch_size=4, rank=2),
-    "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4),
+    "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4, thin=1),
     "hmc": tb.HMC(chains=2, steps=4, burn_in=2, step_size=1e-2, trajectory=0.03),
     "diagonal": tb.Laplace(structure="diagonal", check_mode=False, prior="model"),
     "kronecker": tb.Laplace(structure="kronecker", check_mode=False, prior="model"),

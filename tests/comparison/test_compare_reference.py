@@ -246,7 +246,7 @@ def test_results_report_and_table_hold_the_reference(digits):
 
 def test_without_a_reference_nothing_is_said_of_one(tmp_path):
     found = compare(
-        replace(SINE, methods={"single": SINE.methods["single"], "sgld": tb.SGLD(2, 8, 4, plan="vmap")}),
+        replace(SINE, methods={"single": SINE.methods["single"], "sgld": tb.SGLD(2, 8, 4, plan="vmap", thin=1)}),
         tmp_path,
         callbacks=(),
     )

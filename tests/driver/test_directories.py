@@ -169,10 +169,10 @@ COMPARISON = Comparison(LITTLE, {"single": tb.MAP(epochs=1)})
 
 
 def test_a_fit_by_the_command_line_leaves_the_settings_of_one_that_is_going_on(tmp_path: Path) -> None:
-    setup, method = LITTLE.setup(), tb.SGHMC(2, 8, 2, step_size=1e-3, batch_size=20)
+    setup, method = LITTLE.setup(), tb.SGHMC(2, 8, 2, step_size=1e-3, batch_size=20, thin=1)
     fit_run(setup, method, tmp_path, callbacks=())
     before = contents(tmp_path)
-    longer = tb.SGHMC(2, 12, 2, step_size=1e-3, batch_size=20)
+    longer = tb.SGHMC(2, 12, 2, step_size=1e-3, batch_size=20, thin=1)
     with Locked(tmp_path), pytest.raises(BlockingIOError, match="being written to by"):
         fit_run(setup, longer, tmp_path, resume=True, callbacks=())
     assert contents(tmp_path) == before

@@ -250,7 +250,7 @@ def test_draws_beyond_the_checkpoint_are_made_anew(method: Sampler, tmp_path: Pa
 
 def test_a_chain_that_diverges_keeps_its_draws_and_its_last_finite_state(tmp_path: Path) -> None:
     model, inputs = tb.Model(torch.nn.Linear(4, 1).double(), tb.likelihoods.Gaussian(0.1)), normal(24, 4)
-    method = tb.SGHMC(2, 400, 0, step_size=0.05, batch_size=6, plan="loop")
+    method = tb.SGHMC(2, 400, 0, 1, step_size=0.05, batch_size=6, plan="loop")
     with pytest.raises(tb.DivergedError, match=r"diverged at step \d+ of 400.*Lower the step size") as caught:
         run(method, tmp_path, model, data=(inputs, inputs[:, :1]))
     step = step_of(tmp_path)

@@ -166,7 +166,7 @@ def test_a_run_that_diverges_at_once_says_so_itself() -> None:
         (0.001, tb.MAP(), ValueError, "holds out 0"),
         (0.1, tb.SGLD(), ValueError, "does not train"),
         (0.1, tb.HMC(), ValueError, "does not train"),
-        ("rows", tb.MAP(), TypeError, "inputs"),
+        ("rows", tb.MAP(), TypeError, "share"),
     ],
 )
 def test_what_is_no_validation_is_refused(validation: Any, method: Any, error: Any, match: str) -> None:

@@ -265,11 +265,16 @@ SAMPLED: dict[str, tuple[Any, Any, Tensor, str]] = {
     ),
     "minibatches that do not agree": (
         gaussian,
-        tb.SGLD(2, 300, 100, step_size=1e-8, batch_size=None),
+        tb.SGLD(2, 300, 100, step_size=1e-8, batch_size=None, thin=1),
         torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double(),
         "chains disagree on weight 0 (R-hat",
     ),
-    "a step of nothing": (gaussian, tb.SGLD(2, 60, 0, step_size=1e-40, batch_size=None), normal(2, 5), "never moved"),
+    "a step of nothing": (
+        gaussian,
+        tb.SGLD(2, 60, 0, step_size=1e-40, batch_size=None, thin=1),
+        normal(2, 5),
+        "never moved",
+    ),
 }
 
 
@@ -334,7 +339,7 @@ def test_a_short_fit_and_one_that_is_fine_say_nothing(tmp_path: Path):
     model, data = problem_of_fit()
     for method in (tb.HMC(2, 12, 4, plan="loop"), tb.HMC(2, 170, 60, plan="loop")):
         assert tb.fit(model, data, method, callbacks=()).problems == ()
-    tb.fit(model, data, tb.SGLD(2, 40, 10, step_size=1e-3, batch_size=4), directory=tmp_path, callbacks=())
+    tb.fit(model, data, tb.SGLD(2, 40, 10, step_size=1e-3, batch_size=4, thin=1), directory=tmp_path, callbacks=())
     assert tb.load(tmp_path / "posterior.safetensors", model).problems == ()
 
 

@@ -170,7 +170,7 @@ def test_sghmc_with_exact_gradients_has_the_covariance_of_its_recursion(form: An
 
 
 def test_both_forms_of_sghmc_are_one_chain_while_the_step_size_is_constant():
-    settings: dict[str, Any] = {"steps": 50, "burn_in": 0, "step_size": 0.2, "batch_size": None}
+    settings: dict[str, Any] = {"steps": 50, "burn_in": 0, "thin": 1, "step_size": 0.2, "batch_size": None}
     start = normal(2, 5)
     chains = [tb.sample(gaussian(), tb.SGHMC(2, form=form, **settings), start) for form in ("momentum", "friction")]
     assert_close(chains[0].weights_MSD, chains[1].weights_MSD)
@@ -268,12 +268,14 @@ def test_step_sizes_follow_their_schedules():
         1.0,
     ])
     assert [cycles.noisy(t) for t in range(9)] == [False] * 4 + [True] * 4 + [False]
-    chains = tb.sample(gaussian(), tb.SGLD(1, 20, 0, step_size=0.3, batch_size=None, schedule=cycles), normal(1, 3))
+    chains = tb.sample(
+        gaussian(), tb.SGLD(1, 20, 0, step_size=0.3, batch_size=None, schedule=cycles, thin=1), normal(1, 3)
+    )
     assert_close(chains.numbers["step_size"][0], [0.3 * cycles.at(t) for t in range(20)])
 
 
 def test_the_exploration_of_a_cycle_adds_no_noise():
-    method = tb.SGLD(2, 8, 0, step_size=0.3, batch_size=None, schedule=tb.Cycles(8, exploration=1 - 1e-9))
+    method = tb.SGLD(2, 8, 0, step_size=0.3, batch_size=None, schedule=tb.Cycles(8, exploration=1 - 1e-9), thin=1)
     start = normal(2, 3)
     decays = [1 - 0.3 * method.schedule.at(t) / 2 for t in range(8)]
     assert_close(tb.sample(gaussian(), method, start).weights_MSD[:, 0], start * math.prod(decays))
@@ -283,7 +285,7 @@ def test_the_exploration_of_a_cycle_adds_no_noise():
 def test_a_thermostat_does_not_heat_the_exploration_of_a_cycle(start_of_cycle: int):
     """(m, w) ← [[1 − h a, −h], [h (1 − h a), 1 − h²]] (m, w) on N(0, I): descent with momentum, also after sampling."""
     cycles = tb.Cycles(40, exploration=0.75)
-    method = tb.SGNHT(2, 100, 0, step_size=0.3, batch_size=None, schedule=cycles, diffusion=0.7)
+    method = tb.SGNHT(2, 100, 0, step_size=0.3, batch_size=None, schedule=cycles, diffusion=0.7, thin=1)
     density = gaussian()
     state: Any = method.init(density, normal(2, 500), seeds=[0, 1])
     for _ in range(start_of_cycle):
@@ -322,8 +324,8 @@ def test_a_cyclical_chain_finds_the_modes_that_a_plain_one_does_not():
     steps = 5000
     # their ε multiplies the gradient itself, twice ours
     cycles = tb.Cycles(steps // 30, exploration=0.0, draws=steps // 30 - 5)
-    cyclical = tb.SGLD(3, steps, 0, step_size=2 * 0.07, batch_size=None, schedule=cycles)
-    plain = tb.SGLD(3, steps, 0, step_size=2 * 0.043, batch_size=None, schedule=tb.Decay(100.0, 0.55))
+    cyclical = tb.SGLD(3, steps, 0, step_size=2 * 0.07, batch_size=None, schedule=cycles, thin=1)
+    plain = tb.SGLD(3, steps, 0, step_size=2 * 0.043, batch_size=None, schedule=tb.Decay(100.0, 0.55), thin=1)
     found = tb.sample(density, cyclical, start, seed=2)
     assert all((mode_shares(chain) > 0).sum() >= 20 for chain in found.weights_MSD)
     with pytest.warns(tb.ProblemWarning, match="chains disagree on weight"):

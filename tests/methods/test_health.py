@@ -64,9 +64,10 @@ def test_the_usual_length_is_in_steps_where_epochs_have_few(steps_per_epoch: int
 
 
 def test_a_default_fit_of_a_small_table_takes_so_many_steps() -> None:
+    """Where rows cannot be held out; `tests/driver/test_validation.py` has the others."""
     events: list[tb.Event] = []
     model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian(0.5))
-    tb.fit(model, table(20), tb.MAP(), callbacks=[events.append])
+    tb.fit(model, [table(20)], tb.MAP(), callbacks=[events.append])
     assert (events[-1].step, events[-1].epochs) == (2000, 2000)
 
 
@@ -258,9 +259,9 @@ def test_swag_with_learned_noise_on_a_small_table_is_no_problem() -> None:
     targets = inputs[:, 0] + 0.1 * normal(len(inputs), seed=2)
     data, unseen = (inputs[:ROWS], targets[:ROWS]), (inputs[ROWS:], targets[ROWS:])
     model = tb.Model(table_net(width=20), tb.likelihoods.Gaussian("learned"))
-    posterior = tb.fit(model, data, tb.SWAG(), callbacks=())
+    posterior = tb.fit(model, data, tb.SWAG(epochs=2000), callbacks=())
     assert posterior.problems == ()
-    point = tb.fit(model, data, tb.MAP(), callbacks=())
+    point = tb.fit(model, data, tb.MAP(epochs=2000), callbacks=())
     scores = [tb.evaluate(fitted, unseen).metrics["nll"] for fitted in (posterior, point)]
     assert scores[0] < scores[1]
 
@@ -603,7 +604,8 @@ def test_a_default_swag_is_no_worse_than_its_own_trajectory(rows: int, likelihoo
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, CLASSES if likelihood == "classes" else 1))
     model, seen = tb.Model(net, family), []
-    posterior = tb.fit(model, (inputs[:rows], targets[:rows]), tb.SWAG(), callbacks=[lambda e: seen.append(e.state)])
+    method = tb.SWAG(epochs=epochs_of(None, -(-rows // 128)))
+    posterior = tb.fit(model, (inputs[:rows], targets[:rows]), method, callbacks=[lambda e: seen.append(e.state)])
     last = tb.Point(model, seen[-1].trajectory.weights_MD)
     test = (inputs[rows:], targets[rows:])
     ours, its = (tb.evaluate(p, test).metrics["nll"] for p in (posterior, last))

@@ -36,7 +36,7 @@ def model_of(reference: Reference, part: str = "all", noise: float = 1.0) -> tb.
 
 def fit(reference: Reference, model: tb.Model, *, targets: Tensor | None = None, **settings: Any) -> Any:
     data = (reference.inputs, reference.targets if targets is None else targets)
-    method = tb.Laplace(**{"batch_size": 7, "check_mode": False, **settings})
+    method = tb.Laplace(**{"batch_size": 7, "check_mode": False, "prior": "model", **settings})
     return tb.fit(model, data, method, start=reference.network, callbacks=())
 
 

@@ -221,7 +221,7 @@ class Odd(nn.Module):
         tb.HMC(2, 20, 5, step_size=0.1, trajectory=0.2, plan="native"),
         tb.NUTS(2, 20, 5, plan="native"),
         tb.RandomWalk(2, 20, 5, plan="native"),
-        tb.SGLD(2, 20, 5, step_size=1e-4, plan="native"),
+        tb.SGLD(2, 20, 5, step_size=1e-4, plan="native", thin=1),
         tb.MAP(epochs=2, plan="native"),
     ],
     ids=lambda method: type(method).__name__,
@@ -263,7 +263,7 @@ def test_a_fit_goes_on_beside_weights_that_a_likelihood_refuses(plan: str, tmp_p
 
 def test_a_fit_on_minibatches_leaves_its_last_state(tmp_path: Path):
     model, data, start = regression()
-    method = tb.SGLD(2, 4000, 10, step_size=0.2, batch_size=3, plan="loop")
+    method = tb.SGLD(2, 4000, 10, step_size=0.2, batch_size=3, plan="loop", thin=1)
     with pytest.raises(DivergedError, match="cannot be computed at step") as caught:
         tb.fit(model, data, method, start=start, directory=tmp_path, callbacks=())
     assert any("the last finite one, is in" in note for note in caught.value.__notes__)

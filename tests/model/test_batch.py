@@ -85,7 +85,7 @@ def _gaussian(model: tb.Model) -> tb.Gaussian:
         tb.MAP(members=2, epochs=3, batch_size=16, plan="vmap"),
         tb.SWAG(members=1, epochs=4, batch_size=16, rank=2),
         tb.HMC(chains=2, steps=4, burn_in=1, step_size=0.05, trajectory=0.2, chunk_size=16, plan="vmap"),
-        tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=16, plan="loop"),
+        tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=16, plan="loop", thin=1),
     ],
     ids=["map_loop", "map_vmap", "swag", "hmc", "sgld"],
 )

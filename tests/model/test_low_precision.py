@@ -20,8 +20,8 @@ LOW = [torch.bfloat16, torch.float16]
 METHODS: dict[str, Any] = {
     "map": tb.MAP(members=2, epochs=2, batch_size=4),
     "swag": tb.SWAG(members=2, epochs=4, batch_size=4, rank=2),
-    "sgld": tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=4),
-    "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4),
+    "sgld": tb.SGLD(chains=2, steps=6, burn_in=2, batch_size=4, thin=1),
+    "sghmc": tb.SGHMC(chains=2, steps=6, burn_in=2, batch_size=4, thin=1),
     "online": tb.OnlineLaplace(structure="diagonal", epochs_of_descent=4, every=2, batch_size=4),
     **{
         s: tb.Laplace(structure=s, check_mode=False, prior="model")

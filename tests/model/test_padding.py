@@ -56,7 +56,7 @@ def loader(collate: Any, **options: Any) -> DataLoader:
 METHODS = {
     "map": tb.MAP(members=MEMBERS, epochs=3),
     "swag": tb.SWAG(members=MEMBERS, epochs=4, rank=2),
-    "sghmc": tb.SGHMC(chains=MEMBERS, steps=9, burn_in=3, batch_size=4),
+    "sghmc": tb.SGHMC(chains=MEMBERS, steps=9, burn_in=3, batch_size=4, thin=1),
     "hmc": tb.HMC(chains=MEMBERS, steps=3, burn_in=1, step_size=0.01, trajectory=0.03),
 }
 

@@ -26,7 +26,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "hmc": lambda: tb.HMC(2, 30, 10, step_size=0.05, plan="loop"),
     "nuts": lambda: tb.NUTS(2, 30, 10, plan="loop"),
     "random walk": lambda: tb.RandomWalk(2, 30, 10, plan="loop"),
-    "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8, plan="loop"),
+    "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8, plan="loop", thin=1),
     "laplace": lambda: tb.Laplace("kronecker", check_mode=False, prior="model"),
     "online": lambda: tb.OnlineLaplace("dense", epochs_of_descent=4),
 }

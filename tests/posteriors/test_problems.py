@@ -15,10 +15,10 @@ from torchbayes.posteriors.posterior import Posterior
 
 SENTENCE = "chain 1 never moved"
 VERBS: dict[str, Callable[[Any, Any], Any]] = {
-    "predict": lambda posterior, rows: tb.predict(posterior, rows[0]),
-    "stream": lambda posterior, rows: next(iter(tb.stream(posterior, [rows]))),
-    "evaluate": tb.evaluate,
-    "uncertainty": lambda posterior, rows: tb.uncertainty(posterior, rows[0]),
+    "predict": lambda posterior, rows: tb.predict(posterior, rows[0], draws=2),
+    "stream": lambda posterior, rows: next(iter(tb.stream(posterior, [rows], draws=2))),
+    "evaluate": lambda posterior, rows: tb.evaluate(posterior, rows, draws=2),
+    "uncertainty": lambda posterior, rows: tb.uncertainty(posterior, rows[0], draws=2),
 }
 OF_GAUSSIANS: dict[str, Callable[[Any, Any], Any]] = {
     "linearised": lambda posterior, rows: tb.predict(tb.Linearised(posterior), rows[0]),

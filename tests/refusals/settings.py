@@ -55,7 +55,9 @@ _SAMPLED: dict[str, tuple[Any, ...]] = {
 _METROPOLIS = {**_SAMPLED, "step_size": maybe(POSITIVE), "target_acceptance": OPEN_SHARE}
 _STOCHASTIC = {
     **_SAMPLED,
-    "step_size": POSITIVE,
+    "burn_in": (*WHOLE, 5000),
+    "thin": (*COUNT, 2900),
+    "step_size": maybe(POSITIVE),
     "batch_size": maybe(COUNT),
     "schedule": _STEP_SCHEDULE,
 }

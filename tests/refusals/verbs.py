@@ -147,6 +147,7 @@ VERBS = {
             "callbacks": ("text", 3, NAN, [3], [None]),
             "ranks": (*but(OBJECT, None), tb.Ranks),
             "space": (*but(OBJECT, None), tb.Subspace, torch.ones(2, 27)),
+            "validation": (0.0, 1.0, -0.1, NAN, 1, True, "text", nn.Linear),
         },
     ),
     "sample": Case(

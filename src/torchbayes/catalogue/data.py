@@ -20,6 +20,7 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.data.base import check_name
 from torchbayes.data.uci import UCI_SETS
+from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import SGD, Adam
 from torchbayes.methods.optimise.swag import SWAG
@@ -94,8 +95,11 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
     if found.task == "regression":
         problem = replace(problem, likelihood="gaussian")
     trained, averaged = MAP(), SWAG()
-    budget = Budget(trained.epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
-    return Usual("own", problem, budget, len(found.train.inputs), OPTIMISED)
+    rows = len(found.train.inputs)
+    # as long as it takes to come near a mode, around which Laplace is compared; all methods have the same budget
+    epochs = epochs_of(None, -(-rows // trained.batch_size))
+    budget = Budget(epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
+    return Usual("own", problem, budget, rows, OPTIMISED)
 
 
 _USUAL: dict[str, Callable[[str], Usual] | None] = {

@@ -22,7 +22,7 @@ class Budget:
     """What every method may spend on a data set, so that they are compared at equal cost.
 
     Attributes:
-        epochs: of every optimiser; None for the length that is usual without a data set.
+        epochs: of every optimiser; None lets held-out rows choose.
         batch_size: rows per step.
         optimizer: update rule and learning rate of every optimiser.
         averaging_lr: learning rate while SWA and SWAG average; None for their own default.

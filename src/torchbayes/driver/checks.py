@@ -81,7 +81,7 @@ def check_validation(method: Method, validation: Any) -> None:
             f"`validation` decides how long MAP, SWA and SWAG train; {type(method).__name__} does not train. Leave it "
             f"out. `tune(posterior, on=data)` chooses the prior of a Laplace posterior."
         )
-    if isinstance(validation, bool | int | float):
+    if isinstance(validation, bool | int | float | str | type):
         if not isinstance(validation, float):
             raise TypeError(f"`validation` must be a share of the rows, such as 0.1, or data; got {seen(validation)}.")
         check_positive(validation=validation)

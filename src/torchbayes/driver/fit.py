@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback, listeners
 from torchbayes.driver.reader import Reader
-from torchbayes.driver.run import Run, describe, recorded_choice
+from torchbayes.driver.run import Run, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.protocol import Fold, Method
 from torchbayes.model.description import describe_model
@@ -116,7 +117,7 @@ def fit(
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
-    with_first = {"begin": begin, "seed": seeds[0], "recorded": recorded_choice(directory)}
+    with_first = {"begin": begin, "seed": seeds[0], "directory": directory}
     method, chosen = _chosen(model, source, method, validation=validation, **with_first)
     about = {**_about(model, source, method, seed), **chosen, **({} if space is None else {"space": space.checksum})}
     density = _density(model, source, method, ranks=shard.ranks)
@@ -141,7 +142,7 @@ def _chosen(
     validation: float | Any,
     begin: tuple[Tensor, Buffers],
     seed: int,
-    recorded: Mapping[str, Any] | None,
+    directory: str | PathLike[str] | None,
 ) -> tuple[Method, dict[str, Any]]:
     """Return the method with the settings that held-out rows choose, and what to record of the choice.
 
@@ -152,15 +153,16 @@ def _chosen(
         validation: as of `fit`.
         begin: weights and buffers of all members.
         seed: of the first member, and of the rows that are held out.
-        recorded: what a run that is resumed has chosen.
+        directory: of the run, which keeps its choice when it is resumed.
 
     Returns:
         The method, and an entry `chosen` of the run's description, or none.
     """
     if validation is None and (method.needs.validation != "needed" or source.num_data < _FEWEST):
         return method, {}
-    if recorded is not None:
-        return dataclasses.replace(method, **recorded["settings"]), {"chosen": dict(recorded)}  # type: ignore[type-var]
+    if directory is not None and (found := recorded(Path(directory))) is not None:
+        record = found[1].get("chosen")  # else the run is another one, and says so
+        return (method, {}) if record is None else (_having(method, record["settings"]), {"chosen": record})
     folds = _folds(model, source, validation, seed=seed)
     if not folds:
         return method, {}
@@ -169,7 +171,12 @@ def _chosen(
     found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
     record = {"settings": dict(found.settings), "held_out": held_out, **found.record}
-    return dataclasses.replace(method, **found.settings), {"chosen": record}  # type: ignore[type-var]
+    return _having(method, found.settings), {"chosen": record}
+
+
+def _having(method: Method, settings: Mapping[str, Any]) -> Method:
+    """Return the method with other settings."""
+    return dataclasses.replace(method, **settings)  # type: ignore[type-var]
 
 
 def _folds(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
@@ -291,7 +298,7 @@ def _of_length(method: Method, steps: int | None) -> Method:
             f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
             f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
-    return dataclasses.replace(method, steps=steps)  # type: ignore[type-var]
+    return _having(method, {"steps": steps})
 
 
 def _at_modes(method: Method, start: nn.Module | Posterior | Tensor | None) -> Method:
@@ -307,7 +314,7 @@ def _at_modes(method: Method, start: nn.Module | Posterior | Tensor | None) -> M
             f"{type(method).__name__} approximates the posterior around modes and does not look for them. Pass them as "
             f"`start`: a trained module, or the posterior of a MAP fit with the same Model."
         )
-    return dataclasses.replace(method, members=number_of_starts(start))  # type: ignore[type-var]
+    return _having(method, {"members": number_of_starts(start)})
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

@@ -53,12 +53,17 @@ def describe(settings: Any) -> Any:
     return list(settings) if isinstance(settings, tuple) else settings
 
 
-def recorded_choice(directory: str | PathLike[str] | None) -> Mapping[str, Any] | None:
-    """Return what held-out rows chose for the run in a directory; None if there is none or it made no choice."""
-    path = None if directory is None else Path(directory) / CONFIG
-    if path is None or not path.exists():
-        return None
-    return read_described(path, restore="Start the run anew.").get("chosen")
+def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the description of the run in a directory, and where it was found; None if there is none.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    config, checkpoint = directory / CONFIG, directory / CHECKPOINT
+    if config.exists():
+        advice = "Restore it, or remove it and resume: the checkpoint holds the same."
+        return directory, read_described(config, restore=advice if checkpoint.exists() else "Start the run anew.")
+    return (checkpoint, about_of(checkpoint)) if checkpoint.exists() else None
 
 
 class Run:
@@ -129,17 +134,12 @@ class Run:
                 f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
             )
         sweep(directory)  # leftovers of writes that were killed
-        if config.exists():
-            advice = "Restore it, or remove it and resume: the checkpoint holds the same."
-            found = read_described(config, restore=advice if checkpoint.exists() else "Start the run anew.")
-            check_same_run(directory, found, self.about)
-            self.name = found["run"]
+        found = recorded(directory)
+        if found is None:
+            self.name = secrets.token_hex(8)
             return
-        self.name = secrets.token_hex(8)
-        if checkpoint.exists():
-            found = about_of(checkpoint)
-            check_same_run(checkpoint, found, self.about)
-            self.name = found["run"]
+        check_same_run(*found, self.about)
+        self.name = found[1]["run"]
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the state to start from, that of the checkpoint if there is one, and the checkpoint's description.

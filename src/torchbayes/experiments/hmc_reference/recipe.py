@@ -94,5 +94,6 @@ PAPER = ReferenceRecipe(
         batch_size=80,
         momentum=0.95,
         schedule=Cycles(50 * _EPOCH, exploration=0.0),
+        thin=1,
     ),
 )

@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_object, given, is_whole
+from torchbayes.checks import check_object, given
 from torchbayes.density.dynamics import Density, Value
+from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.faults import is_fault, worded
 from torchbayes.methods.finite import Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import check_shapes
-from torchbayes.methods.schedules import Cycles, Steady, StepSchedule
-
-_DRAWS = 200  # of each chain, where nobody says how many
+from torchbayes.methods.schedules import Steady, StepSchedule
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,18 @@ class Stochastic:
 
     Attributes:
         steps: length of a chain, burn-in included.
-        burn_in: steps, of those, before draws are retained; None for three fifths, and for none with `Cycles`.
-        thin: thinning interval; None for the one that gives about 200 draws of each chain, and for 1 with `Cycles`.
+        burn_in: steps, of those, before draws are retained.
+        thin: thinning interval.
         step_size: ε, on the scale of the full-data log density. None for ε = rate / N with N rows of data, so that it
             is the same for the mean loss however many there are; the rate is that of the class.
         batch_size: rows per step; None for all the data.
         schedule: how ε changes: `Steady`, `Decay` or `Cycles`.
     """
 
+    # a chain starts at fresh weights and has to find the posterior first, as a training run does
     steps: int = 5000
-    burn_in: int = None  # type: ignore[assignment]  # set below
-    thin: int = None  # type: ignore[assignment]
+    burn_in: int = 3000
+    thin: int = 10
     step_size: float | None = None
     batch_size: int | None = 128
     schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
@@ -45,17 +45,10 @@ class Stochastic:
     rate: ClassVar[float]
 
     def __post_init__(self) -> None:
-        check_counts(steps=self.steps)
-        check_object(("at", "noisy"), "Cycles()", schedule=self.schedule)
-        in_cycles = isinstance(self.schedule, Cycles)
-        if self.burn_in is None:
-            object.__setattr__(self, "burn_in", 0 if in_cycles else 3 * self.steps // 5)
-        if self.thin is None:
-            rest = (self.steps - self.burn_in) if is_whole(self.burn_in) else 0
-            object.__setattr__(self, "thin", 1 if in_cycles else max(1, rest // _DRAWS))
         super().__post_init__()  # type: ignore[misc]  # of `Sampler`
         check_positive(**given(step_size=self.step_size))
         check_counts(**given(batch_size=self.batch_size))
+        check_object(("at", "noisy"), "Cycles()", schedule=self.schedule)
 
     def step_size_at(self, step: int, density: Density) -> float:
         """Return ε of a step."""

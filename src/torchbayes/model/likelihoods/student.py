@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
+from torch.distributions.utils import broadcast_all
 
 from torchbayes.checks import check_positive, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
@@ -40,7 +41,7 @@ class StudentT:
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return StudentT(df, f, scale)."""
         del parameters
-        return distributions.StudentT(self.df, outputs, self.scale, validate_args=False)
+        return _Unchecked(self.df, outputs, self.scale)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k log t(y_k; df, f_k, scale)."""
@@ -59,3 +60,17 @@ class StudentT:
         """Return columns of the Fisher information of the location, (df + 1) / ((df + 3) scale²)."""
         del targets, parameters
         return columns_of(torch.full_like(outputs, math.sqrt((self.df + 1) / (self.df + 3)) / self.scale))
+
+
+class _Unchecked(distributions.StudentT):
+    """torch's distribution without its check of the degrees of freedom, which no traced network can have."""
+
+    def __init__(self, df: Tensor | float, loc: Tensor, scale: Tensor | float) -> None:
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        self._chi2 = distributions.Chi2(self.df, validate_args=False)
+        Distribution.__init__(self, self.df.size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> _Unchecked:
+        """Return the distribution in a larger batch shape."""
+        del _instance
+        return _Unchecked(*(t.expand(batch_shape) for t in (self.df, self.loc, self.scale)))
