@@ -266,7 +266,7 @@ def test_everything_can_be_the_users_own(tmp_path):
 def test_usual_settings_of_own_data_are_those_without_a_data_set():
     usual = defaults(f"{OWN}:load")
     assert (usual.problem.network, usual.problem.likelihood, usual.num_data) == ("mlp", "gaussian", 54)
-    assert (usual["single"].epochs, usual["single"].batch_size) == (tb.MAP().epochs, tb.MAP().batch_size)
+    assert (usual["single"].epochs, usual["single"].batch_size) == (2000, tb.MAP().batch_size)  # one step an epoch
     assert usual["sgld"].step_size == pytest.approx(0.14 / 54)
     usual = defaults(f"{OWN}:load", {"kind": "classes"})
     assert usual.problem.likelihood == "categorical"

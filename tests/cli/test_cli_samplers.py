@@ -222,6 +222,7 @@ def test_diagnose_prints_a_table_and_writes_a_page(capsys):
 
 def test_one_chain_and_more_inputs_than_there_are_rows(capsys):
     options = ["--data", "toy_sine", "--network_settings.hidden", "[4]", "--method", "SGLD", *SHORT]
+    options += ["--method.thin", "1"]
     assert main(["fit", *options, "--method.step_size", "1e-4", "--method.chains", "1", "--directory", "run"]) == 0
     capsys.readouterr()
     assert main(["diagnose", "run", "--inputs", "100000"]) == 0
