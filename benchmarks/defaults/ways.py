@@ -19,13 +19,10 @@ _MOST = {"regression": 1000, "classes": 500}  # rows of a Gaussian process, whos
 
 
 def _method(settings: Any) -> Way:
-    """Return a way: `tb.fit` with settings, at a trained network where they need one, and `tb.evaluate`."""
+    """Return a way: `tb.fit` with settings, and `tb.evaluate`."""
 
     def way(problem: Problem, seed: int) -> Numbers:
-        rows, quiet = problem.data.train, {"seed": seed, "callbacks": ()}
-        modes = settings.needs.start == "modes"
-        start = tb.fit(problem.model, rows, tb.MAP(), **quiet) if modes else None
-        posterior = tb.fit(problem.model, rows, settings, start=start, **quiet)
+        posterior = tb.fit(problem.model, problem.data.train, settings, seed=seed, callbacks=())
         prediction = tb.predict(posterior, problem.data.test.inputs)
         found = tb.evaluate(prediction, problem.data.test.targets).metrics
         kept = {name: float(found[name]) for name in ("nll", "rmse", "accuracy", "ece") if name in found}

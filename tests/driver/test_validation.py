@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,37 @@ def test_the_epochs_are_those_of_a_search_by_hand(tmp_path: Path) -> None:
     assert 1 < first < 20  # else the search had nothing to find
 
 
+def nll_of_draws(posterior: Any, rows: Any, draws: int) -> float:
+    each = [posterior.functions(1, seed=seed) for seed in range(draws)]
+    seen = torch.stack([tb.predict(one, rows[0]).log_prob(rows[1]) for one in each])
+    return -float((seen.logsumexp(0) - math.log(draws)).mean())
+
+
+@ignored
+@pytest.mark.parametrize(("method", "draws"), [(tb.SWA, 1), (tb.SWAG, 16)])
+@pytest.mark.parametrize("lr", [0.003, 0.3])
+def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int, lr: float, tmp_path: Path) -> None:
+    """At a rate so large that weights are thrown about the narrow average is the better one."""
+    data, held_out, adam = table(60), table(40, seed=1), tb.Adam(lr)
+    found = fit(data, method(epochs=20, optimizer=adam), seed=3, validation=held_out, directory=tmp_path)
+    seen, epochs = chosen(tmp_path), chosen(tmp_path)["settings"]["epochs"]
+    tried = [dict(averaging_lr=share * lr, burn_in=begin) for share, begin in ((0.5, 0.5), (0.1, 0.75))]
+    by_hand = [fit(data, method(epochs=epochs, optimizer=adam, **settings), seed=3) for settings in tried]
+    nlls = [nll_of_draws(posterior, held_out, draws) for posterior in by_hand]
+    torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
+    best = nlls.index(min(nlls))
+    assert seen["settings"] == {"epochs": epochs, **tried[best]}
+    torch.testing.assert_close(found.functions(1).weights_SD, by_hand[best].functions(1).weights_SD)
+
+
+@ignored
+def test_only_open_settings_of_averaging_are_chosen(tmp_path: Path) -> None:
+    fit(table(60), tb.SWA(averaging_lr=0.01), directory=tmp_path / "rate")
+    assert set(chosen(tmp_path / "rate")["settings"]) == {"epochs"}
+    fit(table(60), tb.SWA(burn_in=0.3), directory=tmp_path / "start")
+    assert set(chosen(tmp_path / "start")["settings"]) == {"epochs", "averaging_lr"}
+
+
 @ignored
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path) -> None:
@@ -73,11 +105,11 @@ def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path)
 
     data = table(120)
     found = fit(data, method, directory=tmp_path)
-    epochs = chosen(tmp_path)["settings"]["epochs"]
-    same = fit(data, dataclasses.replace(method, epochs=epochs))
+    settings = chosen(tmp_path)["settings"]
+    same = fit(data, dataclasses.replace(method, **settings))
     for name, tensor in found.tensors().items():
         assert torch.equal(tensor, same.tensors()[name])
-    assert json.loads((tmp_path / "config.json").read_text())["method"]["epochs"] == epochs
+    assert json.loads((tmp_path / "config.json").read_text())["method"]["epochs"] == settings["epochs"]
 
 
 @ignored
@@ -166,9 +198,87 @@ def test_a_run_that_diverges_at_once_says_so_itself() -> None:
         (0.001, tb.MAP(), ValueError, "holds out 0"),
         (0.1, tb.SGLD(), ValueError, "does not train"),
         (0.1, tb.HMC(), ValueError, "does not train"),
+        (2, tb.Laplace(), TypeError, "must be a share"),
         ("rows", tb.MAP(), TypeError, "share"),
     ],
 )
 def test_what_is_no_validation_is_refused(validation: Any, method: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         fit(table(60), method, validation=validation)
+
+
+@ignored
+def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_path: Path) -> None:
+    data, held_out = table(60), table(40, seed=1)
+    found = fit(data, tb.Laplace(), seed=3, validation=held_out, directory=tmp_path)
+    seen = chosen(tmp_path)
+    mode = fit(data, tb.MAP(), seed=3, validation=held_out)
+    assert torch.equal(found.mean_MD, fit(data, tb.MAP(**seen["mode"]), seed=3).weights_MD)
+    torch.testing.assert_close(found.mean_MD, mode.weights_MD)
+    around = fit(data, tb.Laplace(prior="model", check_mode=False), start=mode)
+    nlls = []
+    for one in seen["tried"]:
+        wide = around.with_strength(around.strength_D * one["prior"])
+        nlls.append(tb.evaluate(tb.predict(tb.Linearised(wide), held_out[0]), held_out[1]).metrics["nll"])
+    torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
+    good = [one["prior"] for one, nll in zip(seen["tried"], nlls, strict=True) if nll <= min(nlls) + 0.005]
+    assert seen["settings"] == {"prior": good[0], "check_mode": False}
+    torch.testing.assert_close(found.strength_D, around.strength_D * good[0])
+    assert not found.problems
+
+
+@ignored
+def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -> None:
+    data = table(60)
+    found = fit(data, tb.Laplace(), directory=tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    again = fit(data, tb.Laplace(), directory=tmp_path, resume=True)
+    assert torch.equal(found.mean_MD, again.mean_MD)
+    assert torch.equal(found.strength_D, again.strength_D)
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+@ignored
+@pytest.mark.parametrize("prior", ["model", "layer"])
+def test_laplace_without_a_start_keeps_a_prior_that_was_asked_for(prior: Any, tmp_path: Path) -> None:
+    fit(table(60), tb.Laplace(prior=prior), directory=tmp_path)
+    assert chosen(tmp_path)["settings"] == {}
+    assert chosen(tmp_path)["mode"]["epochs"] >= 4
+
+
+@ignored
+@pytest.mark.parametrize("rows", [1, 19, 25])
+def test_laplace_of_few_rows_without_a_start(rows: int) -> None:
+    assert torch.isfinite(fit(table(rows), tb.Laplace()).mean_MD).all()
+
+
+@ignored
+def test_laplace_of_ready_made_batches_without_a_start() -> None:
+    inputs, targets = table(60)
+    batches = list(zip(inputs.split(20), targets.split(20), strict=True))
+    assert fit(batches, tb.Laplace()).members == 1
+
+
+@ignored
+def test_laplace_of_classes_without_a_start(tmp_path: Path) -> None:
+    inputs, targets = table(120)
+    labels = (targets[:, 0] > 0).long()
+    several = tb.Model(
+        nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 2)).double(), tb.likelihoods.Categorical()
+    )
+    found = fit((inputs, labels), tb.Laplace(), model=several, directory=tmp_path)
+    assert tb.evaluate(found, (inputs, labels)).metrics["accuracy"] > 0.7
+    assert len(chosen(tmp_path)["tried"]) == 13
+
+
+@pytest.mark.parametrize("prior", [0.0, -1.0, float("nan"), "wide"])
+def test_a_factor_that_is_none_is_refused(prior: Any) -> None:
+    with pytest.raises(ValueError, match="prior"):
+        tb.Laplace(prior=prior)
+
+
+def test_laplace_in_a_subspace_needs_a_start() -> None:
+    one = model()
+    space = tb.Subspace.random(one, torch.zeros(one.layout.size).double(), 2)
+    with pytest.raises(ValueError, match="subspace"):
+        fit(table(30), tb.Laplace(), model=one, space=space)

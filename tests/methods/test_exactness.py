@@ -246,7 +246,7 @@ def test_temperature_scales_the_spread_of_stochastic_samplers(make: Make, temper
 # --- preconditioners, schedules, cycles ---
 
 
-@pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC])
+@pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
 def test_a_preconditioner_equals_a_change_of_units(make: Make):
     """Where gradients have constant size V settles, and coordinates of other units move alike."""
     scales = torch.tensor([0.1, 1.0, 10.0]).double()
@@ -255,6 +255,46 @@ def test_a_preconditioner_equals_a_change_of_units(make: Make):
     chains = tb.sample(density, make(chains=32, step_size=0.02, **settings), normal(32, 3) * scales, seed=3)
     spread = chains.weights_MSD.square().mean(dim=(0, 1)).sqrt() / scales
     assert spread.tolist() == pytest.approx([1.0] * 3, rel=0.1)
+
+
+@pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
+def test_steps_of_no_given_size_are_preconditioned_and_shrink_on_minibatches_alone(make: Any):
+    model = tb.Model(torch.nn.Linear(3, 1), tb.likelihoods.Gaussian(0.1))
+    rows = (normal(40, 3).float(), normal(40, 1).float())
+    quiet = {"chains": 1, "steps": 3, "burn_in": 0, "thin": 1}
+
+    def seen(**settings: Any) -> tuple[list[float], bool]:
+        states: list[Any] = []
+        method = make(**quiet, **settings)
+        tb.fit(model, rows, method, callbacks=[lambda event: states.append(event.state)])
+        density: Any = tb.LogDensity(model, 40, None)
+        sizes = [method.step_size_at(t, density) for t in (0, 500)]
+        return sizes, states[-1].squares_MD.shape[1] == model.layout.size
+
+    assert seen() == (pytest.approx([make.preconditioned_rate, make.preconditioned_rate / 2]), True)
+    assert seen(step_size=1e-4) == (pytest.approx([1e-4, 1e-4]), False)
+    assert seen(batch_size=None) == (pytest.approx([make.rate / 40] * 2), False)
+    assert seen(preconditioned=False) == (pytest.approx([make.rate / 40, make.rate / 80]), False)
+    assert seen(preconditioned=True, step_size=1e-4)[1]
+    assert seen(schedule=tb.Steady())[0] == pytest.approx([make.preconditioned_rate] * 2)
+    on_a_density = tb.sample(gaussian(), make(**quiet), normal(1, 3)).numbers["step_size"][0]
+    assert_close(on_a_density, [make.rate] * 3)
+
+
+def test_the_friction_form_is_never_preconditioned():
+    assert tb.SGHMC(form="friction").preconditioned is False
+    with pytest.raises(ValueError, match="preconditioned"):
+        tb.SGHMC(form="friction", preconditioned=True)
+
+
+def test_the_friction_of_a_thermostat_does_not_depend_on_the_number_of_rows():
+    """Its share of a step is 0.025 where no step size is given."""
+    model = tb.Model(torch.nn.Linear(3, 1), tb.likelihoods.Gaussian(0.1))
+    for num_data in (40, 40_000):
+        density: Any = tb.LogDensity(model, num_data, None)
+        for method in (tb.SGNHT(), tb.SGNHT(preconditioned=False)):
+            assert method.friction(density) * method.step_size_at(0, density) ** 0.5 == pytest.approx(0.025)
+    assert tb.SGNHT(step_size=0.1).friction(gaussian()) == 1.0
 
 
 def test_step_sizes_follow_their_schedules():
@@ -275,9 +315,11 @@ def test_step_sizes_follow_their_schedules():
 
 
 def test_the_exploration_of_a_cycle_adds_no_noise():
-    method = tb.SGLD(2, 8, 0, step_size=0.3, batch_size=None, schedule=tb.Cycles(8, exploration=1 - 1e-9), thin=1)
+    method = tb.SGLD(
+        2, 8, 0, step_size=0.3, batch_size=None, schedule=(cycles := tb.Cycles(8, exploration=1 - 1e-9)), thin=1
+    )
     start = normal(2, 3)
-    decays = [1 - 0.3 * method.schedule.at(t) / 2 for t in range(8)]
+    decays = [1 - 0.3 * cycles.at(t) / 2 for t in range(8)]
     assert_close(tb.sample(gaussian(), method, start).weights_MSD[:, 0], start * math.prod(decays))
 
 

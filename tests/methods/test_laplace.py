@@ -238,10 +238,6 @@ class TestModes:
 class TestBadInput:
     """Clear errors, and nothing lost."""
 
-    def test_no_start(self) -> None:
-        with pytest.raises(ValueError, match="Pass them as `start`"):
-            tb.fit(linear(), (X, Y), tb.Laplace(prior="model"), callbacks=())
-
     @pytest.mark.parametrize(
         ("settings", "words"),
         [

@@ -43,7 +43,7 @@ _TRAINED: dict[str, tuple[Any, ...]] = {
     "optimizer": _OPTIMIZER,
     "plan": WORD,
 }
-_AVERAGED = {**_TRAINED, "averaging_lr": maybe(POSITIVE), "burn_in": SHARE, "per_epoch": maybe(COUNT)}
+_AVERAGED = {**_TRAINED, "averaging_lr": maybe(POSITIVE), "burn_in": maybe(SHARE), "per_epoch": maybe(COUNT)}
 _SAMPLED: dict[str, tuple[Any, ...]] = {
     "chains": COUNT,
     "steps": COUNT,
@@ -59,7 +59,10 @@ _STOCHASTIC = {
     "thin": (*COUNT, 2900),
     "step_size": maybe(POSITIVE),
     "batch_size": maybe(COUNT),
-    "schedule": _STEP_SCHEDULE,
+    "schedule": maybe(_STEP_SCHEDULE),
+    "preconditioned": maybe(FLAG),
+    "decay": SHARE,
+    "floor": POSITIVE,
 }
 _CURVED: dict[str, tuple[Any, ...]] = {
     "structure": WORD,
@@ -78,7 +81,8 @@ METHODS = {
     "SWA": Case(tb.SWA, wrong=_AVERAGED),
     "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),
     "Laplace": Case(
-        tb.Laplace, wrong={**_CURVED, "rank": COUNT, "passes": COUNT, "check_mode": FLAG, "members": COUNT}
+        tb.Laplace,
+        wrong={**_CURVED, "prior": POSITIVE, "rank": COUNT, "passes": COUNT, "check_mode": FLAG, "members": COUNT},
     ),
     "OnlineLaplace": Case(
         tb.OnlineLaplace,
@@ -107,7 +111,7 @@ METHODS = {
     "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "mass": WORD, "max_doublings": COUNT}),
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
-    "SGLD": Case(tb.SGLD, wrong={**_STOCHASTIC, "preconditioned": FLAG, "decay": SHARE, "floor": POSITIVE}),
+    "SGLD": Case(tb.SGLD, wrong=_STOCHASTIC),
     "SGHMC": Case(
         tb.SGHMC,
         wrong={
@@ -115,12 +119,9 @@ METHODS = {
             "momentum": SHARE,
             "form": WORD,
             "noise_estimate": (*NOT_NEGATIVE, 0.5),
-            "preconditioned": FLAG,
-            "decay": SHARE,
-            "floor": POSITIVE,
         },
     ),
-    "SGNHT": Case(tb.SGNHT, wrong={**_STOCHASTIC, "diffusion": POSITIVE}),
+    "SGNHT": Case(tb.SGNHT, wrong={**_STOCHASTIC, "diffusion": maybe(POSITIVE)}),
 }
 
 OPTIMISERS = {

@@ -67,7 +67,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
         raise ValueError("`space` is a subspace of another model's weights. Make it of the model that is fitted.")
 
 
-def check_validation(method: Method, validation: Any) -> None:
+def check_validation(method: Method, validation: Any, start: Any) -> None:
     """Check what decides how long to train.
 
     Raises:
@@ -76,10 +76,10 @@ def check_validation(method: Method, validation: Any) -> None:
     """
     if validation is None:
         return
-    if method.needs.validation == "none":
+    if method.needs.validation == "none" and (method.needs.start != "modes" or start is not None):
         raise ValueError(
-            f"`validation` decides how long MAP, SWA and SWAG train; {type(method).__name__} does not train. Leave it "
-            f"out. `tune(posterior, on=data)` chooses the prior of a Laplace posterior."
+            f"`validation` decides how long MAP, SWA and SWAG train; {type(method).__name__} does not train here. "
+            f"Leave it out. `tune(posterior, on=data)` chooses the prior of a Laplace posterior."
         )
     if isinstance(validation, bool | int | float | str | type):
         if not isinstance(validation, float):

@@ -67,8 +67,8 @@ def fit(
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
             posterior, one per member. None initialises members afresh, by the network's own initialisers or factory; of
-            a trained or loaded module only the frozen weights are then used. Laplace needs a start, and has as many
-            members.
+            a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
+            start has modes; where there is none, one, at the weights of `MAP()`.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -82,11 +82,12 @@ def fit(
             of its own members; the directory must be one that all of them see.
         space: a subspace of the weights to infer in; the posterior is one over weights all the same. Members start at
             its origin, or at what is nearest in it to `start`.
-        validation: rows that choose how long MAP, SWA and SWAG train: a share of the training rows, such as 0.1, or
-            data of their own. A first run of one member, without the rows that are held out, finds the epoch after
-            which these are most likely; where they are fewer than 500 there are up to five such runs, each with other
-            rows held out. The run itself then has all training rows and 1.5 times as many epochs, at most those that
-            the method sets. None does this only where the method sets none: with a tenth of the rows, but at least 50
+        validation: rows that choose how long MAP, SWA and SWAG train, and Laplace without a start: a share of the
+            training rows, such as 0.1, or data of their own. A first run of one member, without the rows that are held
+            out, finds the epoch after which these are most likely; where they are fewer than 500 there are up to five
+            such runs, each with other rows held out. The run itself then has all training rows and 1.5 times as many
+            epochs, at most those that the method sets. They also choose how SWA and SWAG average, and the prior of
+            Laplace. None does this only where the method sets no epochs: with a tenth of the rows, but at least 50
             of them or a fifth. What was chosen is in the `config.json` of the directory.
 
     Returns:
@@ -103,8 +104,12 @@ def fit(
     """
     options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
     check_fit(model, method, start, **options, space=space)
-    check_validation(method, validation)
-    method, seed = _at_modes(_of_length(method, steps), start), as_seed(seed)
+    check_validation(method, validation, start)
+    seed = as_seed(seed)
+    settings = {"validation": validation, "callbacks": callbacks, "ranks": ranks, "space": space}
+    method, start, sought = _at_modes(
+        model, data, _of_length(method, steps), start, seed=seed, directory=directory, **settings
+    )
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
@@ -119,7 +124,12 @@ def fit(
     model = model if space is None else space.model
     with_first = {"begin": begin, "seed": seeds[0], "directory": directory}
     method, chosen = _chosen(model, source, method, validation=validation, **with_first)
-    about = {**_about(model, source, method, seed), **chosen, **({} if space is None else {"space": space.checksum})}
+    about = {
+        **_about(model, source, method, seed),
+        **sought,
+        **chosen,
+        **({} if space is None else {"space": space.checksum}),
+    }
     density = _density(model, source, method, ranks=shard.ranks)
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
     fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
@@ -158,7 +168,24 @@ def _chosen(
     Returns:
         The method, and an entry `chosen` of the run's description, or none.
     """
-    if validation is None and (method.needs.validation != "needed" or source.num_data < _FEWEST):
+    needs = method.needs
+    if needs.validation == "none" or (validation is None and needs.validation == "possible"):
+        return method, {}
+    return _choose(model, source, method, validation=validation, begin=begin, seed=seed, directory=directory)
+
+
+def _choose(
+    model: Model,
+    source: Source,
+    method: Method,
+    *,
+    validation: float | Any,
+    begin: tuple[Tensor, Buffers],
+    seed: int,
+    directory: str | PathLike[str] | None,
+) -> tuple[Method, dict[str, Any]]:
+    """Return as `_chosen`, of a method that leaves something to choose."""
+    if validation is None and source.num_data < _FEWEST:
         return method, {}
     if directory is not None and (found := recorded(Path(directory))) is not None:
         record = found[1].get("chosen")  # else the run is another one, and says so
@@ -301,20 +328,41 @@ def _of_length(method: Method, steps: int | None) -> Method:
     return _having(method, {"steps": steps})
 
 
-def _at_modes(method: Method, start: nn.Module | Posterior | Tensor | None) -> Method:
-    """Return the method with one member per mode of `start`, if it is one that starts at modes.
+def _at_modes(
+    model: Model,
+    data: Any,
+    method: Method,
+    start: nn.Module | Posterior | Tensor | None,
+    *,
+    seed: int,
+    directory: str | PathLike[str] | None,
+    validation: float | Any,
+    **settings: Any,
+) -> tuple[Method, Any, dict[str, Any]]:
+    """Return the method with one member per mode of `start`, the modes, and an entry `chosen` of the run or none.
+
+    Where it is one that starts at modes and none is given, a training run looks for one.
 
     Raises:
-        ValueError: if it is, and there is no start.
+        ValueError: if a mode is to be looked for in a subspace.
     """
     if method.needs.start != "modes":
-        return method
-    if start is None:
+        return method, start, {}
+    if start is not None:
+        return _having(method, {"members": number_of_starts(start)}), start, {}
+    if settings["space"] is not None:
         raise ValueError(
-            f"{type(method).__name__} approximates the posterior around modes and does not look for them. Pass them as "
-            f"`start`: a trained module, or the posterior of a MAP fit with the same Model."
+            f"{type(method).__name__} approximates the posterior around modes and does not look for them in a "
+            f"subspace. Pass them as `start`: the posterior of a MAP fit with the same Model and space."
         )
-    return _having(method, {"members": number_of_starts(start)})
+    seeker = method.seeker  # type: ignore[attr-defined]
+    source = as_source(model, data, seeker.needs.batch_size)
+    source.check()
+    seeds = member_seeds(seed, 1)
+    with_first = {"begin": start_of(model, None, seeds), "seed": seeds[0], "directory": directory}
+    method, chosen = _choose(model, source, method, validation=validation, **with_first)
+    sought = chosen["chosen"]["mode"] if chosen else {}
+    return method, fit(model, data, _having(seeker, sought), seed=seed, **settings), chosen
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from torchbayes.checks import check_flags, plain
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.checks import check_counts
+from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
@@ -30,8 +30,9 @@ from torchbayes.methods.laplace.curvature_pass import (
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
+from torchbayes.methods.laplace.search import SEEKER, search
 from torchbayes.methods.laplace.tuning import tune
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.model.rows.sources import Source
@@ -65,13 +66,17 @@ class Info:
 class Laplace:
     """Gaussians around given modes: `fit(model, data, Laplace(), start=net)`, or `start` a MAP posterior of M members.
 
+    Without a start `fit` trains one network by `MAP()` and puts the Gaussian around it. The rows that are held out to
+    choose how long also choose the factor on the prior's precision, in the place of the evidence.
+
     Attributes:
         structure: of the precision: "diagonal", "kronecker" (KFAC), "ekfac", "dense", "low_rank".
         curvature: "ggn" (exact generalised Gauss-Newton), "fisher" (by sampled targets), "empirical" (by the observed
             ones), "hessian" (exact, may be indefinite; dense alone, for small networks), or "auto": "ggn" where a row
             has up to 1,000 outputs (classes, or classes times tokens), or for a low rank; else "fisher".
         prior: precision of the prior: "scalar" multiplies the model's by one factor, "layer" by one for each layer,
-            "weight" by one for each weight, chosen by the evidence (`tune` can do the same later); "model" keeps it.
+            "weight" by one for each weight, chosen by the evidence (`tune` can do the same later); "model" keeps it. A
+            number is the factor itself.
         noise: whether the evidence also chooses the noise scale of a regression whose scale is fixed.
         batch_size: rows per step where the data are not batched already.
         samples: targets drawn for each row by "fisher".
@@ -88,7 +93,7 @@ class Laplace:
 
     structure: StructureName = "kronecker"
     curvature: CurvatureName = "auto"
-    prior: PriorName = "scalar"
+    prior: PriorName | float = "scalar"
     noise: bool = False
     batch_size: int = 1000
     samples: int = field(default=1, kw_only=True)
@@ -101,12 +106,16 @@ class Laplace:
     members: int = field(default=1, kw_only=True)
 
     plan = "loop"
+    seeker = SEEKER  # finds a mode where `fit` is given none
 
     def __post_init__(self) -> None:
         plain(self)
         check_counts(batch_size=self.batch_size, members=self.members)
         check_flags(noise=self.noise)
-        check_choices({"prior": (self.prior, PriorName)})
+        if isinstance(self.prior, str):
+            check_choices({"prior": (self.prior, PriorName)})
+        else:
+            check_positive(prior=self.prior)
         _ = self.curvature_settings
 
     @property
@@ -137,6 +146,10 @@ class Laplace:
     def length(self, steps_per_epoch: int) -> int:
         """Return the batches of all passes."""
         return self.epochs * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose where no mode is given: see `torchbayes.methods.laplace.search`."""
+        return search(self, density.model, folds, **begin)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -195,7 +208,10 @@ class Laplace:
         found = curvature_pass.finish(self.curvature_settings, density, state)
         # under the prior of the training, so before another one is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []
-        found = found if self.prior == "model" and not self.noise else tune(found, prior=self.prior, noise=self.noise)
+        by_evidence: Any = self.prior
+        if not isinstance(self.prior, str):
+            found, by_evidence = found.with_strength(found.strength_D * self.prior), "model"
+        found = found if by_evidence == "model" and not self.noise else tune(found, prior=by_evidence, noise=self.noise)
         _ = found.gaussian  # factorised now, so that an indefinite precision raises here
         return found.with_problems(problems)
 

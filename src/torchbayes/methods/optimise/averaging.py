@@ -12,8 +12,9 @@ from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import PiecewiseLinear
 from torchbayes.model.model import Batch
 
-# defaults: number of snapshots, and the averaging learning rate as a share of the optimiser's
-USUAL_SNAPSHOTS, USUAL_SHARE = 50, 0.25
+# defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before
+USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
+_NARROW = (0.1, 0.75)  # share and burn-in where weights that move as usual are worse, as those of little noise may be
 
 
 class Averaging(Protocol):
@@ -35,7 +36,7 @@ class Averaging(Protocol):
         ...
 
     @property
-    def burn_in(self) -> float:
+    def burn_in(self) -> float | None:
         """Share of the epochs before averaging starts."""
         ...
 
@@ -54,8 +55,24 @@ def check_averaging(settings: Averaging) -> None:
     """
     check_training(settings)
     check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
-    check_share(burn_in=settings.burn_in)
+    check_share(**given(burn_in=settings.burn_in))
     check_positive(**given(averaging_lr=settings.averaging_lr))
+
+
+def burn_in_of(settings: Averaging) -> float:
+    """Return the share of the epochs before averaging starts."""
+    return USUAL_BURN_IN if settings.burn_in is None else settings.burn_in
+
+
+def averages(settings: Averaging) -> list[dict[str, float]]:
+    """Return the open settings among which held-out rows choose: a wide average, and a narrow one."""
+    if settings.averaging_lr is not None:
+        return []
+    kinds, free = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW), settings.burn_in is None
+    return [
+        {"averaging_lr": share * settings.optimizer.lr, **({"burn_in": burn_in} if free else {})}
+        for share, burn_in in kinds
+    ]
 
 
 def averaging_step(
@@ -73,11 +90,11 @@ def averaging_step(
     Returns:
         The new trajectory, the info of the step, and whether a snapshot is due.
     """
-    own = settings.averaging_lr
+    own, burn_in = settings.averaging_lr, burn_in_of(settings)
     share = USUAL_SHARE if own is None else own / settings.optimizer.lr
-    lr = settings.optimizer.lr * PiecewiseLinear(share, settings.burn_in).factor(trajectory.done)
+    lr = settings.optimizer.lr * PiecewiseLinear(share, burn_in).factor(trajectory.done)
     now, info = descend(density, trajectory, batch, optimizer=settings.optimizer, lr=lr, donate=donate)
-    return now, info, is_snapshot(now, settings.burn_in, settings.per_epoch)
+    return now, info, is_snapshot(now, burn_in, settings.per_epoch)
 
 
 def averaging_start(trajectory: Trajectory, burn_in: float) -> int:

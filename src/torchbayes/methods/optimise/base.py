@@ -1,9 +1,9 @@
-"""What MAP, SWA and SWAG share: minibatches from the first step to the last, and how long to train."""
+"""What MAP, SWA and SWAG share: minibatches from the first step to the last, and what held-out rows choose."""
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchbayes.density.density import LogDensity
@@ -11,6 +11,7 @@ from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.model.rows.sources import Source
 
@@ -32,9 +33,20 @@ class Descent(ABC):
         """Return the steps of a run, for an epoch of so many minibatches."""
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
+    @property
+    @abstractmethod
+    def candidates(self) -> Sequence[Mapping[str, Any]]:
+        """Other settings, among which held-out rows choose."""
+
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return the epochs that held-out rows choose: see `torchbayes.methods.optimise.length`."""
-        return choose_epochs(self, density, folds, **begin)
+        """Return the settings that held-out rows choose: epochs, and with these one of the candidates."""
+        found = choose_epochs(self, density, folds, **begin)
+        if not found.settings or not self.candidates:
+            return found
+        each = [{**found.settings, **settings} for settings in self.candidates]
+        best, nlls = most_likely(self, each, density, folds=folds, **begin)
+        tried = [{**settings, "nll": nll} for settings, nll in zip(self.candidates, nlls, strict=True)]
+        return Chosen(best, {**found.record, "tried": tried})
 
     def visit(self, state: Any) -> Visit | None:
         """Return the next minibatch; None when the run is over."""

@@ -53,6 +53,11 @@ class MAP(Descent):
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
 
+    @property
+    def candidates(self) -> tuple[()]:
+        """Settings beside the epochs among which held-out rows choose: none."""
+        return ()
+
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:

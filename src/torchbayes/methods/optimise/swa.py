@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.optimise.averaging import averaging_step, check_averaging
+from torchbayes.methods.optimise.averaging import averages, averaging_step, check_averaging
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Info, Trajectory, start
@@ -59,8 +59,9 @@ class SWA(Descent):
         epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
-        averaging_lr: constant learning rate of the averaging phase.
-        burn_in: share of the epochs before averaging starts.
+        averaging_lr: constant learning rate of the averaging phase. None for half of the optimiser's; where
+            held-out rows choose the epochs they also choose between that and a tenth, averaged from 0.75 of the run on.
+        burn_in: share of the epochs before averaging starts; None for a half.
         per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
@@ -70,12 +71,17 @@ class SWA(Descent):
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     averaging_lr: float | None = None
-    burn_in: float = 0.5
+    burn_in: float | None = None
     per_epoch: int | None = None
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
         check_averaging(self)
+
+    @property
+    def candidates(self) -> list[dict[str, float]]:
+        """Settings of averaging among which held-out rows choose."""
+        return averages(self)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -22,7 +22,13 @@ from torch import Tensor
 from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, planned_snapshots
+from torchbayes.methods.optimise.averaging import (
+    averages,
+    averaging_step,
+    burn_in_of,
+    check_averaging,
+    planned_snapshots,
+)
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Info, Trajectory, start
@@ -61,8 +67,10 @@ class SWAG(Descent):
         epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
-        averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior.
-        burn_in: share of the epochs before averaging starts.
+        averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior. None for half
+            of the optimiser's; where held-out rows choose the epochs they also choose between that and a tenth,
+            averaged from 0.75 of the run on.
+        burn_in: share of the epochs before averaging starts; None for a half.
         per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
         rank: K, deviations retained for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
@@ -74,7 +82,7 @@ class SWAG(Descent):
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     averaging_lr: float | None = None
-    burn_in: float = 0.5
+    burn_in: float | None = None
     per_epoch: int | None = None
     rank: int = 20
     scale: float | None = None
@@ -86,6 +94,11 @@ class SWAG(Descent):
         if self.rank == 1:
             raise ValueError(f"`rank` must be 0 (diagonal alone) or at least 2; got {self.rank}.")
         check_not_negative(**given(scale=self.scale))
+
+    @property
+    def candidates(self) -> list[dict[str, float]]:
+        """Settings of averaging among which held-out rows choose."""
+        return averages(self)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -111,7 +124,7 @@ class SWAG(Descent):
         trajectory = start(
             weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
         )
-        planned = planned_snapshots(trajectory, self.burn_in, self.per_epoch)
+        planned = planned_snapshots(trajectory, burn_in_of(self), self.per_epoch)
         if planned < 2:
             raise ValueError(
                 f"SWAG needs at least 2 snapshots to have a spread; this run would take {planned}. Train longer, lower "

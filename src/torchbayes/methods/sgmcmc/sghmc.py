@@ -22,12 +22,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_flags, check_not_negative
+from torchbayes.checks import check_choice, check_not_negative
 from torchbayes.density.dynamics import Density
-from torchbayes.methods.checks import check_positive, check_share
+from torchbayes.methods.checks import check_share
 from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
-from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import (
+    Info,
+    Stochastic,
+    copied,
+    evaluate_finite,
+    preconditioner,
+    scaled_noise,
+    temperature,
+)
 
 
 @dataclass(frozen=True)
@@ -57,28 +65,23 @@ class SGHMC(Stochastic, Sampler):
 
     Attributes:
         momentum: β; the friction is 1 − β.
-        form: momentum or friction.
+        form: momentum or friction, which has no preconditioner.
         noise_estimate: b, for the friction form.
-        preconditioned: whether to use A, for the momentum form.
-        decay: λ.
-        floor: δ, on the scale of the gradient.
     """
 
     momentum: float = 0.9
     form: Literal["momentum", "friction"] = "momentum"
     noise_estimate: float = 0.0
-    preconditioned: bool = False
-    decay: float = 0.99
-    floor: float = 1e-7
 
     rate = 0.01  # learning rate on the mean loss
+    preconditioned_rate = 0.003
 
     def __post_init__(self) -> None:
         Stochastic.__post_init__(self)
-        check_share(momentum=self.momentum, decay=self.decay)
-        check_positive(floor=self.floor)
+        check_share(momentum=self.momentum)
         check_choice(("momentum", "friction"), form=self.form)
-        check_flags(preconditioned=self.preconditioned)
+        if self.form == "friction" and self.preconditioned is None:
+            object.__setattr__(self, "preconditioned", False)
         check_not_negative(noise_estimate=self.noise_estimate)
         if self.noise_estimate >= 1 - self.momentum:
             raise ValueError(
@@ -101,7 +104,7 @@ class SGHMC(Stochastic, Sampler):
         del buffers, steps_per_epoch
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
-        squares_MD = torch.zeros_like(weights_MD) if self.preconditioned else weights_MD[:, :0].clone()
+        squares_MD = torch.zeros_like(weights_MD) if self.preconditions(density) else weights_MD[:, :0].clone()
         return State(weights_MD, torch.zeros_like(weights_MD), squares_MD, tuple(seeds), 0)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
@@ -113,13 +116,11 @@ class SGHMC(Stochastic, Sampler):
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
         variance = 2 * (friction - self.noise_estimate) * heat * (1.0 if self.form == "momentum" else step_size)
         drift_MD, noise_MD = value.gradient.mul_(heat), None
-        if self.schedule.noisy(state.step):
+        if self.pace(density).noisy(state.step):
             noise_MD = scaled_noise(state, state.step, variance**0.5)
         mass_MD = None
-        if self.preconditioned:
-            # the first step has no average yet
-            now.squares_MD.lerp_(drift_MD.square(), 1 - self.decay if state.step else 1.0)
-            mass_MD = now.squares_MD.sqrt().add_(self.floor)
+        if self.preconditions(density):
+            mass_MD = preconditioner(now, drift_MD, step=state.step, decay=self.decay, floor=self.floor)
             noise_MD = None if noise_MD is None else noise_MD.mul_(mass_MD.sqrt())
         now.momentum_MD.mul_(self.momentum).add_(drift_MD, alpha=kick)
         if noise_MD is not None:

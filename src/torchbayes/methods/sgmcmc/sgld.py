@@ -24,12 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags
 from torchbayes.density.dynamics import Density
-from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
-from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import (
+    Info,
+    Stochastic,
+    copied,
+    evaluate_finite,
+    preconditioner,
+    scaled_noise,
+    temperature,
+)
 
 
 @dataclass(frozen=True)
@@ -53,25 +59,12 @@ class State:
 
 @dataclass(frozen=True)
 class SGLD(Stochastic, Sampler):
-    """Stochastic gradient Langevin dynamics.
+    """Stochastic gradient Langevin dynamics."""
 
-    Attributes:
-        preconditioned: whether to use G.
-        decay: λ.
-        floor: δ, on the scale of the gradient.
-    """
-
-    preconditioned: bool = False
-    decay: float = 0.99
     floor: float = 1e-5
 
     rate = 0.03  # learning rate on the mean loss, doubled
-
-    def __post_init__(self) -> None:
-        Stochastic.__post_init__(self)
-        check_share(decay=self.decay)
-        check_positive(floor=self.floor)
-        check_flags(preconditioned=self.preconditioned)
+    preconditioned_rate = 0.03
 
     def init(
         self,
@@ -86,7 +79,7 @@ class SGLD(Stochastic, Sampler):
         del buffers, steps_per_epoch
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
-        squares_MD = torch.zeros_like(weights_MD) if self.preconditioned else weights_MD[:, :0].clone()
+        squares_MD = torch.zeros_like(weights_MD) if self.preconditions(density) else weights_MD[:, :0].clone()
         return State(weights_MD, squares_MD, tuple(seeds), 0)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
@@ -95,13 +88,12 @@ class SGLD(Stochastic, Sampler):
         value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
         drift_MD = value.gradient.mul_(heat)
-        noisy = self.schedule.noisy(state.step)
+        noisy = self.pace(density).noisy(state.step)
         noise_MD = scaled_noise(state, state.step, (step_size * heat) ** 0.5) if noisy else None
-        if self.preconditioned:
-            # the first step has no average yet
-            share = 1 - self.decay if state.step else 1.0
-            now.squares_MD.lerp_(drift_MD.square(), share)
-            inverse_MD = (now.squares_MD.sqrt() + self.floor).reciprocal_()
+        if self.preconditions(density):
+            inverse_MD = preconditioner(
+                now, drift_MD, step=state.step, decay=self.decay, floor=self.floor
+            ).reciprocal_()
             drift_MD.mul_(inverse_MD)
             noise_MD = None if noise_MD is None else noise_MD.mul_(inverse_MD.sqrt_())
         now.weights_MD.add_(drift_MD, alpha=step_size / 2)

@@ -1,10 +1,11 @@
 r"""The stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014).
 
-    m ← m − h ξ m + h ∇log p(w) + √(2 a h T) z,     w ← w + h m,     ξ ← ξ + h (mᵀm/D − T)
+    m ← m − h ξ m + h ∇log p(w) + √(2 a h T) A^{1/2} z,     w ← w + h A⁻¹ m,     ξ ← ξ + h (mᵀA⁻¹m/D − T)
 
-The friction ξ of each chain adapts until the kinetic energy is that of temperature T, so that it absorbs gradient noise
-of unknown size. h = √ε, and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density,
-estimated from a minibatch.
+with mass A = 1, or with preconditioner A = √V + δ as in SGHMC: V ← λ V + (1 − λ) ∇log p(w)² elementwise. The friction
+ξ of each chain adapts until the kinetic energy is that of temperature T, so that it absorbs gradient noise of unknown
+size. h = √ε, and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density, estimated from a
+minibatch.
 
 Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
 would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as in
@@ -22,12 +23,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.checks import given
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive
 from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import Sampler, refuse_batch_norm
-from torchbayes.methods.sgmcmc.stochastic import Info, Stochastic, copied, evaluate_finite, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import (
+    Info,
+    Stochastic,
+    copied,
+    evaluate_finite,
+    preconditioner,
+    scaled_noise,
+    temperature,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class State:
     Attributes:
         weights_MD: weights.
         momentum_MD: m.
+        squares_MD: V; empty, (M, 0), without preconditioner.
         friction_M: ξ, float64.
         seeds: one seed per chain.
         step: steps taken.
@@ -45,6 +56,7 @@ class State:
 
     weights_MD: Tensor
     momentum_MD: Tensor
+    squares_MD: Tensor
     friction_M: Tensor
     seeds: tuple[int, ...]
     step: int
@@ -56,16 +68,24 @@ class SGNHT(Stochastic, Sampler):
     """The stochastic gradient Nosé-Hoover thermostat.
 
     Attributes:
-        diffusion: a.
+        diffusion: a. None for 1, but for 0.025/h where no step size is given, h that of the first step: a momentum then
+            lasts for 40 steps, however many rows there are.
     """
 
-    diffusion: float = 1.0
+    diffusion: float | None = None
 
     rate = 0.003  # learning rate on the mean loss
+    preconditioned_rate = 0.00075
 
     def __post_init__(self) -> None:
         Stochastic.__post_init__(self)
-        check_positive(diffusion=self.diffusion)
+        check_positive(**given(diffusion=self.diffusion))
+
+    def friction(self, density: Density) -> float:
+        """Return a, the friction at first."""
+        if self.diffusion is not None:
+            return self.diffusion
+        return 1.0 if self.step_size is not None else 0.025 / self.step_size_at(0, density) ** 0.5
 
     def init(
         self,
@@ -80,23 +100,32 @@ class SGNHT(Stochastic, Sampler):
         del buffers, steps_per_epoch
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
-        friction_M = torch.full((len(weights_MD),), self.diffusion, dtype=torch.float64, device=weights_MD.device)
-        momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
-        return State(weights_MD, momentum_MD, friction_M, tuple(seeds), 0)
+        first_M = torch.full((len(weights_MD),), self.friction(density), dtype=torch.float64)
+        if self.preconditions(density):  # A is not known yet, and the chain takes up its own momentum in burn-in
+            squares_MD, momentum_MD = torch.zeros_like(weights_MD), torch.zeros_like(weights_MD)
+        else:
+            squares_MD = weights_MD[:, :0].clone()
+            momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
+        return State(weights_MD, momentum_MD, squares_MD, first_M.to(weights_MD.device), tuple(seeds), 0)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
         step_size, heat = self.step_size_at(state.step, density), temperature(density)
         value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
         now = state if donate else copied(state)
-        h, noisy = step_size**0.5, self.schedule.noisy(state.step)
-        friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, self.diffusion)
+        h, noisy, diffusion = step_size**0.5, self.pace(density).noisy(state.step), self.friction(density)
+        friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, diffusion)
+        drift_MD, mass_MD = value.gradient.mul_(heat), None
+        if self.preconditions(density):
+            mass_MD = preconditioner(now, drift_MD, step=state.step, decay=self.decay, floor=self.floor)
         now.momentum_MD.mul_((1 - h * friction_M).to(now.momentum_MD).unsqueeze(-1))
-        now.momentum_MD.add_(value.gradient, alpha=h * heat)
+        now.momentum_MD.add_(drift_MD, alpha=h)
         if noisy:
-            now.momentum_MD.add_(scaled_noise(state, state.step, (2 * self.diffusion * h * heat) ** 0.5))
-        now.weights_MD.add_(now.momentum_MD, alpha=h)
+            noise_MD = scaled_noise(state, state.step, (2 * diffusion * h * heat) ** 0.5)
+            now.momentum_MD.add_(noise_MD if mass_MD is None else noise_MD.mul_(mass_MD.sqrt()))
+        velocity_MD = now.momentum_MD if mass_MD is None else now.momentum_MD / mass_MD
+        now.weights_MD.add_(velocity_MD, alpha=h)
         if noisy and state.step >= self.burn_in // 2:
-            squares_M = torch.linalg.vector_norm(now.momentum_MD, dim=-1, dtype=torch.float64).square()
-            friction_M = friction_M + h * (squares_M / now.momentum_MD.shape[-1] - heat)
+            energy_M = torch.linalg.vecdot(now.momentum_MD.double(), velocity_MD.double())
+            friction_M = friction_M + h * (energy_M / now.momentum_MD.shape[-1] - heat)
         return replace(now, friction_M=friction_M, step=state.step + 1, unseen=unseen), info

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_object, given
+from torchbayes.checks import check_flags, check_object, given
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
-from torchbayes.methods.checks import check_counts, check_positive
+from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import is_fault, worded
 from torchbayes.methods.finite import Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import check_shapes
-from torchbayes.methods.schedules import Steady, StepSchedule
+from torchbayes.methods.schedules import Decay, Steady, StepSchedule
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,16 @@ class Stochastic:
         steps: length of a chain, burn-in included.
         burn_in: steps, of those, before draws are retained.
         thin: thinning interval.
-        step_size: ε, on the scale of the full-data log density. None for ε = rate / N with N rows of data, so that it
-            is the same for the mean loss however many there are; the rate is that of the class.
+        step_size: ε, on the scale of the full-data log density. None for one that does not depend on how many rows
+            there are: rate / N with N rows, or a fixed one where steps are preconditioned; both are of the class.
         batch_size: rows per step; None for all the data.
-        schedule: how ε changes: `Steady`, `Decay` or `Cycles`.
+        schedule: how ε changes: `Steady`, `Decay` or `Cycles`. None for `Steady()`, but `Decay(500, 1)` on minibatches
+            where no step size is given: large steps find the posterior, small ones resolve it where the data have
+            little noise.
+        preconditioned: whether steps are, by the root mean square of the gradients; None for minibatches where no step
+            size is given.
+        decay: λ, of the running mean square.
+        floor: δ, added to its root; on the scale of the gradient.
     """
 
     # a chain starts at fresh weights and has to find the posterior first, as a training run does
@@ -40,20 +46,46 @@ class Stochastic:
     thin: int = 10
     step_size: float | None = None
     batch_size: int | None = 128
-    schedule: StepSchedule = Steady()  # noqa: RUF009  (frozen and stateless)
+    schedule: StepSchedule | None = None
+    preconditioned: bool | None = None
+    decay: float = 0.99
+    floor: float = 1e-7
 
     rate: ClassVar[float]
+    preconditioned_rate: ClassVar[float]
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of `Sampler`
         check_positive(**given(step_size=self.step_size))
         check_counts(**given(batch_size=self.batch_size))
-        check_object(("at", "noisy"), "Cycles()", schedule=self.schedule)
+        check_object(("at", "noisy"), "Cycles()", **given(schedule=self.schedule))
+        check_flags(**given(preconditioned=self.preconditioned))
+        check_share(decay=self.decay)
+        check_positive(floor=self.floor)
+
+    def is_open(self, density: Density) -> bool:
+        """Return whether the steps are on minibatches and of no given size."""
+        return self.step_size is None and self.batch_size is not None and hasattr(density, "num_data")
+
+    def preconditions(self, density: Density) -> bool:
+        """Return whether steps are preconditioned.
+
+        By default those on all the data are not: a preconditioner follows exact gradients, which changes the law of the
+        chain. Of gradients on minibatches most is noise, and it hardly changes.
+        """
+        return self.is_open(density) if self.preconditioned is None else self.preconditioned
+
+    def pace(self, density: Density) -> StepSchedule:
+        """Return how ε changes."""
+        return self.schedule or (Decay(500.0, 1.0) if self.is_open(density) else Steady())
 
     def step_size_at(self, step: int, density: Density) -> float:
         """Return ε of a step."""
-        size = self.rate / getattr(density, "num_data", 1) if self.step_size is None else self.step_size
-        return size * self.schedule.at(step)
+        size = self.step_size
+        if size is None:
+            rate, num_data = self.rate, getattr(density, "num_data", 1)
+            size = self.preconditioned_rate if self.preconditions(density) else rate / num_data
+        return size * self.pace(density).at(step)
 
 
 @dataclass(frozen=True)
@@ -100,6 +132,12 @@ def copied(state: Any) -> Any:
 def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
     """Return normals of standard deviation `scale`, (M, D); every chain has its own."""
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
+
+
+def preconditioner(now: Any, drift_MD: Tensor, *, step: int, decay: float, floor: float) -> Tensor:
+    """Return √V + δ, after the running mean square V of a state has taken in a gradient."""
+    now.squares_MD.lerp_(drift_MD.square(), 1 - decay if step else 1.0)  # the first step has no average yet
+    return now.squares_MD.sqrt().add_(floor)
 
 
 def evaluate_finite(
