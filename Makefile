@@ -17,6 +17,7 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 demo: $(VENV)/.package ## compare methods on the digits data; report and pictures in demo/
+	$(BIN)/python -m torchbayes.comparison.bands demo
 	$(BIN)/torchbayes compare --data digits --directory demo --overwrite
 
 # Small tensors gain nothing from threads, and worker processes that each start some slow each other down.

@@ -59,6 +59,7 @@ PICTURES = {
             "train_x": _CURVE,
             "train_y": (*_CURVE, _GRID[:3]),
             "truth": ("text", 3, (_GRID,), (_GRID, _GRID[:3])),
+            "notes": ("text", 3, {"HMC": 3}, {"MAP": "text"}),
         },
     ),
     "figures.classification_surface": Case(

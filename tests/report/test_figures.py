@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import torchbayes as tb
 from tests.report.helpers import drawn, labels, line, rng
 from torchbayes.metrics import reliability
 from torchbayes.report import figures, png
@@ -194,6 +195,34 @@ def test_predictive_band_draws_two_standard_deviations():
     assert labels(figure)[-2:] == ["true function", "training data"]
     (single,) = drawn(figures.predictive_band(band, [0.0], [0.0]))
     assert single.get_title() == ""
+
+
+def test_predictive_band_writes_notes_under_the_titles_of_their_panels():
+    x = np.linspace(-1, 1, 20)
+    band = figures.Band(x, x, 0 * x, 0 * x + 1)
+    panels = drawn(figures.predictive_band({"MAP": band, "HMC": band}, [0.0], [0.0], notes={"HMC": "the reference"}))
+    assert [[text.get_text() for text in axes.texts] for axes in panels] == [[], ["the reference"]]
+
+
+def test_band_of_a_prediction_is_its_law_of_total_variance():
+    outputs_SBK = torch.as_tensor(rng().normal(size=(7, 5, 1)))
+    nothing: Any = outputs_SBK.numpy()
+    x, scale = torch.arange(5.0), 0.3
+    band = figures.Band.of(x, tb.Predictive(outputs_SBK, tb.likelihoods.Gaussian(scale)))
+    means = outputs_SBK[..., 0].numpy()
+    np.testing.assert_allclose(band.x, x)
+    np.testing.assert_allclose(band.mean, means.mean(0))
+    np.testing.assert_allclose(band.epistemic_std, means.std(0))
+    np.testing.assert_allclose(band.total_std, np.sqrt(means.var(0) + scale**2))
+    two = tb.Predictive(outputs_SBK.repeat(1, 1, 2), tb.likelihoods.Gaussian(scale))
+    with pytest.raises(ValueError, match="`prediction` must be of one target; got 2"):
+        figures.Band.of(x, two)
+    with pytest.raises(ValueError, match="must have one length; got 4, 5, 5, 5"):
+        figures.Band.of(x[1:], tb.Predictive(outputs_SBK, tb.likelihoods.Gaussian(scale)))
+    with pytest.raises(ValueError, match="`mean` must be finite"):
+        figures.Band.of(x, tb.Predictive(outputs_SBK.repeat(1, 1, 2), tb.likelihoods.Categorical()))
+    with pytest.raises(TypeError, match="such as the result of `predict` for a regression; got a ndarray"):
+        figures.Band.of(x, nothing)
 
 
 def test_predictive_band_keeps_the_data_in_view_of_a_wild_extrapolation():

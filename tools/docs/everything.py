@@ -58,7 +58,7 @@ def code_of(root: Path) -> str:
 
 
 def check_completeness(pages: Sequence[Page]) -> Iterator[Fault]:
-    """Find methods that docs/choosing.md or README.md leave out, and public names that no page of the API shows.
+    """Find methods, experiments and public names that docs/choosing.md, docs/experiments.md and the API leave out.
 
     Yields:
         One fault per name.
@@ -67,7 +67,7 @@ def check_completeness(pages: Sequence[Page]) -> Iterator[Fault]:
     choosing = known.get("docs/choosing.md")
     if not _shows_catalogue(choosing):
         yield from check_told(choosing, "docs/choosing.md", list(classes()), "method")
-    yield from check_told(known.get("README.md"), "README.md", experiments.names(), "experiment")
+    yield from check_told(known.get("docs/experiments.md"), "docs/experiments.md", experiments.names(), "experiment")
     for page in pages:
         yield from check_listed(page, experiments.names())
     yield from check_shown(pages, {name: getattr(torchbayes, name) for name in torchbayes.__all__ if name[0] != "_"})

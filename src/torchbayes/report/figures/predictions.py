@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_kind, seen
+from torchbayes.checks import check_kind, check_object, check_text, seen
 from torchbayes.report.style import (
     INK,
     QUIET,
@@ -28,6 +28,8 @@ from torchbayes.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from torchbayes.predictive.average import Predictive
 
 
 EPISTEMIC_ALPHA, TOTAL_ALPHA = 0.34, 0.17
@@ -66,10 +68,38 @@ class Band:
         if self.draws is not None and as_array(self.draws, 2, "draws").shape[1] != len(arrays[0]):
             raise ValueError(f"`draws` must have {len(arrays[0])} columns, those of x; got {np.shape(self.draws)}.")
 
+    @classmethod
+    def of(cls, x: Any, prediction: Predictive) -> Band:
+        """Return the band of a regression on one input.
+
+        Args:
+            x: inputs, (N,), increasing.
+            prediction: what `predict` gives at these inputs, of one target.
+
+        Returns:
+            Its mean and standard deviations, without drawn functions.
+
+        Raises:
+            TypeError: if it is no prediction of a regression.
+            ValueError: if it has another number of rows, or more than one target.
+        """
+        check_object(
+            ("mean", "epistemic", "variance"), "the result of `predict` for a regression", prediction=prediction
+        )
+        mean, epistemic, variance = prediction.mean, prediction.epistemic, prediction.variance
+        if mean.numel() != len(mean):
+            raise ValueError(f"`prediction` must be of one target; got {mean[0].numel()}. Draw a band for each.")
+        return cls(x, mean.flatten(), epistemic.flatten().sqrt(), variance.flatten().sqrt())
+
 
 @house_style
 def predictive_band(
-    methods: Mapping[str, Band] | Band, train_x: Any, train_y: Any, *, truth: tuple[Any, Any] | None = None
+    methods: Mapping[str, Band] | Band,
+    train_x: Any,
+    train_y: Any,
+    *,
+    truth: tuple[Any, Any] | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw predictive mean, ± 2 standard deviations of the functions and of the target, and the data.
 
@@ -78,16 +108,18 @@ def predictive_band(
         train_x: training inputs, (N,).
         train_y: training targets, (N,).
         truth: (x, y) of the true function.
+        notes: name -> a line under the title of that panel, of up to 36 characters.
 
     Returns:
         The figure, one axes per method.
 
     Raises:
-        ValueError: if there is no method.
+        ValueError: if there is no method, or a note of one that is not drawn.
     """
     bands = {"": methods} if isinstance(methods, Band) else methods
     check_panels(methods=bands)
     check_kind(Band, "bands by name", **{f"methods[{name!r}]": band for name, band in bands.items()})
+    below = _notes(notes, bands)
     line = [] if truth is None else _points_of("truth", truth)
     points = _points_of("train_x, train_y", (train_x, train_y))
     rows, columns = grid_shape(len(bands), widest=4)
@@ -101,13 +133,29 @@ def predictive_band(
             handles["true function"] = axes.plot(*line, color=INK, linewidth=1.1, linestyle=(0, (4, 2)))[0]
         handles["training data"] = axes.plot(*points, "o", color=INK, markersize=2.6, alpha=0.75, linewidth=0)[0]
         if name:
-            panel_title(axes, name, look)
+            panel_title(axes, name, look, below=below.get(name, ""))
     remove_spare(grid, len(bands))
     grid[0, 0].set_ylim(*_view(bands, points[1]))
     note_below(figure, "input")
     figure.supylabel("target")
     legend_above(figure, handles)
     return figure
+
+
+def _notes(notes: Mapping[str, str] | None, panels: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the notes of panels, none if None.
+
+    Raises:
+        TypeError: if they are no texts by name.
+        ValueError: if one is of a panel that is not there.
+    """
+    if notes is None:
+        return {}
+    check_kind(Mapping, "a mapping from names", notes=notes)
+    check_text(**{f"notes[{name!r}]": text for name, text in notes.items()})
+    if strangers := [name for name in notes if name not in panels]:
+        raise ValueError(f"`notes` must be of {', '.join(map(repr, panels))}; got one of {strangers[0]!r}.")
+    return notes
 
 
 def _points_of(name: str, pair: Any) -> list[np.ndarray]:
