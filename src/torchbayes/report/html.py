@@ -29,17 +29,19 @@ class Picture:
     """A figure of the report.
 
     Attributes:
-        title: its heading, also what screen readers say.
+        title: its heading.
         image: a matplotlib figure, the bytes of a PNG, or the path of one.
-        caption: how to read it.
+        caption: what is drawn, of which data, and how to read it, so that the picture can stand alone.
+        alt: what it shows, for readers who do not see it; the caption if empty.
     """
 
     title: str
     image: Figure | bytes | str | Path
     caption: str
+    alt: str = ""
 
     def __post_init__(self) -> None:
-        check_text(title=self.title, caption=self.caption)
+        check_text(title=self.title, caption=self.caption, alt=self.alt)
         if not isinstance(self.image, bytes | str | Path):
             check_object(("savefig",), "what the functions of `figures` give", image=self.image)
 
@@ -66,9 +68,14 @@ def write_report(
     lead: str = "",
     tables: Iterable[Table] = (),
     figures: Iterable[Picture] = (),
+    folded: Iterable[Table] = (),
+    about: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write one self-contained HTML file: it needs no network, no other file and no script.
+    """Write one self-contained HTML file: it needs no network and no other file.
+
+    A short script inside sorts tables by a column and hides the rows of methods; without it all rows are shown in their
+    order.
 
     Args:
         path: the file, for example `run/report.html`; written whole or not at all.
@@ -76,6 +83,8 @@ def write_report(
         lead: what was done and found; paragraphs are separated by empty lines.
         tables: in order.
         figures: in order, after the tables.
+        folded: tables that are opened by a click, beneath the figures.
+        about: how it was made, folded too; paragraphs are separated by empty lines.
         settings: the resolved configuration, YAML text or a mapping, shown folded with the versions in use.
 
     Returns:
@@ -87,9 +96,10 @@ def write_report(
     import jinja2
     import yaml
 
-    tables, figures = list(_parts("tables", tables, Table)), list(_parts("figures", figures, Picture))
+    tables, folded = (_parts(name, each, Table) for name, each in (("tables", tables), ("folded", folded)))
+    figures = _parts("figures", figures, Picture)
     check_kind((str, PathLike), "a path", path=path)
-    check_text(title=title, lead=lead)
+    check_text(title=title, lead=lead, about=about)
     if settings is not None:
         check_kind((str, Mapping), "YAML text or a mapping", settings=settings)
 
@@ -101,16 +111,22 @@ def write_report(
         settings = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
     page = template.render(
         title=title,
-        paragraphs=[" ".join(part.split()) for part in lead.split("\n\n") if part.strip()],
-        tables=list(tables),
+        paragraphs=_paragraphs(lead),
+        tables=tables,
         figures=[_figure(picture) for picture in figures],
+        folded=folded,
+        about=_paragraphs(about),
         settings=settings,
         versions=versions(),
     )
     return write_whole(path, page.encode())
 
 
-def _parts(name: str, parts: Any, kind: type) -> Iterable[Any]:
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
+def _parts(name: str, parts: Any, kind: type) -> list[Any]:
     """Return parts of a report, of one kind.
 
     Raises:
@@ -134,6 +150,7 @@ def _figure(picture: Picture) -> dict[str, Any]:
     return {
         "title": picture.title,
         "caption": picture.caption,
+        "alt": picture.alt or picture.caption or picture.title,
         "width": width,
         "data": base64.b64encode(data).decode("ascii"),
     }

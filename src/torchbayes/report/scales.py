@@ -1,0 +1,52 @@
+"""Axes of figures: shares as per cent, logarithms with plain numbers, ticks of grids that are not full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchbayes.report.style import percent_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+SHARES = ("accuracy", "error", "agreement", "confidence")
+"""Metrics that are written as per cent wherever they stand, by the first word of their label."""
+
+
+def share_axis(axis: Axis, metric: str) -> None:
+    """Write a metric as per cent if it is a share.
+
+    Args:
+        axis: an x or y axis.
+        metric: its name or label, such as "agreement with HMC".
+    """
+    if metric.lower().startswith(SHARES):
+        percent_axis(axis)
+
+
+def log_scale(axes: Axes) -> None:
+    """Make the horizontal axis logarithmic, with plain numbers at 1, 2 and 5 of each decade.
+
+    Args:
+        axes: the panel.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda number, _position: f"{number:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def label_ends(grid: np.ndarray, used: int) -> None:
+    """Write the ticks of a shared horizontal axis under the panels of a grid that have no panel below them.
+
+    Args:
+        grid: axes, (rows, columns).
+        used: how many hold a panel, in reading order.
+    """
+    for axes in list(grid.flat)[max(used - grid.shape[1], 0) : used]:
+        axes.tick_params(labelbottom=True)
