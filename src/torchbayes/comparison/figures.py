@@ -18,6 +18,7 @@ from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
 from torchbayes.report import Picture, figures
+from torchbayes.report.scales import told
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.words import listed
 
@@ -43,7 +44,7 @@ _QUESTIONS = (
     _Question("calibration", "ECE", "ece", lambda o: o.clean.metrics.get("ece")),
     _Question("errors", "RMSE (units of the target)", "rmse", lambda o: o.clean.metrics.get("rmse")),
     _Question("corrupted images", f"NLL at severity {_WORST} (nats)", at_severity("nll", 5), lambda o: o.at(5, "nll")),
-    _Question("foreign images", "AUROC by entropy", "auroc", lambda o: o.auroc(), "high"),
+    _Question("foreign images", "AUROC (entropy)", "auroc", lambda o: o.auroc(), "high"),
     _Question("closeness", "TV to {to}", "total_variation", lambda o: o.fidelity.clean.get("total_variation")),
     _Question("closeness", "W1 to {to}", "wasserstein1", lambda o: o.fidelity.clean.get("wasserstein1")),
 )
@@ -139,14 +140,15 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
     ceiling = " Line and grey band: the chains of the reference, each against the others."
     some = next(iter(named.values()))
+    also = f", {_corruptions(some)}" if some.corrupted else ""
+    also += f", and on foreign images ({listed(list(some.foreign))})" if some.foreign else ""
     caption = (
-        f"{len(named)} methods on {_rows(data)}{_shifts(some)}. {said}. Lines: {_INTERVAL} Full markers: the best of a "
-        f"panel and what these rows cannot tell from it, by paired differences; hollow: worse."
+        f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
+        f"of a panel and what these rows cannot tell from it, by paired differences; hollow: worse."
         f"{ceiling if any(len(panel.ceilings) for panel in panels) else ''}"
     )
     found = [
-        f"{panel.title}, {panel.measure}: {_extremes({n: v for n, (v, *_) in panel.values.items()}, panel.better)}"
-        for panel in panels
+        f"{panel.title}, {panel.measure}: {_extremes(panel.numbers, panel.measure, panel.better)}" for panel in panels
     ]
     return Picture(
         "All methods at one glance", figures.ranked_dots(panels, ceiling="ceiling of the reference"), caption,
@@ -154,34 +156,38 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     )  # fmt: skip
 
 
-def _extremes(values: Mapping[str, float], better: figures.Better) -> str:
-    """Return the best and the worst of some methods, in words."""
+def _extremes(values: Mapping[str, float], measure: str, better: figures.Better) -> str:
+    """Return the best and the worst of some methods by a measure, in words."""
     known = {name: value for name, value in values.items() if math.isfinite(value)}
     if not known:
         return "no numbers"
     low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
     best, worst = (low, high) if better == "low" else (high, low)
-    return f"best {best} ({known[best]:.3f}), worst {worst} ({known[worst]:.3f})"
+    return f"best {best} ({told(known[best], measure)}), worst {worst} ({told(known[worst], measure)})"
 
 
 def _rows(data: Data) -> str:
     return f"the {len(data.test.inputs):,} test rows of {data.name}"
 
 
-def _shifts(some: Outcome) -> str:
-    """Return what other images the methods are shown, in words."""
-    said = f", on {_corruptions(some)}" if some.corrupted else ""
-    return f"{said}, and on foreign images ({listed(list(some.foreign))})" if some.foreign else said
-
-
 def _corruptions(some: Outcome) -> str:
-    steps = next(iter(some.corrupted.values()))
-    return f"{len(steps[0].log_prob):,} of these under each of {len(some.corrupted)} corruptions"
+    """Return which corrupted images there are, in words that follow the test rows."""
+    rows, total = len(next(iter(some.corrupted.values()))[0].log_prob), len(some.clean.log_prob)
+    return f"{'each' if rows == total else f'the first {rows:,}'} of them under {len(some.corrupted)} corruptions"
+
+
+def _panels(data: Data, named: Mapping[str, Outcome], reference: str | None) -> str:
+    """Return what is drawn in panels by severity, in words."""
+    dashed = f", {reference} dashed" if reference is not None else ""
+    return (
+        f"Of {_rows(data)}, {_corruptions(next(iter(named.values())))}, mean over these, against their severity from 1 "
+        f"to {_WORST}; 0 is not corrupted. Each panel: one method in colour, the others grey{dashed}."
+    )
 
 
 def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None) -> dict[str, Picture]:
     texts = {
-        "nll": ("NLL", "NLL", "Negative log likelihood under corruption", "The lower a curve stays, the better."),
+        "nll": ("nll", "NLL", "Negative log likelihood under corruption", "The lower a curve stays, the better."),
         "accuracy": ("accuracy", "accuracy", "Accuracy under corruption", "How many images are still recognised."),
         "overconfidence": (
             "confidence",
@@ -191,7 +197,7 @@ def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None)
             "right, below it is more cautious than it need be.",
         ),
     }
-    some, found = next(iter(named.values())), {}
+    found = {}
     for metric, (file, label, title, text) in texts.items():
         steps = {name: _steps(metric, _means(o.severity(metric)), o) for name, o in named.items()}
         figure = figures.severity_panels(
@@ -200,19 +206,18 @@ def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None)
         found[f"severity_{file}"] = Picture(
             title,
             figure,
-            f"{data.name}, {_corruptions(some)}, mean over these, at severities 0 (not corrupted) to {_WORST}. {text} "
-            f"Bands: {_INTERVAL}",
-            alt=f"{label} rises or falls with severity, one panel for each method. {_at_worst(steps)}",
+            f"{label[0].upper()}{label[1:]}. {_panels(data, named, reference)} {text} Bands: {_INTERVAL}",
+            alt=f"{label} by severity, one panel for each method. {_at_worst(steps, label)}",
         )
     return found
 
 
-def _at_worst(steps: Mapping[str, figures.Steps]) -> str:
+def _at_worst(steps: Mapping[str, figures.Steps], label: str) -> str:
     last = {name: float(values[-1]) for name, (values, *_) in steps.items()}
-    ranked = sorted(last, key=last.__getitem__)
+    low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
     return (
-        f"At severity {_WORST} it is lowest for {ranked[0]} ({last[ranked[0]]:.3f}) and highest for {ranked[-1]} "
-        f"({last[ranked[-1]]:.3f})."
+        f"At severity {_WORST} it is lowest for {low} ({told(last[low], label)}) and highest for {high} "
+        f"({told(last[high], label)})."
     )
 
 
@@ -249,17 +254,17 @@ def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[
     }
     ceilings = {words: [chain[m] for chain in own.by_chain] for m, (words, _) in known.items() if own.by_chain}
     dots = figures.fidelity_dots(panels, ceilings=ceilings, better=dict(known.values()), intervals=intervals)
-    told = f"On {_rows(data)}."
+    caption = f"Closeness of the predictions of each method to those of {to}, on {_rows(data)}."
     if any(intervals.values()):
-        told += f" Lines: {_INTERVAL}"
+        caption += f" Lines: {_INTERVAL}"
     if ceilings:
-        told += (
+        caption += (
             " Black line and grey band: the chains of the reference, each against the others, on average and from the "
             "smallest to the largest. A method there or beyond is as close to the reference as one of its chains is to "
             "the others: nothing tells it from another chain of that length."
         )
-    ends = [f"{' '.join(words.split())}: {_extremes(panels[words], better)}" for words, better in known.values()]
-    found = {"fidelity": Picture(f"How close each method is to {to}", dots, told, alt=f"Dots. {'; '.join(ends)}.")}
+    ends = [f"{' '.join(words.split())}: {_extremes(panels[words], words, better)}" for words, better in known.values()]
+    found = {"fidelity": Picture(f"How close each method is to {to}", dots, caption, alt=f"Dots. {'; '.join(ends)}.")}
     return found | (_fidelity_severities(data, named, reference, known=known) if own.corrupted else {})
 
 
@@ -273,10 +278,9 @@ def _fidelity_severities(
         found[f"fidelity_severity_{metric}"] = Picture(
             f"{words[0].upper()}{words[1:]} under corruption",
             figures.severity_panels(steps, words, better=direction, reference=reference),
-            f"{data.name}, {_corruptions(next(iter(named.values())))}, mean over these; at severity 0 all test rows. "
-            f"The panel and the dashed line of {reference} are the ceiling: one of its chains against the others. "
-            f"Bands: {_INTERVAL}",
-            alt=f"{words} by severity, one panel for each method. {_at_worst(steps)}",
+            f"{_panels(data, named, reference)} At severity 0 all test rows count. What is drawn of {reference} is the "
+            f"ceiling: one of its chains against the others. Bands: {_INTERVAL}",
+            alt=f"{words} by severity, one panel for each method. {_at_worst(steps, words)}",
         )
     return found
 
@@ -301,9 +305,10 @@ def _reliability_corrupted(data: Data, named: Mapping[str, Outcome]) -> Picture:
     return Picture(
         f"Reliability at severity {_WORST}",
         figures.reliability_diagram(bins),
-        f"{data.name}, {_corruptions(next(iter(named.values())))}, all at severity {_WORST}, together, in 15 bins of "
-        f"equal width. Below the diagonal a method is surer than it is right. Vertical lines: intervals of about 95 %, "
-        f"as if the corruptions of one image were independent. Below: the share of images in each bin.",
+        f"Accuracy against confidence in 15 bins of equal width. Of {_rows(data)}, "
+        f"{_corruptions(next(iter(named.values())))} at severity {_WORST}, all together. Below the diagonal a method is "
+        f"surer than it is right. Vertical lines: intervals of about 95 %, as if the corruptions of one image were "
+        f"independent. Below: the share of images in each bin.",
         alt=f"Accuracy against confidence at severity {_WORST}, one panel for each method. {_calibrated(bins)}",
     )
 
@@ -326,13 +331,13 @@ def _entropy(data: Data, named: Mapping[str, Outcome]) -> Picture:
     foreign = {name: len(s.entropy) for name, s in next(iter(named.values())).foreign.items()}
     sizes = listed([f"{name} ({count:,})" for name, count in foreign.items()])
     areas = {label: area for label, o in named.items() if (area := o.auroc()) is not None}
-    told = ", ".join(f"{label} {area:.3f}" for label, area in sorted(areas.items(), key=lambda pair: -pair[1]))
+    ranked = ", ".join(f"{label} {area:.3f}" for label, area in sorted(areas.items(), key=lambda pair: -pair[1]))
     return Picture(
         "Predictive entropy in and out of distribution",
         figures.entropy_histograms(found, data.num_classes, known=f"{data.name} test set"),
         f"Histograms of the entropy of the model average on {_rows(data)} and on foreign images: {sizes}. These should "
         f"be met with doubt, to the right, while the test set stays to the left.",
-        alt=f"Histograms of predictive entropy, one panel for each method. AUROC, mean over foreign sets: {told}.",
+        alt=f"Histograms of predictive entropy, one panel for each method. AUROC, mean over foreign sets: {ranked}.",
     )
 
 

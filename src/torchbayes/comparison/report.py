@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from torchbayes.comparison.figures import glance, pictures
 from torchbayes.comparison.reference import section
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import Comparison
-from torchbayes.comparison.tables import certainty_tables, fidelity_table, foreign_table, tables
-from torchbayes.report import Table, savefig, write_report
+from torchbayes.comparison.tables import caption, certainty_tables, fidelity_table, foreign_table, tables
+from torchbayes.report import Table, write_report
+from torchbayes.report.html import save_pictures
+from torchbayes.report.scales import told
 from torchbayes.report.words import capital, listed, prior_of
 
 
@@ -36,7 +39,8 @@ def findings(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
         tied = [name for name in ranked[1:] if name in panel.best]
         near = f"; these rows do not tell {listed(tied)} from it" if tied else ""
         if len(ranked) > 1:
-            said.append(f"{capital(panel.title)}, {panel.measure}: best is {best} ({panel.values[best][0]:.3f}){near}.")
+            number = told(panel.numbers[best], panel.measure)
+            said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
     if len(outcomes) > 1:
         said.append("This is one seed; small differences may turn with another.")
     return " ".join(said)
@@ -129,8 +133,7 @@ def report(
     if diagnosis is not None:
         judged, more = section(diagnosis)
         drawn |= more
-    for name, picture in drawn.items():
-        savefig(picture.image, home / f"{name}.png")  # type: ignore[arg-type]
+    parts = [replace(part, caption=caption(setup, outcomes, diagnosis)) for part in tables(setup, outcomes)]
     extra = [*certainty_tables(outcomes), fidelity_table(outcomes), foreign_table(outcomes), *judged]
     data = setup.data
     return write_report(
@@ -138,8 +141,8 @@ def report(
         title=f"{data.name}: {_names(outcomes)}",
         lead=f"{len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"{findings(comparison, outcomes)}",
-        figures=drawn.values(),
-        folded=[*tables(setup, outcomes, diagnosis), *(part for part in extra if part)],
+        figures=save_pictures(home, drawn),
+        folded=[*parts, *(part for part in extra if part)],
         about=made(setup, comparison, outcomes),
         settings=settings,
     )

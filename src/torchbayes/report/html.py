@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata, resources
 from os import PathLike
 from pathlib import Path
@@ -122,6 +122,24 @@ def write_report(
     return write_whole(path, page.encode())
 
 
+def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
+    """Write pictures as PNG files, and return them so that a page with them need not draw them again.
+
+    Args:
+        home: directory; made if needed.
+        drawn: file name without ending -> picture.
+
+    Returns:
+        The pictures with the bytes of their files, in order.
+    """
+    found = []
+    for name, picture in drawn.items():
+        image = _png(picture)
+        write_whole(home / f"{name}.png", image)
+        found.append(replace(picture, image=image))
+    return found
+
+
 def _paragraphs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
@@ -138,13 +156,23 @@ def _parts(name: str, parts: Any, kind: type) -> list[Any]:
     return found
 
 
-def _figure(picture: Picture) -> dict[str, Any]:
+def _png(picture: Picture) -> bytes:
+    """Return the image of a picture as the bytes of a PNG.
+
+    Raises:
+        ValueError: if it is of another kind.
+    """
     image = picture.image
     if isinstance(image, (str, Path)):
         image = Path(image).read_bytes()
     data = image if isinstance(image, bytes) else png(image)
     if not data.startswith(_PNG):
         raise ValueError(f"The image of {picture.title!r} must be a PNG; its first bytes are {data[:8]!r}.")
+    return data
+
+
+def _figure(picture: Picture) -> dict[str, Any]:
+    data = _png(picture)
     # The header of a PNG gives its width in pixels; scaling by it sets the text of all figures in one size.
     width = int.from_bytes(data[16:20], "big") * CSS_PER_INCH // DPI
     return {

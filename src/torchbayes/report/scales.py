@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 SHARES = ("accuracy", "error", "agreement", "confidence")
 """Metrics that are written as per cent wherever they stand, by the first word of their label."""
+FAR = 4.0
+"""Positive values whose largest is more than so many times the smallest would lie in one place of a linear axis."""
 
 
 def share_axis(axis: Axis, metric: str) -> None:
@@ -25,6 +29,23 @@ def share_axis(axis: Axis, metric: str) -> None:
     """
     if metric.lower().startswith(SHARES):
         percent_axis(axis)
+
+
+def told(value: float, measure: str) -> str:
+    """Return a number as a sentence says it: "97.5 %" of a share, else with three decimals.
+
+    Args:
+        value: the number.
+        measure: name or label of the metric.
+    """
+    text = f"{100 * value:.1f} %" if measure.lower().startswith(SHARES) else f"{value:.3f}"
+    return text.replace("-", "−")
+
+
+def far_apart(values: Iterable[float]) -> bool:
+    """Return whether values are better told apart on a logarithmic axis; those that are not finite do not count."""
+    known = [value for value in values if math.isfinite(value)]
+    return bool(known) and min(known) > 0 and max(known) > FAR * min(known)
 
 
 def log_scale(axes: Axes) -> None:

@@ -216,9 +216,9 @@ def panel_title(axes: Axes, text: str, look: Look | None = None, *, below: str =
         below: a quiet second line.
     """
     if below:
-        axes.text(0.5, 1.03, below, transform=axes.transAxes, ha="center", color=INK)
+        axes.text(0.5, 1.05, below, transform=axes.transAxes, ha="center", color=INK)
     axes.set_title(
-        textwrap.fill(text, 24), color=look.colour if look else INK, fontweight="bold", pad=18 if below else 6
+        textwrap.fill(text, 24), color=look.colour if look else INK, fontweight="bold", pad=21 if below else 6
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchbayes.checks import check_choice, check_kind, check_numbers, check_text, seen
-from torchbayes.report.scales import share_axis
+from torchbayes.report.scales import far_apart, log_scale, share_axis
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -231,11 +231,15 @@ def fidelity_dots(
                 axes.hlines(heights[name], *intervals[measure][name], color=drawn[name].colour, linewidth=1.6)
             axes.plot(value, heights[name], color=drawn[name].colour, marker=drawn[name].marker, markersize=6.5)
         axes.set_xlabel(metric_label(measure, better.get(measure)).replace(", ", "\n"))
+        if far_apart(values.values()):
+            log_scale(axes)
+            axes.set_xlabel(f"{axes.get_xlabel()}, log axis")
+        else:
+            axes.locator_params(axis="x", nbins=5)
         share_axis(axes.xaxis, measure)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.12)
-        axes.locator_params(axis="x", nbins=5)
     grid[0].set_yticks(list(heights.values()), list(heights))
     grid[0].set_ylim(-len(methods) + 0.4, 0.6)
     if handles:

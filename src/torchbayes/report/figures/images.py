@@ -112,7 +112,7 @@ def uncertain_images(
     note_below(
         figure,
         "predictive probability of each class; the true class is bold",
-        f"above each image: entropy of the average{f' of {ranked}' if ranked else ''} (nats), by which they are ranked",
+        f"above each image: entropy of the average{f' of {ranked}' if ranked else ''}, by which they are ranked",
     )
     return figure
 

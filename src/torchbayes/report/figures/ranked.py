@@ -11,7 +11,7 @@ import numpy as np
 
 from torchbayes.checks import check_choice, check_kind, check_text, seen
 from torchbayes.report.figures.comparison import Better
-from torchbayes.report.scales import log_scale
+from torchbayes.report.scales import far_apart, log_scale
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -30,8 +30,6 @@ from torchbayes.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_SPAN = 4.0  # values whose largest is more than so many times the smallest are drawn on a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,15 @@ class Dots:
         for name, ends in self.values.items():
             as_array(ends, 1, f"values of {name}")
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The value of each method."""
+        return {name: value for name, (value, *_) in self.values.items()}
+
     def ranked(self) -> list[str]:
         """Return the methods, the best first, and those without a number last."""
         sign = 1 if self.better == "low" else -1
-        return sorted(self.values, key=lambda name: (not math.isfinite(v := self.values[name][0]), sign * v))
-
-    @property
-    def is_logarithmic(self) -> bool:
-        """Whether the values spread so far that a linear axis would hide most of them in one place."""
-        known = [v for v, *_ in self.values.values() if math.isfinite(v)] + list(self.ceilings)
-        return bool(known) and min(known) > 0 and max(known) > _SPAN * min(known)
+        return sorted(self.values, key=lambda name: (not math.isfinite(v := self.numbers[name]), sign * v))
 
 
 @house_style
@@ -110,13 +107,13 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
             handles[ceiling] = axes.axvline(float(np.mean(panel.ceilings)), color=INK, linewidth=1.2)
         for name, ends in panel.values.items():
             _dot(axes, heights[name], ends, drawn[name], full=name in panel.best or not panel.best)
+        for name in heights.keys() - panel.values.keys():
+            _number(axes, heights[name], "–", full=False)
         _finish(axes, panel)
     grid[0].set_yticks(list(heights.values()), list(heights))
     grid[0].set_ylim(-len(order) + 0.4, 0.6)
-    for label, name in zip(grid[0].get_yticklabels(), heights, strict=True):
-        label.set(color=drawn[name].colour, fontweight="bold")
     legend_above(figure, handles)
-    note_below(figure, f"methods in the order of {panels[0].title}, the best at the top")
+    note_below(figure, "methods in the order of the first panel, the best at the top")
     return figure
 
 
@@ -141,10 +138,15 @@ def _dot(axes: Axes, height: float, ends: tuple[float, float, float], look: Look
         axes.hlines(height, low, high, color=look.colour, linewidth=1.8)
     if math.isfinite(value):
         axes.plot(
-            value, height, color=look.colour, marker=look.marker, markersize=6.5, linestyle="none",
+            value, height, color=look.colour, marker=look.marker, linestyle="none",
+            markersize=9 if look.marker == "*" else 6.5,
             markerfacecolor=look.colour if full else "white", markeredgewidth=1.3,
         )  # fmt: skip
-    text = f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
+    _number(axes, height, f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}", full=full)
+
+
+def _number(axes: Axes, height: float, text: str, *, full: bool) -> None:
+    """Write a number at the right edge of a row."""
     axes.annotate(
         text.replace("-", "−"), (1.0, height), (2, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
         va="center", fontsize=7.5, color=INK, fontweight="bold" if full else "normal",
@@ -154,9 +156,8 @@ def _dot(axes: Axes, height: float, ends: tuple[float, float, float], look: Look
 def _finish(axes: Axes, panel: Dots) -> None:
     """Set title, labels and ticks of one panel."""
     axes.set_title(panel.title, fontweight="bold")
-    logarithmic = panel.is_logarithmic
+    logarithmic = far_apart([*panel.numbers.values(), *panel.ceilings])
     axes.set_xlabel(f"{panel.measure}\n{panel.better}er is better{', log axis' if logarithmic else ''}")
-    axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.08)
     if logarithmic:

@@ -93,7 +93,7 @@ def severity_panels(
     _finish(figure, grid, severities, count=len(steps), metric=metric)
     known = [bool(np.isfinite(low).any()) for _, low, _ in steps.values()]
     band = ["band: 95 % interval over rows" if all(known) else "band: 95 % interval over rows, where it is known"]
-    figure.supylabel(metric_label(metric, better).replace(", ", "\n"), ha="center", multialignment="center")
+    figure.supylabel(metric_label(metric, better).replace(", ", "\n"), multialignment="center")
     note_below(figure, "severity of corruption (0: not corrupted)", *(band if any(known) else []))
     if handles:
         legend_above(figure, handles)
@@ -119,8 +119,8 @@ def _checked(name: str, given: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def _own(axes: Axes, severities: np.ndarray, steps: tuple[np.ndarray, np.ndarray, np.ndarray], look: Any) -> None:
     """Draw the method of a panel: band, line, and the number at the highest severity."""
     values, low, high = steps
-    axes.fill_between(severities, low, high, color=look.colour, alpha=0.25, linewidth=0)
-    axes.plot(severities, values, color=look.colour, marker=look.marker, markersize=4.5)
+    axes.fill_between(severities, low, high, color=look.colour, alpha=0.3, linewidth=0)
+    axes.plot(severities, values, color=look.colour, marker=look.marker, markersize=3.8, linewidth=1.3)
 
 
 def _finish(figure: Figure, grid: np.ndarray, severities: np.ndarray, *, count: int, metric: str) -> None:
