@@ -306,8 +306,8 @@ def _reliability_corrupted(data: Data, named: Mapping[str, Outcome]) -> Picture:
         f"Reliability at severity {_WORST}",
         figures.reliability_diagram(bins),
         f"Accuracy against confidence in 15 bins of equal width. Of {_rows(data)}, "
-        f"{_corruptions(next(iter(named.values())))} at severity {_WORST}, all together. Below the diagonal a method is "
-        f"surer than it is right. Vertical lines: intervals of about 95 %, as if the corruptions of one image were "
+        f"{_corruptions(next(iter(named.values())))} at severity {_WORST}, all together. Below the diagonal a method "
+        f"is surer than it is right. Vertical lines: intervals of about 95 %, as if the corruptions of one image were "
         f"independent. Below: the share of images in each bin.",
         alt=f"Accuracy against confidence at severity {_WORST}, one panel for each method. {_calibrated(bins)}",
     )

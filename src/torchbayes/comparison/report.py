@@ -46,7 +46,7 @@ def findings(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     return " ".join(said)
 
 
-def made(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
+def procedure(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     """Return what was fitted to what, and how, in words.
 
     Args:
@@ -143,7 +143,7 @@ def report(
         f"{findings(comparison, outcomes)}",
         figures=save_pictures(home, drawn),
         folded=[*parts, *(part for part in extra if part)],
-        about=made(setup, comparison, outcomes),
+        about=procedure(setup, comparison, outcomes),
         settings=settings,
     )
 

@@ -99,8 +99,8 @@ def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Pict
     return Picture(
         "Doubt about right and wrong predictions",
         image,
-        f"Predictive entropy of {label}: {said} Wrong predictions should be met with doubt: to the right, where right "
-        f"ones are rare.",
+        f"{said} Drawn is the predictive entropy of {label}. Wrong predictions should be met with doubt: to the right, "
+        f"where right ones are rare.",
         alt=f"Histograms of the predictive entropy of {label} on {said}",
     )
 
