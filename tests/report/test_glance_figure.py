@@ -27,10 +27,10 @@ def test_methods_are_ranked_and_dots_lie_at_their_values():
     heights = {"HMC": 0, "SWAG": -1, "Laplace": -2}
     found = looks(["SWAG", "HMC", "Laplace", "lost"])
     for dot, name in zip(left.lines, ("SWAG", "HMC", "Laplace"), strict=True):
-        np.testing.assert_array_equal(np.ravel(dot.get_data()), [NLL[name][0], heights[name]])
+        np.testing.assert_array_equal(np.asarray(dot.get_data(), dtype=float).ravel(), [NLL[name][0], heights[name]])
         assert (dot.get_color(), dot.get_marker()) == (found[name].colour, found[name].marker)
         assert (dot.get_markerfacecolor() == "white") == (name == "Laplace")
-    segments = [bar.get_segments()[0] for bar in left.collections]
+    segments = [np.asarray(bar.get_paths()[0].vertices) for bar in left.collections]
     np.testing.assert_array_equal(
         [segment[:, 0] for segment in segments], [NLL[n][1:] for n in ("SWAG", "HMC", "Laplace")]
     )
@@ -46,7 +46,7 @@ def test_methods_are_ranked_and_dots_lie_at_their_values():
 def test_what_no_panel_says_is_not_in_the_legend():
     figure = figures.ranked_dots(panels(), ceiling="its chains")
     assert labels(figure) == ["best, or not told apart from it", "worse than the best", "95 % interval", "its chains"]
-    assert labels(figures.ranked_dots([figures.Dots("a", "b", {"SWAG": (1.0, NAN, NAN)})])) == ["95 % interval"]
+    assert labels(figures.ranked_dots([figures.Dots("a", "b", {"SWAG": (1.0, NAN, NAN)})])) == []
 
 
 def test_every_method_has_a_panel_among_all_others():

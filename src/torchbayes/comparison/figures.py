@@ -18,6 +18,7 @@ from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
 from torchbayes.report import Picture, figures
+from torchbayes.report.figures.severity import Steps
 from torchbayes.report.scales import told
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.words import listed
@@ -212,7 +213,7 @@ def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None)
     return found
 
 
-def _at_worst(steps: Mapping[str, figures.Steps], label: str) -> str:
+def _at_worst(steps: Mapping[str, Steps], label: str) -> str:
     last = {name: float(values[-1]) for name, (values, *_) in steps.items()}
     low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
     return (
@@ -221,7 +222,7 @@ def _at_worst(steps: Mapping[str, figures.Steps], label: str) -> str:
     )
 
 
-def _steps(metric: str, values: list[float], outcome: Outcome) -> figures.Steps:
+def _steps(metric: str, values: list[float], outcome: Outcome) -> Steps:
     """Return values at severities 0 to 5 with the ends of their intervals, where these are known."""
     intervals = outcome.certainty.intervals
     names = [at_severity(metric, severity) for severity in range(len(values))]

@@ -11,14 +11,13 @@ from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
 from torchbayes.report.figures.ranked import Dots, ranked_dots
 from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
-from torchbayes.report.figures.severity import Steps, severity_panels
+from torchbayes.report.figures.severity import severity_panels
 from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
 
 __all__ = [
     "Band",
     "Better",
     "Dots",
-    "Steps",
     "classification_surface",
     "confusion_matrix",
     "coverage_curves",

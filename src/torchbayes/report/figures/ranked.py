@@ -62,7 +62,7 @@ class Dots:
         if len(self.ceilings):
             as_array(self.ceilings, 1, "ceilings", finite=True)
         for name, ends in self.values.items():
-            as_array(ends, 1, f"values of {name}")
+            as_array(ends, 1, f"values[{name!r}]")
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -100,7 +100,7 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
     heights = {name: -row for row, name in enumerate(order)}
     figure = new_figure(max(map(len, order)) * 0.07 + 2.15 * len(panels), 0.29 * len(order) + 1.5)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    handles = _legend(any(set(panel.best) < set(panel.values) for panel in panels))
+    handles = _legend(panels)
     for axes, panel in zip(grid, panels, strict=True):
         if len(panel.ceilings):
             axes.axvspan(min(panel.ceilings), max(panel.ceilings), color=FAINT, alpha=0.6, linewidth=0)
@@ -112,22 +112,23 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
         _finish(axes, panel)
     grid[0].set_yticks(list(heights.values()), list(heights))
     grid[0].set_ylim(-len(order) + 0.4, 0.6)
-    legend_above(figure, handles)
+    if handles:
+        legend_above(figure, handles)
     note_below(figure, "methods in the order of the first panel, the best at the top")
     return figure
 
 
-def _legend(hollow: bool) -> dict[str, Any]:
+def _legend(panels: Sequence[Dots]) -> dict[str, Any]:
+    """Return what is drawn of the methods: full and hollow markers, and intervals."""
     from matplotlib.lines import Line2D
 
     dot = {"color": QUIET, "marker": "o", "linestyle": "none", "markersize": 6}
-    handles: dict[str, Any] = {"95 % interval": Line2D([], [], color=QUIET, linewidth=1.8)}
-    if hollow:
-        handles = {
-            "best, or not told apart from it": Line2D([], [], **dot),
-            "worse than the best": Line2D([], [], **dot, markerfacecolor="white"),
-            **handles,
-        }
+    handles: dict[str, Any] = {}
+    if any(panel.best and set(panel.best) < set(panel.values) for panel in panels):
+        handles["best, or not told apart from it"] = Line2D([], [], **dot)
+        handles["worse than the best"] = Line2D([], [], **dot, markerfacecolor="white")
+    if any(math.isfinite(low) for panel in panels for _, low, _ in panel.values.values()):
+        handles["95 % interval"] = Line2D([], [], color=QUIET, linewidth=1.8)
     return handles
 
 
