@@ -14,7 +14,7 @@ from torchbayes.catalogue.config import fit_run
 from torchbayes.catalogue.problem import Problem
 from torchbayes.comparison import fidelity as compare_fidelity
 from torchbayes.comparison.compare import Comparison, compare, configuration
-from torchbayes.comparison.fidelity import Fidelity, between_chains, distances, mean
+from torchbayes.comparison.fidelity import Fidelity, averaged, between_chains, mean, row_distances
 from torchbayes.comparison.reference import load_reference, quality, spread, warning
 from torchbayes.comparison.report import procedure
 from torchbayes.comparison.tables import caption, fidelity_table, table
@@ -169,6 +169,10 @@ def constants(means, scale):
     weights = torch.tensor([[0.0, m] for m in means])
     assert list(model.layout.names) == ["weight", "bias"]
     return Functions(model, weights)
+
+
+def distances(*args, **more):
+    return averaged(row_distances(*args, **more))
 
 
 def test_distances_of_known_normals():

@@ -146,6 +146,12 @@ def test_a_regression_has_its_own_questions(tmp_path):
     assert [panel.measure for panel in panels] == ["NLL (nats)", "RMSE (units of the target)", "W1 to HMC"]
     assert panels[1].numbers["deep ensemble"] == found.outcomes["ensemble"].clean.metrics["rmse"]
     assert len(panels[2].ceilings) == 3
+    outcome = found.outcomes["ensemble"]
+    rows = outcome.fidelity.terms["wasserstein1"].numpy()
+    counts = resamples(len(rows))
+    value, *interval = panels[2].values["deep ensemble"]
+    assert value == outcome.fidelity.clean["wasserstein1"] == pytest.approx(rows.mean())
+    assert interval == pytest.approx(ends(counts @ rows / counts.sum(1)), rel=1e-9)
     assert found.report.read_text().count("<figcaption>") == len(list(tmp_path.glob("*.png")))
 
 

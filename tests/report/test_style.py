@@ -44,6 +44,8 @@ def test_shares_are_per_cent_wherever_they_stand():
 def test_values_far_apart_are_on_a_logarithmic_axis():
     assert far_apart([0.02, 0.2, float("nan")])
     assert not far_apart([0.05, 0.2])
+    assert not far_apart([0.02, 0.2], [-0.01, 0.3])
+    assert not far_apart([])
     assert not far_apart([0.0, 1.0])
     assert not far_apart([-0.1, 1.0])
     assert not far_apart([float("inf")])

@@ -23,6 +23,7 @@ BETTER: dict[str, Literal["low", "high"]] = {
     "auroc": "high",
     "agreement": "high",
     "total_variation": "low",
+    "wasserstein1": "low",
 }
 """Metrics that have a best value, and whether that is the lowest."""
 LEVEL = 0.95

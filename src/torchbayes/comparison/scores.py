@@ -15,11 +15,12 @@ from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import Certainty, Further, certainties
 from torchbayes.comparison.fidelity import (
     Fidelity,
+    averaged,
     between_chains,
     chain_probs,
     chain_probs_of,
-    distances,
     mean,
+    row_distances,
 )
 from torchbayes.comparison.resamples import (
     at_severity,
@@ -176,10 +177,9 @@ def _further(outcome: Outcome, reference: Outcome | None, comparison: Comparison
         values[at_severity("nll", 5)] = sum(outcome.severity("nll")[5]) / len(outcome.corrupted)
         terms |= {at_severity(m, 0): terms_N for m, terms_N in row_terms(outcome.clean, rows).items()}
         terms |= over_corruptions([[row_terms(e, rows) for e in steps] for steps in outcome.corrupted.values()])
-    close: dict[str, Tensor] = {}
-    if reference is not None and reference is not outcome and outcome.clean.probs is not None:
+    close = outcome.fidelity.terms
+    if reference is not None and close:
         values |= outcome.fidelity.clean
-        close = closeness_terms(outcome.clean.probs, _needed(reference.clean.probs))
         pairs = [zip(s, reference.corrupted[name], strict=True) for name, s in outcome.corrupted.items()]
         terms |= over_corruptions([
             [closeness_terms(_needed(one.probs), _needed(two.probs)) for one, two in each] for each in pairs
@@ -245,7 +245,11 @@ def _compare(
     other = outcomes[reference]
     if setup.data.task == "regression":
         functions = {name: outcome.functions for name, outcome in outcomes.items()}
-        found = distances(functions, reference, inputs, chains=chains, scale=setup.target_scale, seed=comparison.seed)
+        scale, seed = setup.target_scale, comparison.seed
+        rows = row_distances(functions, reference, inputs, chains=chains, scale=scale, seed=seed)
+        found = averaged(rows)
+        for name, outcome in outcomes.items():
+            outcome.fidelity.terms.update(rows[name][0] if name != reference else {})
     else:
         probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
         found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
@@ -253,6 +257,7 @@ def _compare(
         found[reference] = between_chains(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
         for name, outcome in outcomes.items():
             if name != reference:
+                outcome.fidelity.terms.update(closeness_terms(probs[name], probs[reference]))
                 for corruption, steps in outcome.corrupted.items():
                     pairs = zip(steps, other.corrupted[corruption], strict=True)
                     outcome.fidelity.corrupted[corruption] = [

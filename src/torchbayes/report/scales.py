@@ -42,10 +42,16 @@ def told(value: float, measure: str) -> str:
     return text.replace("-", "−")
 
 
-def far_apart(values: Iterable[float]) -> bool:
-    """Return whether values are better told apart on a logarithmic axis; those that are not finite do not count."""
+def far_apart(values: Iterable[float], ends: Iterable[float] = ()) -> bool:
+    """Return whether values are better told apart on a logarithmic axis, which their intervals must allow.
+
+    Args:
+        values: what is drawn; what is not finite does not count.
+        ends: of the intervals.
+    """
     known = [value for value in values if math.isfinite(value)]
-    return bool(known) and min(known) > 0 and max(known) > FAR * min(known)
+    lowest = min([*known, *(end for end in ends if math.isfinite(end))], default=0.0)
+    return lowest > 0 and max(known, default=0.0) > FAR * min(known, default=0.0)
 
 
 def log_scale(axes: Axes) -> None:

@@ -81,7 +81,7 @@ def surface_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture
     return Picture(
         "Probability and doubt over the plane",
         figures.classification_surface(surfaces, x, y, inputs=points, targets=data.train.targets),
-        f"Above: the probability of class 1, which is {data.classes[1]}, over the two inputs of {data.name}; below: "
+        f"Above: the probability of class 1, which is “{data.classes[1]}”, over the two inputs of {data.name}; below: "
         f"the entropy of the average. Points: {len(data.train.inputs):,} training rows. On the black line both are "
         f"equally likely. Entropy is doubt: it should grow away from the data, not only along the line.",
         alt=f"Maps of class probability and entropy by {listed(list(named))}, with the training data on top.",

@@ -231,7 +231,7 @@ def fidelity_dots(
                 axes.hlines(heights[name], *intervals[measure][name], color=drawn[name].colour, linewidth=1.6)
             axes.plot(value, heights[name], color=drawn[name].colour, marker=drawn[name].marker, markersize=6.5)
         axes.set_xlabel(metric_label(measure, better.get(measure)).replace(", ", "\n"))
-        if far_apart(values.values()):
+        if far_apart(values.values(), [end for ends in intervals.get(measure, {}).values() for end in ends]):
             log_scale(axes)
             axes.set_xlabel(f"{axes.get_xlabel()}, log axis")
         else:

@@ -157,7 +157,8 @@ def _number(axes: Axes, height: float, text: str, *, full: bool) -> None:
 def _finish(axes: Axes, panel: Dots) -> None:
     """Set title, labels and ticks of one panel."""
     axes.set_title(panel.title, fontweight="bold")
-    logarithmic = far_apart([*panel.numbers.values(), *panel.ceilings])
+    ends = [end for _, *ends in panel.values.values() for end in ends]
+    logarithmic = far_apart([*panel.numbers.values(), *panel.ceilings], ends)
     axes.set_xlabel(f"{panel.measure}\n{panel.better}er is better{', log axis' if logarithmic else ''}")
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.08)
