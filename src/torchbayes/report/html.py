@@ -40,6 +40,11 @@ class Picture:
     caption: str
     alt: str = ""
 
+    @property
+    def text(self) -> str:
+        """What stands in the place of the picture for readers who do not see it, on one line."""
+        return " ".join((self.alt or self.caption or self.title).split())
+
     def __post_init__(self) -> None:
         check_text(title=self.title, caption=self.caption, alt=self.alt)
         if not isinstance(self.image, bytes | str | Path):
@@ -178,7 +183,7 @@ def _figure(picture: Picture) -> dict[str, Any]:
     return {
         "title": picture.title,
         "caption": picture.caption,
-        "alt": picture.alt or picture.caption or picture.title,
+        "alt": picture.text,
         "width": width,
         "data": base64.b64encode(data).decode("ascii"),
     }

@@ -101,9 +101,7 @@ def uncertain_images(
     largest = max(values[chosen].max() for values in arrays.values())
     end = next(end for end in (0.25, 0.5, 1.0) if end >= largest or end == 1.0)
     for (picture, bars), index in zip(cells, chosen, strict=False):
-        _image(
-            picture, pictures[index], f"{ranked}: {uncertainty[index]:.2f}" if ranked else f"{uncertainty[index]:.2f}"
-        )
+        _image(picture, pictures[index], f"{ranked} {uncertainty[index]:.2f} nats".strip())
         _bars(bars, {name: values[index] for name, values in arrays.items()}, class_names, int(labels[index]))
         bars.set(xlim=(0, end), xticks=[0, end / 2, end], xticklabels=[f"{tick:g}" for tick in (0, end / 2, end)])
     remove_spare(cells, 2 * len(chosen))
