@@ -107,7 +107,7 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
             handles[ceiling] = axes.axvline(float(np.mean(panel.ceilings)), color=INK, linewidth=1.2)
         for name, ends in panel.values.items():
             _dot(axes, heights[name], ends, drawn[name], full=name in panel.best or not panel.best)
-        for name in heights.keys() - panel.values.keys():
+        for name in (name for name in heights if name not in panel.values):
             _number(axes, heights[name], "–", full=False)
         _finish(axes, panel)
     grid[0].set_yticks(list(heights.values()), list(heights))
@@ -143,7 +143,7 @@ def _dot(axes: Axes, height: float, ends: tuple[float, float, float], look: Look
             markersize=9 if look.marker == "*" else 6.5,
             markerfacecolor=look.colour if full else "white", markeredgewidth=1.3,
         )  # fmt: skip
-    _number(axes, height, f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}", full=full)
+    _number(axes, height, f"{value:.{3 if abs(value) < 10 else 1}f}", full=full)
 
 
 def _number(axes: Axes, height: float, text: str, *, full: bool) -> None:

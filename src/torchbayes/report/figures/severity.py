@@ -80,7 +80,7 @@ def severity_panels(
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     drawn, handles = looks(steps), {}
     for axes, (name, (values, low, high)) in zip(grid.flat, steps.items(), strict=False):
-        for other in steps.keys() - {name, reference}:
+        for other in (other for other in steps if other not in {name, reference}):
             thin = axes.plot(severities, steps[other][0], color=_OTHERS, linewidth=0.8, zorder=1.5)
             handles["other methods"] = thin[0]
         if reference is not None and name != reference:
