@@ -117,7 +117,10 @@ def space_tables(diagnosis: Diagnosis) -> list[Table]:
     Returns:
         One or two tables, the caption under the last.
     """
-    first, second = (space_table(diagnosis, columns) for columns in _NARROW)
+    titles = ("R-hat, space by space", "Effective sample sizes, space by space")
+    first, second = (
+        replace(space_table(diagnosis, columns), title=title) for columns, title in zip(_NARROW, titles, strict=True)
+    )
     parts = [first, second] if len(second.columns) > 1 else [first]
     return [*parts[:-1], replace(parts[-1], caption=caption(diagnosis))]
 
@@ -144,7 +147,8 @@ def chain_table(diagnosis: Diagnosis) -> Table | None:
         said += f" E-BFMI: how well new momenta explore the energies; near 1 is good, below {LOW_EBFMI} slow."
     formats = {"E-BFMI": ".2f", "acceptance": ".1%", "divergences": "d", "saturated": ".1%", "step size": ".3g"}
     formats |= {"gradients": ",.0f", "gradients in burn-in": ",.0f"}
-    return Table(["chain", *heads], rows, said, formats={name: form for name, form in formats.items() if name in heads})
+    used = {name: form for name, form in formats.items() if name in heads}
+    return Table(["chain", *heads], rows, said, formats=used, title="Chain by chain")
 
 
 def caption(diagnosis: Diagnosis) -> str:
