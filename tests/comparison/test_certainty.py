@@ -11,8 +11,8 @@ from tests.laws.cases import normal
 
 import torchbayes as tb
 from torchbayes.comparison.certainty import Certainty, certainties
-from torchbayes.comparison.report import certainty_table, table
 from torchbayes.comparison.scores import Outcome
+from torchbayes.comparison.tables import certainty_table, table
 
 ROWS, CLASSES = 200, 3
 TARGETS = torch.arange(ROWS) % CLASSES

@@ -13,8 +13,9 @@ import torchbayes as tb
 from torchbayes.catalogue.config import write_config
 from torchbayes.catalogue.problem import Problem
 from torchbayes.comparison.compare import Comparison, _make_room, compare, configuration
-from torchbayes.comparison.report import caption, lead, table
+from torchbayes.comparison.report import procedure
 from torchbayes.comparison.scores import member, score
+from torchbayes.comparison.tables import caption, table
 from torchbayes.data import corrupt_data, out_of_distribution
 from torchbayes.posteriors import Functions, locks
 
@@ -128,8 +129,8 @@ def test_everything_is_left_in_the_directory(digits):
     home, found = digits
     pictures = {path.stem for path in home.glob("*.png")}
     assert pictures == {
-        *(f"severity_{metric}" for metric in ("nll", "accuracy", "ece")),
-        *("reliability", "reliability_corrupted", "entropy", "uncertain_images"),
+        *(f"severity_{metric}" for metric in ("nll", "accuracy", "confidence")),
+        *("glance", "reliability", "reliability_corrupted", "entropy", "uncertain_images"),
     }
     page = found.report.read_text()
     assert page.count("data:image/png;base64,") == len(pictures)
@@ -149,7 +150,7 @@ def test_the_table_has_what_was_measured(digits):
     assert made.rows[3][-1] == found.outcomes["multiswag"].auroc()
     members = [m["nll"] for m in found.outcomes["ensemble"].members]
     assert f"mean {np.mean(members):.3f}" in caption(found.setup, found.outcomes)
-    assert "cross-validation" not in lead(found.setup, DIGITS, found.outcomes)  # these are not the chosen settings
+    assert "cross-validation" not in procedure(found.setup, DIGITS, found.outcomes)  # these are not the chosen settings
 
 
 def test_resuming_takes_finished_fits_and_gives_the_same_numbers(digits):
@@ -215,14 +216,14 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     scale = found.setup.target_scale
     inner = predictive.log_prob(data.test.targets).double().mean() - np.log(scale)
     assert outcome.clean.metrics["nll"] == pytest.approx(-float(inner), rel=1e-5)
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"band"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "band"}
     assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval"]
 
 
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
     found = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"surface", "reliability"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "surface", "reliability"}
     assert found.outcomes["single"].numbers()["draws"] == 1
     assert found.outcomes["multiswag"].numbers()["draws"] == 4
 
@@ -348,7 +349,7 @@ def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
     ]
     assert "those of NUTS" in caption(found.setup, found.outcomes)
     assert found.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
-    said = lead(found.setup, replace(SINE, methods=methods), found.outcomes)
+    said = procedure(found.setup, replace(SINE, methods=methods), found.outcomes)
     assert "MultiLaplace: diagonal curvature around the deep ensemble." in said
     assert "SWAG and wide swag average 4 drawn functions." in said
 

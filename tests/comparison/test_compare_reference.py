@@ -14,9 +14,10 @@ from torchbayes.catalogue.config import fit_run
 from torchbayes.catalogue.problem import Problem
 from torchbayes.comparison import fidelity as compare_fidelity
 from torchbayes.comparison.compare import Comparison, compare, configuration
-from torchbayes.comparison.fidelity import Fidelity, between_chains, distances, mean
+from torchbayes.comparison.fidelity import Fidelity, averaged, between_chains, mean, row_distances
 from torchbayes.comparison.reference import load_reference, quality, spread, warning
-from torchbayes.comparison.report import caption, fidelity_table, lead, table
+from torchbayes.comparison.report import procedure
+from torchbayes.comparison.tables import caption, fidelity_table, table
 from torchbayes.data import Pair, corrupt_data
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
@@ -132,7 +133,7 @@ def test_two_classes_of_one_output_and_counts_are_compared(tmp_path, data, likel
     settings = {"kind": "counts", "columns": 1} if likelihood == "poisson" else {}
     problem = Problem(data, "mlp", {"hidden": [6]}, likelihood, data_settings=settings)
     found = compare(replace(SINE, problem=problem), tmp_path, callbacks=())
-    assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"fidelity", "reference_rhat"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == drawn | {"glance", "fidelity", "reference_rhat"}
     for outcome in found.outcomes.values():
         assert outcome.fidelity.clean.keys() == clean
     if likelihood == "bernoulli":
@@ -168,6 +169,10 @@ def constants(means, scale):
     weights = torch.tensor([[0.0, m] for m in means])
     assert list(model.layout.names) == ["weight", "bias"]
     return Functions(model, weights)
+
+
+def distances(*args, **more):
+    return averaged(row_distances(*args, **more))
 
 
 def test_distances_of_known_normals():
@@ -209,7 +214,7 @@ def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
     assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
     assert len(found.outcomes["hmc"].fidelity.by_chain) == 3
     assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval", "W1 ↓"]
-    assert {path.stem for path in home.glob("*.png")} == {"band", "fidelity", "reference_rhat"}
+    assert {path.stem for path in home.glob("*.png")} == {"glance", "band", "fidelity", "reference_rhat"}
     assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(found.setup, found.outcomes)
 
 
@@ -229,7 +234,7 @@ def test_results_report_and_table_hold_the_reference(digits):
     page = found.report.read_text()
     for name in ("fidelity", "fidelity_severity_agreement", "fidelity_severity_total_variation", "reference_rhat"):
         assert (home / f"{name}.png").exists()
-    assert "HMC: one chain to the others" in page
+    assert "The row of HMC is the ceiling: one chain to the others." in page
     assert "The reference itself" in page
     made = table(found.outcomes)
     column = made.columns.index("TV ↓")
@@ -241,7 +246,7 @@ def test_results_report_and_table_hold_the_reference(digits):
     )
     said = caption(found.setup, found.outcomes, found.diagnosis)
     assert "each of its 3 chains against the others" in said
-    assert "15 draws kept" in lead(found.setup, DIGITS, found.outcomes)
+    assert "15 draws kept" in procedure(found.setup, DIGITS, found.outcomes)
 
 
 def test_without_a_reference_nothing_is_said_of_one(tmp_path):

@@ -107,7 +107,7 @@ def test_the_page_carries_everything(experiment, tmp_path):
             assert piece in text
         for piece in ("How to read.", "−0.990", "2 seeds: 0 s in all (0 s, 0 s)", "shift: -1.0", "matplotlib"):
             assert piece in text
-    assert "![Curves](figure_1.png)" in markdown
+    assert "![How to read.](figure_1.png)" in markdown
     assert "| 1 | −0.990 |" in markdown
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from tests.metrics.helpers import labels_drawn_from, random_normal, random_probs
@@ -42,6 +43,21 @@ def test_means():
     torch.testing.assert_close(
         resampling.resampled_mean(values_B, WEIGHTS_RB), torch.stack(expected), rtol=1e-12, atol=1e-13
     )
+
+
+@pytest.mark.parametrize("decimals", [1, 15])
+def test_area_under_the_roc_curve(decimals: int):
+    """By the weights of scikit-learn, and by those of the library where all are one."""
+    inside_N, outside_F = (random_normal(n, seed=s).round(decimals=decimals) for n, s in ((80, 1), (30, 2)))
+    out_RF = random_normal(6, 30, seed=4).exp()
+    found = resampling.resampled_auroc(inside_N, outside_F, in_weights_RN=WEIGHTS_RB, out_weights_RF=out_RF)
+    labels, scores = torch.arange(110) >= 80, torch.cat([inside_N, outside_F])
+    for area, weights in zip(found, torch.cat([WEIGHTS_RB, out_RF], dim=1), strict=True):
+        assert float(area) == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights), rel=1e-12)
+    ones = resampling.resampled_auroc(
+        inside_N, outside_F, in_weights_RN=torch.ones_like(WEIGHTS_RB), out_weights_RF=torch.ones_like(out_RF)
+    )
+    torch.testing.assert_close(ones, metrics.auroc(inside_N, outside_F).expand(6), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,8 @@ def test_the_page_holds_tables_remarks_and_pictures(tmp_path: Path) -> None:
     assert "a &lt; b" in text
     assert text.count("<table>") == 3
     for picture in pictures(found).values():
-        assert f'alt="{picture.title}"' in text
+        assert f'alt="{picture.alt}"' in text
+        assert picture.alt not in {"", picture.title, picture.caption}
     assert "what was run" in text
     assert "never move" in text
     assert write_diagnosis(tmp_path / "new", found, title="again") == path

@@ -34,6 +34,16 @@ def test_dots_and_ceilings_lie_where_the_numbers_are():
     assert legend.get_texts()[0].get_text() == "ceiling: 2 chains of the reference, each against the others"
 
 
+def test_intervals_are_lines_and_far_values_are_on_a_logarithmic_axis():
+    intervals = {"W1": {"a": (0.9, 1.2)}}
+    (axes,) = figures.fidelity_dots({"W1": {"a": 1.0, "b": 9.0}}, intervals=intervals).axes
+    (bar,) = axes.collections
+    np.testing.assert_array_equal(bar.get_segments()[0], [[0.9, 0], [1.2, 0]])  # pyright: ignore[reportAttributeAccessIssue]
+    assert axes.get_xscale() == "log"
+    with pytest.raises(ValueError, match="got intervals of TV"):
+        figures.fidelity_dots({"W1": {"a": 1.0}}, intervals={"TV": {}})
+
+
 def test_without_a_ceiling_there_is_no_line_and_no_legend():
     figure = figures.fidelity_dots({"W1": {"a": 1.0, "b": 2.0}})
     assert len(figure.axes[0].lines) == 2

@@ -6,6 +6,7 @@ from torchbayes.report import looks
 from torchbayes.report.figures.comparison import spread_of
 from torchbayes.report.figures.images import displayable, entropy
 from torchbayes.report.figures.uncertainty import wilson_interval
+from torchbayes.report.scales import far_apart, told
 from torchbayes.report.style import as_array, grid_shape, metric_label
 
 
@@ -24,7 +25,30 @@ def test_six_methods_have_six_colours():
 
 
 def test_more_methods_than_colours_still_get_a_look():
-    assert len(looks(f"m{i}" for i in range(40))) == 40
+    assert len(set(looks(f"m{i}" for i in range(40)).values())) == 40
+
+
+def test_methods_of_one_report_share_neither_colour_nor_marker():
+    compared = ["single network", "Laplace", "deep ensemble", "SWAG", "MultiSWAG", "SGLD", "SGHMC", "cSGHMC", "HMC"]
+    for names in (compared, [*compared, "VI", "my method"], ["Laplace", "last layer", "tuned", "wide SWAG"]):
+        found = looks(names).values()
+        assert len({look.colour for look in found}) == len({look.marker for look in found}) == len(names)
+
+
+def test_shares_are_per_cent_wherever_they_stand():
+    assert told(0.9889, "agreement with HMC") == told(0.9889, "accuracy") == "98.9 %"
+    assert told(-0.176, "confidence − accuracy") == "−17.6 %"
+    assert told(0.0274, "total variation to HMC") == "0.027"
+
+
+def test_values_far_apart_are_on_a_logarithmic_axis():
+    assert far_apart([0.02, 0.2, float("nan")])
+    assert not far_apart([0.05, 0.2])
+    assert not far_apart([0.02, 0.2], [-0.01, 0.3])
+    assert not far_apart([])
+    assert not far_apart([0.0, 1.0])
+    assert not far_apart([-0.1, 1.0])
+    assert not far_apart([float("inf")])
 
 
 @pytest.mark.parametrize(("panels", "shape"), [(1, (1, 1)), (4, (1, 4)), (5, (2, 3)), (6, (2, 3)), (9, (3, 3))])

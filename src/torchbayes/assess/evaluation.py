@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,18 +123,28 @@ def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Te
     if len(evaluation.log_prob) < 2:
         raise ValueError("an interval needs at least 2 rows, as one says nothing of others. Evaluate more of them.")
     places = None if evaluation.labels is None else _Places.of(evaluation)
-    counts_N = _counts(evaluation.weights, len(evaluation.log_prob))
-    step = max(1, _AT_ONCE // len(counts_N))
     parts: dict[str, list[Tensor]] = {}
+    for drawn_RN in drawn_rows(_counts(evaluation.weights, len(evaluation.log_prob)), resamples, seed):
+        found = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
+        found |= {name: found[name].sqrt() for name in found.keys() & {"rmse"}}
+        found |= {} if places is None else places.resampled(drawn_RN)
+        for name, values_R in found.items():
+            parts.setdefault(name, []).append(values_R)
+    return {name: torch.cat(parts[name]) for name in evaluation.metrics if name in parts}
+
+
+def drawn_rows(counts_N: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:
+    """Yield how often each row counts in each resample, (R, N), as many resamples at a time as memory allows.
+
+    Args:
+        counts_N: how often each row counts in the data, float64.
+        resamples: how many in all.
+        seed: seed of the resamples; the same rows are drawn for equal seeds and counts.
+    """
+    step = max(1, _AT_ONCE // len(counts_N))
     with seeded(Purpose.RESAMPLES, as_seed(seed)):
         for start in range(0, resamples, step):
-            drawn_RN = distributions.Gamma(counts_N, 1.0).sample((min(step, resamples - start),))
-            found = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
-            found |= {name: found[name].sqrt() for name in found.keys() & {"rmse"}}
-            found |= {} if places is None else places.resampled(drawn_RN)
-            for name, values_R in found.items():
-                parts.setdefault(name, []).append(values_R)
-    return {name: torch.cat(parts[name]) for name in evaluation.metrics if name in parts}
+            yield distributions.Gamma(counts_N, 1.0).sample((min(step, resamples - start),))
 
 
 def interval_of(values_R: Tensor, level: float) -> tuple[float, float]:

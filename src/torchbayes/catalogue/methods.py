@@ -168,7 +168,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.optimise.swa:SWA",
             label="SWA",
             usual=lambda usual: SWA(**_averaging(usual)),
-            look=Look("#56b4e9", "v"),
+            look=Look("#8c6d1f", "v"),
             also=("multiswa",),
             cost="One training run, one forward pass per prediction.",
         ),
@@ -189,6 +189,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.laplace.laplace:Laplace",
             label="MultiLaplace",
             usual=lambda usual: Laplace(),
+            look=Look("#14606b", "d"),
             start="ensemble",
             predicts="linearised",
             cost="The deep ensemble and one more pass over the data for each member.",
@@ -199,6 +200,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.laplace.online:OnlineLaplace",
             label="online Laplace",
             usual=_online,
+            look=Look("#4f8a10", "X"),
             predicts="linearised",
             cost="One training run with regular passes for the curvature.",
         ),
@@ -219,7 +221,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.mcmc.nuts:NUTS",
             label="NUTS",
             usual=partial(plain_settings, NUTS),
-            look=Look("#111111", "*"),
+            look=Look("#4a4e8c", ">"),
             cost="As HMC; up to 1,023 gradients on all the data for each draw.",
         ),
         MethodEntry(
@@ -228,6 +230,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.mcmc.metropolis:MALA",
             label="MALA",
             usual=partial(plain_settings, MALA),
+            look=Look("#9a8c00", "8"),
             cost="One gradient on all the data for each step; many steps for a draw that is independent.",
         ),
         MethodEntry(
@@ -236,6 +239,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.mcmc.metropolis:RandomWalk",
             label="random walk",
             usual=partial(plain_settings, RandomWalk),
+            look=Look("#a3a9b3", "H"),
             cost="One pass over all the data for each step; for few weights alone.",
         ),
         MethodEntry(
@@ -245,6 +249,7 @@ METHODS: dict[str, MethodEntry] = {
             label="SGLD",
             usual=lambda usual: _sampler(SGLD, usual, "sgld"),
             alone=partial(plain_settings, SGLD),
+            look=Look("#56b4e9", "<"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
         MethodEntry(
@@ -254,6 +259,7 @@ METHODS: dict[str, MethodEntry] = {
             label="SGHMC",
             usual=lambda usual: _sampler(SGHMC, usual, "sghmc"),
             alone=partial(plain_settings, SGHMC),
+            look=Look("#cc79a7", "p"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
         MethodEntry(
@@ -262,6 +268,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.sgmcmc.sghmc:SGHMC",
             label="cSGHMC",
             usual=_in_cycles,
+            look=Look("#7a3e9d", "h"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
         MethodEntry(
@@ -270,6 +277,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.sgmcmc.sgnht:SGNHT",
             label="SGNHT",
             usual=partial(plain_settings, SGNHT),
+            look=Look("#2fa0a0", "P"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
     )

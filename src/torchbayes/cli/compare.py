@@ -82,7 +82,7 @@ def compare(argv: list[str]) -> None:
     """
     from torchbayes.comparison.compare import compare as run
     from torchbayes.comparison.compare import configuration
-    from torchbayes.comparison.report import caption, table, tables
+    from torchbayes.comparison.tables import caption, table, tables
 
     asked = settled([word for word in argv if word != "--print_config"])
     if "--print_config" in argv:

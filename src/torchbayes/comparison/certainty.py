@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
 
 from torchbayes.assess.difference import Difference, paired
 from torchbayes.assess.evaluation import Evaluation, interval_of, resampled
+from torchbayes.comparison.resamples import RESAMPLES, at_severity
 
 BETTER: dict[str, Literal["low", "high"]] = {
     "accuracy": "high",
@@ -16,9 +19,26 @@ BETTER: dict[str, Literal["low", "high"]] = {
     "nll": "low",
     "brier": "low",
     "ece": "low",
+    at_severity("nll", 5): "low",
+    "auroc": "high",
+    "agreement": "high",
+    "total_variation": "low",
+    "wasserstein1": "low",
 }
-"""Metrics of the test set that have a best value, and whether that is the lowest."""
-LEVEL, RESAMPLES = 0.95, 1000
+"""Metrics that have a best value, and whether that is the lowest."""
+LEVEL = 0.95
+
+
+class Further(NamedTuple):
+    """Scores of a method beside those of its evaluation on the test set.
+
+    Attributes:
+        values: metric -> value.
+        drawn: metric -> what resamples of the rows give, (R,).
+    """
+
+    values: Mapping[str, float]
+    drawn: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,8 @@ class Certainty:
     """How sure the scores of one method are.
 
     Attributes:
-        intervals: metric -> interval of what other test rows could have given.
+        intervals: metric -> interval of what other rows could have given; `nll_severity_3` is the mean NLL over
+            corruptions at severity 3.
         apart: metric -> its difference from the best method on the same rows, zero for the best itself.
     """
 
@@ -46,28 +67,35 @@ class Certainty:
         return {"intervals": {m: list(ends) for m, ends in self.intervals.items()}, "from_best": apart}
 
 
-def certainties(evaluations: Mapping[str, Evaluation], *, seed: int = 0) -> dict[str, Certainty]:
+def certainties(
+    evaluations: Mapping[str, Evaluation], *, seed: int = 0, further: Mapping[str, Further] | None = None
+) -> dict[str, Certainty]:
     """Return how sure the scores of methods are, by resamples of the rows that all share.
 
     Args:
         evaluations: method -> its evaluation, all on the same rows.
         seed: seed of the resamples.
+        further: method -> its scores on other data, of as many resamples.
 
     Returns:
         method -> certainty, without numbers where there is only one row.
     """
     if any(len(each.log_prob) < 2 for each in evaluations.values()):
         return {name: Certainty() for name in evaluations}
-    drawn = {name: resampled(each, RESAMPLES, seed) for name, each in evaluations.items()}
+    drawn: dict[str, dict[str, Tensor]] = {n: resampled(e, RESAMPLES, seed) for n, e in evaluations.items()}
+    values: dict[str, dict[str, float]] = {name: dict(each.metrics) for name, each in evaluations.items()}
+    for name, other in (further or {}).items():
+        drawn[name] |= other.drawn
+        values[name] |= other.values
     apart: dict[str, dict[str, Difference]] = {name: {} for name in evaluations}
     for metric, better in BETTER.items():
-        values = {n: e.metrics[metric] for n, e in evaluations.items() if metric in drawn[n]}
-        values = {name: value for name, value in values.items() if math.isfinite(value)}
-        if not values:
+        known = {name: own[metric] for name, own in values.items() if metric in own and metric in drawn[name]}
+        known = {name: value for name, value in known.items() if math.isfinite(value)}
+        if not known:
             continue
-        best = (min if better == "low" else max)(values, key=values.__getitem__)
-        for name in values:
-            both = [evaluations[each].metrics for each in (name, best)]
+        best = (min if better == "low" else max)(known, key=known.__getitem__)
+        for name in known:
+            both = [values[each] for each in (name, best)]
             apart[name][metric] = paired(metric, both, [drawn[name], drawn[best]], level=LEVEL)
     return {
         name: Certainty({metric: interval_of(values_R, LEVEL) for metric, values_R in own.items()}, apart[name])

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes import metrics
 from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
+from torchbayes.metrics.fidelity import wasserstein1_rows
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 from torchbayes.predictive.average import Predictive
@@ -38,11 +38,13 @@ class Fidelity:
         clean: on the test set: agreement and total_variation, or wasserstein1 in the target's own units.
         corrupted: corruption -> agreement and total_variation at severities 1 to 5.
         by_chain: for the reference, `clean` of each of its chains against the others; the rest is then their mean.
+        terms: for other methods, what each row of the test set contributes to `clean`, (N,) each, float64.
     """
 
     clean: Numbers = field(default_factory=dict)
     corrupted: dict[str, list[Numbers]] = field(default_factory=dict)
     by_chain: list[Numbers] = field(default_factory=list)
+    terms: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0, the whole test set, to 5, one row each, one column per corruption."""
@@ -125,7 +127,7 @@ def between_chains(probs_MBK: Tensor) -> list[Numbers]:
     return [fidelity(one, rest) for one, rest in zip(probs_MBK, others_MBK.clamp_min(0), strict=True)]
 
 
-def distances(
+def row_distances(
     functions: Mapping[str, Functions | Source],
     reference: str,
     inputs: Tensor,
@@ -133,8 +135,8 @@ def distances(
     chains: int,
     scale: float,
     seed: int,
-) -> dict[str, list[Numbers]]:
-    """Return how far the predictive distributions of a regression are from the reference's.
+) -> dict[str, list[dict[str, Tensor]]]:
+    """Return how far the predictive distributions of a regression are from the reference's, row by row.
 
     Args:
         functions: method -> functions drawn from it, or its linearised posterior.
@@ -145,21 +147,27 @@ def distances(
         seed: seed of the samples; method and reference never share one.
 
     Returns:
-        method -> one mapping with wasserstein1, in the target's own units, averaged over rows; for the reference one
+        method -> one mapping with wasserstein1, in the target's own units, for each row (B,); for the reference one
         for each chain against the others, and none if there is a single chain.
     """
     pairs: dict[str, list[tuple[Functions | Source, Functions | Source]]]
     pairs = {name: [(some, functions[reference])] for name, some in functions.items() if name != reference}
     own = functions[reference]
     pairs[reference] = list(_splits(own, chains)) if isinstance(own, Functions) else []
-    found = {name: [0.0] * len(pair) for name, pair in pairs.items()}
+    found: dict[str, list[list[Tensor]]] = {name: [[] for _ in of_method] for name, of_method in pairs.items()}
     for part in inputs.split(_ROWS):
         for name, of_method in pairs.items():
             for place, pair in enumerate(of_method):
                 first, second = (_samples(s, part, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
-                distance = float(metrics.wasserstein1(first, second)) * scale
-                found[name][place] += distance * len(part) / len(inputs)
-    return {name: [{"wasserstein1": number} for number in numbers] for name, numbers in found.items()}
+                found[name][place].append(wasserstein1_rows(first, second) * scale)
+    return {name: [{"wasserstein1": torch.cat(parts)} for parts in each] for name, each in found.items()}
+
+
+def averaged(rows: Mapping[str, Sequence[Mapping[str, Tensor]]]) -> dict[str, list[Numbers]]:
+    """Return means over rows of what `row_distances` gives."""
+    return {
+        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in some] for name, some in rows.items()
+    }
 
 
 def _splits(functions: Functions, chains: int) -> Iterator[tuple[Functions, Functions]]:

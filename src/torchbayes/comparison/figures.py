@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +12,47 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
+from torchbayes.comparison.certainty import LEVEL
+from torchbayes.comparison.resamples import at_severity
 from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
 from torchbayes.report import Picture, figures
+from torchbayes.report.figures.severity import Steps
+from torchbayes.report.scales import told
 from torchbayes.report.surfaces import band_over, surface_over
+from torchbayes.report.words import listed
+
+_INTERVAL = (
+    f"{100 * LEVEL:g} % intervals by the Bayesian bootstrap over rows, which say nothing of what another seed would "
+    f"give."
+)
+_WORST = SEVERITIES[-1]
+
+
+class _Question(NamedTuple):
+    """One panel of the glance: title, axis label, name of the metric, its number, and which way is better."""
+
+    title: str
+    measure: str
+    metric: str
+    number: Any
+    better: figures.Better = "low"
+
+
+_QUESTIONS = (
+    _Question("test set", "NLL (nats)", "nll", lambda o: o.clean.metrics.get("nll")),
+    _Question("calibration", "ECE", "ece", lambda o: o.clean.metrics.get("ece")),
+    _Question("errors", "RMSE (units of the target)", "rmse", lambda o: o.clean.metrics.get("rmse")),
+    _Question("corrupted images", f"NLL at severity {_WORST} (nats)", at_severity("nll", 5), lambda o: o.at(5, "nll")),
+    _Question("foreign images", "AUROC (entropy)", "auroc", lambda o: o.auroc(), "high"),
+    _Question("closeness", "TV to {to}", "total_variation", lambda o: o.fidelity.clean.get("total_variation")),
+    _Question("closeness", "W1 to {to}", "wasserstein1", lambda o: o.fidelity.clean.get("wasserstein1")),
+)
 
 
 def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> dict[str, Picture]:
-    """Draw everything that applies.
+    """Draw everything that applies, what shows all methods at one glance first.
 
     Args:
         setup: data and model.
@@ -30,45 +64,182 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     """
     data, named = setup.data, {label_of(name): outcome for name, outcome in outcomes.items()}
     functions = {label: outcome.functions for label, outcome in named.items()}
+    reference = None if comparison.compared_with is None else label_of(comparison.compared_with)
     drawn: dict[str, Picture] = {}
-    if comparison.compared_with is not None and len(outcomes) > 1:
-        drawn |= _fidelity(named, label_of(comparison.compared_with))
+    if len(outcomes) > 1:
+        drawn["glance"] = _glance(data, named, reference)
     if data.task == "regression" and data.input_shape == (1,):
         drawn["band"] = band_over(data, functions)
     if data.task == "classification" and data.input_shape == (2,) and data.num_classes == 2:
         drawn["surface"] = surface_over(data, functions)
-    if data.is_image and comparison.corruptions:
-        drawn |= _severities(named, len(comparison.corruptions))
+    shifted = data.is_image and bool(comparison.corruptions)
+    if shifted:
+        drawn |= _severities(data, named, reference)
     if data.task == "classification":
-        drawn["reliability"] = _reliability(named)
-    if data.is_image and comparison.corruptions:
-        drawn["reliability_corrupted"] = _reliability_corrupted(named)
+        drawn["reliability"] = _reliability(data, named)
+    if shifted:
+        drawn["reliability_corrupted"] = _reliability_corrupted(data, named)
     if data.is_image:
         drawn["entropy"] = _entropy(data, named)
+    if reference is not None and len(outcomes) > 1:
+        drawn |= _fidelity(data, named, reference)
+    if data.is_image:
         drawn["uncertain_images"] = _uncertain(data, named)
     return drawn
 
 
-def _severities(named: Mapping[str, Outcome], count: int) -> dict[str, Picture]:
-    texts = {
-        "nll": ("Negative log likelihood under corruption", "The lower the curve stays, the better the probabilities."),
-        "accuracy": ("Accuracy under corruption", "How many images are still recognised."),
-        "ece": ("Calibration under corruption", "A model that knows when it fails keeps this low."),
-    }
-    labels = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE"}
-    return {
-        f"severity_{metric}": Picture(
-            title,
-            figures.severity_curves({label: _means(o.severity(metric)) for label, o in named.items()}, labels[metric]),
-            f"{text} Mean over {count} corruptions.",
+def glance(named: Mapping[str, Outcome], reference: str | None = None) -> list[figures.Dots]:
+    """Return what tells methods apart, one question each, with intervals.
+
+    Args:
+        named: label -> outcome.
+        reference: label of the reference, whose own closeness is the ceiling.
+
+    Returns:
+        The questions that have numbers.
+    """
+    panels = []
+    for question in _QUESTIONS:
+        close = question.title == "closeness"
+        who = {label: o for label, o in named.items() if not (close and label == reference)}
+        numbers = {label: question.number(o) for label, o in who.items()}
+        values = {
+            label: (float(number), *who[label].certainty.intervals.get(question.metric, (math.nan, math.nan)))
+            for label, number in numbers.items()
+            if number is not None
+        }
+        if not values:
+            continue
+        chains = named[reference].fidelity.by_chain if close and reference is not None else []
+        panels.append(
+            figures.Dots(
+                question.title,
+                question.measure.format(to=_whose(reference)),
+                values,
+                question.better,
+                best=[label for label in values if who[label].certainty.is_best(question.metric)],
+                ceilings=[chain[question.metric] for chain in chains],
+            )
         )
-        for metric, (title, text) in texts.items()
+    return panels
+
+
+def _whose(reference: str | None) -> str:
+    return "the reference" if reference == REFERENCE else str(reference)
+
+
+def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> Picture:
+    panels = glance(named, reference)
+    meanings = {
+        "NLL": "negative log likelihood of the model average",
+        "ECE": "expected calibration error in 15 bins, to which resampling adds",
+        "AUROC": "how well its entropy tells foreign images from test images",
+        "TV": "total variation of class probabilities",
+        "W1": "1-Wasserstein distance of predictive samples, in the target's own units",
     }
+    measures = " ".join(panel.measure for panel in panels)
+    said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
+    ceiling = " Line and grey band: the chains of the reference, each against the others."
+    some = next(iter(named.values()))
+    also = f", {_corruptions(some)}" if some.corrupted else ""
+    also += f", and on foreign images ({listed(list(some.foreign))})" if some.foreign else ""
+    caption = (
+        f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
+        f"of a panel and what these rows cannot tell from it, by paired differences; hollow: worse."
+        f"{ceiling if any(len(panel.ceilings) for panel in panels) else ''}"
+    )
+    found = [
+        f"{panel.title}, {panel.measure}: {_extremes(panel.numbers, panel.measure, panel.better)}" for panel in panels
+    ]
+    return Picture(
+        "All methods at one glance", figures.ranked_dots(panels, ceiling="ceiling of the reference"), caption,
+        alt=f"Dots with intervals for each method. {'. '.join(found)}.",
+    )  # fmt: skip
 
 
-def _fidelity(named: Mapping[str, Outcome], reference: str) -> dict[str, Picture]:
+def _extremes(values: Mapping[str, float], measure: str, better: figures.Better) -> str:
+    """Return the best and the worst of some methods by a measure, in words."""
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    if not known:
+        return "no numbers"
+    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    best, worst = (low, high) if better == "low" else (high, low)
+    return f"best {best} ({told(known[best], measure)}), worst {worst} ({told(known[worst], measure)})"
+
+
+def _rows(data: Data) -> str:
+    return f"the {len(data.test.inputs):,} test rows of {data.name}"
+
+
+def _corruptions(some: Outcome) -> str:
+    """Return which corrupted images there are, in words that follow the test rows."""
+    rows, total = len(next(iter(some.corrupted.values()))[0].log_prob), len(some.clean.log_prob)
+    return f"{'each' if rows == total else f'the first {rows:,}'} of them under {len(some.corrupted)} corruptions"
+
+
+def _panels(data: Data, named: Mapping[str, Outcome], reference: str | None) -> str:
+    """Return what is drawn in panels by severity, in words."""
+    dashed = f", {reference} dashed" if reference is not None else ""
+    return (
+        f"Of {_rows(data)}, {_corruptions(next(iter(named.values())))}, mean over these, against their severity from 1 "
+        f"to {_WORST}; 0 is not corrupted. Each panel: one method in colour, the others grey{dashed}."
+    )
+
+
+def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None) -> dict[str, Picture]:
+    texts = {
+        "nll": ("nll", "NLL", "Negative log likelihood under corruption", "The lower a curve stays, the better."),
+        "accuracy": ("accuracy", "accuracy", "Accuracy under corruption", "How many images are still recognised."),
+        "overconfidence": (
+            "confidence",
+            "confidence − accuracy",
+            "Over-confidence under corruption",
+            "Mean confidence (largest probability) less accuracy: above the dotted line a method is surer than it is "
+            "right, below it is more cautious than it need be.",
+        ),
+    }
+    found = {}
+    for metric, (file, label, title, text) in texts.items():
+        steps = {name: _steps(metric, _means(o.severity(metric)), o) for name, o in named.items()}
+        figure = figures.severity_panels(
+            steps, label, reference=reference, level=0.0 if metric == "overconfidence" else None
+        )
+        found[f"severity_{file}"] = Picture(
+            title,
+            figure,
+            f"{label[0].upper()}{label[1:]}. {_panels(data, named, reference)} {text} Bands: {_INTERVAL}",
+            alt=f"{label} by severity, one panel for each method. {_at_worst(steps, label)}",
+        )
+    return found
+
+
+def _at_worst(steps: Mapping[str, Steps], label: str) -> str:
+    last = {name: float(values[-1]) for name, (values, *_) in steps.items()}
+    low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
+    return (
+        f"At severity {_WORST} it is lowest for {low} ({told(last[low], label)}) and highest for {high} "
+        f"({told(last[high], label)})."
+    )
+
+
+def _steps(metric: str, values: list[float], outcome: Outcome) -> Steps:
+    """Return values at severities 0 to 5 with the ends of their intervals, where these are known."""
+    intervals = outcome.certainty.intervals
+    names = [at_severity(metric, severity) for severity in range(len(values))]
+    known = [intervals.get(name, intervals.get(metric) if not step else None) for step, name in enumerate(names)]
+    ends = [end for end in known if end is not None]
+    if len(ends) < len(values):
+        return values, None, None
+    return values, [low for low, _ in ends], [high for _, high in ends]
+
+
+def _means(rows: list[list[float]]) -> list[float]:
+    return [sum(row) / len(row) for row in rows]
+
+
+def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[str, Picture]:
     own, others = named[reference].fidelity, {name: o for name, o in named.items() if name != reference}
-    to = "the reference" if reference == REFERENCE else reference
+    to = _whose(reference)
     measures: dict[str, tuple[str, figures.Better]] = {
         "agreement": (f"agreement with {to}", "high"),
         "total_variation": (f"total variation to {to}", "low"),
@@ -77,59 +248,78 @@ def _fidelity(named: Mapping[str, Outcome], reference: str) -> dict[str, Picture
     known = {
         metric: words for metric, words in measures.items() if metric in next(iter(others.values())).fidelity.clean
     }
-    ceilings = {
-        words: [chain[metric] for chain in own.by_chain] for metric, (words, _) in known.items() if own.by_chain
+    panels = {words: {n: o.fidelity.clean[metric] for n, o in others.items()} for metric, (words, _) in known.items()}
+    intervals = {
+        words: {n: o.certainty.intervals[metric] for n, o in others.items() if metric in o.certainty.intervals}
+        for metric, (words, _) in known.items()
     }
-    dots = figures.fidelity_dots(
-        {words: {n: o.fidelity.clean[metric] for n, o in others.items()} for metric, (words, _) in known.items()},
-        ceilings=ceilings,
-        better=dict(known.values()),
-    )
-    told = "On the test set."
+    ceilings = {words: [chain[m] for chain in own.by_chain] for m, (words, _) in known.items() if own.by_chain}
+    dots = figures.fidelity_dots(panels, ceilings=ceilings, better=dict(known.values()), intervals=intervals)
+    caption = f"Closeness of the predictions of each method to those of {to}, on {_rows(data)}."
+    if any(intervals.values()):
+        caption += f" Lines: {_INTERVAL}"
     if ceilings:
-        told += (
-            " A method at the line or beyond is as close to the reference as one of its chains is to the others: "
-            "nothing tells it from another chain of that length."
+        caption += (
+            " Black line and grey band: the chains of the reference, each against the others, on average and from the "
+            "smallest to the largest. A method there or beyond is as close to the reference as one of its chains is to "
+            "the others: nothing tells it from another chain of that length."
         )
-    found = {"fidelity": Picture(f"How close each method is to {to}", dots, told)}
-    if not own.corrupted:
-        return found
+    ends = [f"{' '.join(words.split())}: {_extremes(panels[words], words, better)}" for words, better in known.values()]
+    found = {"fidelity": Picture(f"How close each method is to {to}", dots, caption, alt=f"Dots. {'; '.join(ends)}.")}
+    return found | (_fidelity_severities(data, named, reference, known=known) if own.corrupted else {})
+
+
+def _fidelity_severities(
+    data: Data, named: Mapping[str, Outcome], reference: str, *, known: Mapping[str, tuple[str, figures.Better]]
+) -> dict[str, Picture]:
+    """Return closeness by severity: metric of `known` -> its label and direction."""
+    found = {}
     for metric, (words, direction) in known.items():
-        curves = {name: _means(o.fidelity.severity(metric)) for name, o in named.items()}
+        steps = {name: _steps(metric, _means(o.fidelity.severity(metric)), o) for name, o in named.items()}
         found[f"fidelity_severity_{metric}"] = Picture(
             f"{words[0].upper()}{words[1:]} under corruption",
-            figures.severity_curves(curves, words, better=direction),
-            f"Mean over {len(own.corrupted)} corruptions. The curve of {reference} is the ceiling: one of its chains "
-            f"against the others.",
+            figures.severity_panels(steps, words, better=direction, reference=reference),
+            f"{_panels(data, named, reference)} At severity 0 all test rows count. What is drawn of {reference} is the "
+            f"ceiling: one of its chains against the others. Bands: {_INTERVAL}",
+            alt=f"{words} by severity, one panel for each method. {_at_worst(steps, words)}",
         )
     return found
 
 
-def _means(rows: list[list[float]]) -> list[list[float]]:
-    # corruptions differ far more from each other than methods do: a band over them would hide what is compared
-    return [[sum(row) / len(row)] for row in rows]
-
-
-def _reliability(named: Mapping[str, Outcome]) -> Picture:
+def _reliability(data: Data, named: Mapping[str, Outcome]) -> Picture:
     bins = {label: metrics.reliability(_probs(o), o.clean.targets) for label, o in named.items()}
     return Picture(
         "Reliability on the test set",
         figures.reliability_diagram(bins),
-        "Where the model says 80 %, is it right in 80 % of the cases? Bars are intervals of about 95 %.",
+        f"On {_rows(data)}, in 15 bins of equal width: where a method says 80 %, is it right in 80 % of the cases? "
+        f"Vertical lines: intervals of about 95 %. Below: the share of rows in each bin.",
+        alt=f"Accuracy against confidence, one panel for each method. {_calibrated(bins)}",
     )
 
 
-def _reliability_corrupted(named: Mapping[str, Outcome]) -> Picture:
+def _reliability_corrupted(data: Data, named: Mapping[str, Outcome]) -> Picture:
     bins = {}
     for label, outcome in named.items():
-        found = [e for evaluations in outcome.corrupted.values() for e in evaluations]
+        found = [steps[-1] for steps in outcome.corrupted.values()]
         probs = torch.cat([e.probs for e in found if e.probs is not None])
         bins[label] = metrics.reliability(probs, torch.cat([e.targets for e in found]))
     return Picture(
-        "Reliability on corrupted images",
+        f"Reliability at severity {_WORST}",
         figures.reliability_diagram(bins),
-        f"All corruptions at severities {SEVERITIES[0]} to {SEVERITIES[-1]} together: where calibration is put to the "
-        f"test. Below the diagonal a model is surer than it is right.",
+        f"Accuracy against confidence in 15 bins of equal width. Of {_rows(data)}, "
+        f"{_corruptions(next(iter(named.values())))} at severity {_WORST}, all together. Below the diagonal a method "
+        f"is surer than it is right. Vertical lines: intervals of about 95 %, as if the corruptions of one image were "
+        f"independent. Below: the share of images in each bin.",
+        alt=f"Accuracy against confidence at severity {_WORST}, one panel for each method. {_calibrated(bins)}",
+    )
+
+
+def _calibrated(bins: Mapping[str, metrics.Reliability]) -> str:
+    errors = {label: float(each.ece) for label, each in bins.items()}
+    ranked = sorted(errors, key=errors.__getitem__)
+    return (
+        f"The calibration error is lowest for {ranked[0]} ({errors[ranked[0]]:.3f}) and highest for {ranked[-1]} "
+        f"({errors[ranked[-1]]:.3f})."
     )
 
 
@@ -139,21 +329,30 @@ def _entropy(data: Data, named: Mapping[str, Outcome]) -> Picture:
         for label, o in named.items()
         if o.clean.scores is not None
     }
+    foreign = {name: len(s.entropy) for name, s in next(iter(named.values())).foreign.items()}
+    sizes = listed([f"{name} ({count:,})" for name, count in foreign.items()])
+    areas = {label: area for label, o in named.items() if (area := o.auroc()) is not None}
+    ranked = ", ".join(f"{label} {area:.3f}" for label, area in sorted(areas.items(), key=lambda pair: -pair[1]))
     return Picture(
         "Predictive entropy in and out of distribution",
         figures.entropy_histograms(found, data.num_classes, known=f"{data.name} test set"),
-        "Images of something else should be met with doubt: to the right, while the test set stays to the left.",
+        f"Histograms of the entropy of the model average on {_rows(data)} and on foreign images: {sizes}. These should "
+        f"be met with doubt, to the right, while the test set stays to the left.",
+        alt=f"Histograms of predictive entropy, one panel for each method. AUROC, mean over foreign sets: {ranked}.",
     )
 
 
 def _uncertain(data: Data, named: Mapping[str, Outcome]) -> Picture:
     images = data.standardise.inverse(data.test.inputs).clamp(0, 1)
-    last = list(named)[-1]
-    probs = {label: _probs(o) for label, o in named.items() if label in {next(iter(named)), last}}
+    first, last = next(iter(named)), list(named)[-1]
+    probs = {label: _probs(o) for label, o in named.items() if label in {first, last}}
+    others = f", beside the probabilities of {listed(list(probs))}" if len(probs) > 1 else ", beside its probabilities"
     return Picture(
         f"The test images {last} is least sure about",
         figures.uncertain_images(images, probs, data.classes, targets=data.test.targets),
-        "Each with the predictive probabilities beside it.",
+        f"The images among {_rows(data)} at which the entropy of the average of {last} is highest, the highest first"
+        f"{others}. Above each image stands that entropy, of {last} alone; the true class is bold.",
+        alt=f"Eight images with bars of class probabilities by {listed(list(probs))}, ranked by the entropy of {last}.",
     )
 
 

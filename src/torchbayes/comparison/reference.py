@@ -115,7 +115,8 @@ def section(diagnosis: Diagnosis) -> tuple[list[Table], dict[str, Picture]]:
     said = f"The reference itself. {last.caption} {' '.join(remarks(diagnosis))} {warning(diagnosis)}".rstrip()
     drawn = {f"reference_{name}": picture for name, picture in pictures(diagnosis).items() if name == "rhat"}
     named = {name: replace(picture, title=f"The reference: {picture.title}") for name, picture in drawn.items()}
-    return [*parts, replace(last, caption=said)], named
+    tables = [replace(table, title=f"{table.title}: the reference") for table in (*parts, last)]
+    return [*tables[:-1], replace(tables[-1], caption=said)], named
 
 
 def warning(diagnosis: Diagnosis) -> str:

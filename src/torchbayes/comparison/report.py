@@ -1,220 +1,53 @@
-"""The report of a comparison: the table, a summary in words, and one HTML page."""
+"""The report of a comparison: what was found and how, in words, and one HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import BETTER, LEVEL, RESAMPLES
-from torchbayes.comparison.figures import pictures
-from torchbayes.comparison.reference import section, warning
+from torchbayes.comparison.figures import glance, pictures
+from torchbayes.comparison.reference import section
 from torchbayes.comparison.scores import Outcome
-from torchbayes.comparison.settings import REFERENCE, Comparison
-from torchbayes.report import Table, savefig, write_report
+from torchbayes.comparison.settings import Comparison
+from torchbayes.comparison.tables import caption, certainty_tables, fidelity_table, foreign_table, tables
+from torchbayes.report import Table, write_report
+from torchbayes.report.html import save_pictures
+from torchbayes.report.scales import told
 from torchbayes.report.words import capital, listed, prior_of
 
 
-class Column(NamedTuple):
-    """One column of the table: its head, its number, its format and its better direction."""
-
-    head: str
-    number: Any
-    form: str
-    better: Literal["low", "high"] | None
-    kind: Literal["clean", "shifted", "fidelity"] = "clean"
-    metric: str = ""  # on the test set, where it is known how sure the best is
-
-
-def _clean(metric: str) -> Any:
-    return lambda outcome: outcome.clean.metrics.get(metric)
-
-
-def _at(severity: int, metric: str) -> Any:
-    return lambda outcome: outcome.at(severity, metric)
-
-
-def _close(metric: str, severity: int = 0) -> Any:
-    return lambda outcome: outcome.fidelity.at(severity, metric) if severity else outcome.fidelity.clean.get(metric)
-
-
-COLUMNS = (
-    Column("accuracy", _clean("accuracy"), ".1%", BETTER["accuracy"], metric="accuracy"),
-    Column("RMSE", _clean("rmse"), ".3f", BETTER["rmse"], metric="rmse"),
-    Column("NLL", _clean("nll"), ".3f", BETTER["nll"], metric="nll"),
-    Column("Brier", _clean("brier"), ".3f", BETTER["brier"], metric="brier"),
-    Column("ECE", _clean("ece"), ".3f", BETTER["ece"], metric="ece"),
-    Column("in 95 % interval", _clean("coverage"), ".1%", None),
-    # no best value is marked: that of the reference itself means something else
-    Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
-    Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
-    Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
-    Column("NLL at 3", _at(3, "nll"), ".3f", "low", "shifted"),
-    Column("NLL at 5", _at(5, "nll"), ".3f", "low", "shifted"),
-    Column("acc. at 3", _at(3, "accuracy"), ".1%", "high", "shifted"),
-    Column("acc. at 5", _at(5, "accuracy"), ".1%", "high", "shifted"),
-    Column("AUROC", lambda outcome: outcome.auroc(), ".3f", "high", "shifted"),
-)
-
-
-KINDS = ("clean", "fidelity", "shifted")
-
-
-def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "") -> Table:
-    """Return the table of methods and metrics.
+def findings(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
+    """Return what was found, in words: the best by each question, and what cannot be told from it.
 
     Args:
+        comparison: what was compared.
         outcomes: method -> its outcome.
-        kinds: which columns: on the test set, against the reference, on shifted data.
-        caption: what it shows.
-
-    Returns:
-        The table, with the columns that have numbers.
-    """
-    columns = [
-        column
-        for column in COLUMNS
-        if column.kind in kinds and any(column.number(outcome) is not None for outcome in outcomes.values())
-    ]
-    return Table(
-        ["method", *(column.head for column in columns)],
-        [[label_of(name), *(column.number(outcome) for column in columns)] for name, outcome in outcomes.items()],
-        caption,
-        better={column.head: column.better for column in columns if column.better},
-        formats={column.head: column.form for column in columns},
-        ties={
-            column.head: [row for row, o in enumerate(outcomes.values()) if o.certainty.is_best(column.metric)]
-            for column in columns
-            if column.metric
-        },
-    )
-
-
-def certainty_table(outcomes: Mapping[str, Outcome]) -> Table | None:
-    """Return the intervals of the metrics on the test set, and the differences from the best method.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        The table, None if nothing is known of the rows.
-    """
-    known = [c for c in COLUMNS if c.metric and all(c.metric in o.certainty.apart for o in outcomes.values())]
-    if not known:
-        return None
-
-    def cells(outcome: Outcome, column: Column) -> list[Any]:
-        found, form = outcome.certainty.apart[column.metric], column.form
-        low, high = outcome.certainty.intervals[column.metric]
-        return [f"{low:{form}} to {high:{form}}".replace("%", " %"), (found.value, found.error)]
-
-    rows = [[label_of(n), *(cell for c in known for cell in cells(o, c))] for n, o in outcomes.items()]
-    return Table(
-        ["method", *(head for c in known for head in (c.head, f"{c.head} − best"))],
-        rows,
-        f"{100 * LEVEL:g} % intervals over {RESAMPLES:,} resamples of the test rows, and differences from the best on "
-        f"the same rows with their standard errors. They say nothing of what another seed would give.",
-        formats={f"{c.head} − best": c.form for c in known},
-    )
-
-
-def tables(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> list[Table]:
-    """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
-
-    Args:
-        setup: data and model.
-        outcomes: method -> its outcome.
-        diagnosis: diagnosis of the reference.
-
-    Returns:
-        One or two tables, the caption under the last.
-    """
-    parts = [table(outcomes, kinds=["clean", "fidelity"]), table(outcomes, kinds=["shifted"])]
-    parts = [part for part in parts if len(part.columns) > 1]
-    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis))]
-
-
-def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> str:
-    """Return how to read the table.
-
-    Args:
-        setup: data and model.
-        outcomes: method -> its outcome.
-        diagnosis: diagnosis of the reference.
 
     Returns:
         Sentences.
     """
-    data, closeness = setup.data, _marked(outcomes) + _closeness(outcomes, diagnosis)
-    if data.task == "regression":
-        return (
-            f"{len(data.test.inputs)} test rows. RMSE and NLL (negative log density of the average, nats per row) are "
-            f"in the target's own units; the 95 % interval is the central one of the average, and should hold 95 %."
-            f"{closeness}"
-        )
-    some = next(iter(outcomes.values()))
-    said = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
-    if some.corrupted:
-        said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
-    if some.foreign:
-        said += f" AUROC: foreign images told from test images by entropy, mean over {', '.join(some.foreign)}."
-    for name, alone in _alone(outcomes).items():
-        who = f"{len(alone)} ensemble members" if name == "ensemble" else f"{len(alone)} members of {label_of(name)}"
-        mean = sum(alone) / len(alone)
-        said += f" NLL of the {who} alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
-    return said + closeness
+    reference = None if comparison.compared_with is None else label_of(comparison.compared_with)
+    said = []
+    for panel in glance({label_of(name): outcome for name, outcome in outcomes.items()}, reference):
+        best, *_ = ranked = panel.ranked()
+        tied = [name for name in ranked[1:] if name in panel.best]
+        near = f"; these rows do not tell {listed(tied)} from it" if tied else ""
+        if len(ranked) > 1:
+            number = told(panel.numbers[best], panel.measure)
+            said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
+    if len(outcomes) > 1:
+        said.append("This is one seed; small differences may turn with another.")
+    return " ".join(said)
 
 
-def _marked(outcomes: Mapping[str, Outcome]) -> str:
-    """Return what the marks on the test set say."""
-    if len(outcomes) < 2 or not all(outcome.certainty.apart for outcome in outcomes.values()):
-        return ""
-    return " Marked on the test set: the best, and what these rows cannot tell from it (95 %)."
-
-
-def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
-    """Return the method that the others are compared with, None if they are not.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        Its name.
-    """
-    if not any(outcome.fidelity.clean for outcome in outcomes.values()):
-        return None
-    return next(name for name, outcome in outcomes.items() if outcome.is_reference)
-
-
-def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
-    """Return how to read the columns that compare with the reference."""
-    name = reference_of(outcomes)
-    if name is None:
-        return ""
-    other, chains = outcomes[name], len(outcomes[name].fidelity.by_chain)
-    whose = "the reference" if name == REFERENCE else label_of(name)
-    if other.clean.probs is None:
-        said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in the target's own units."
-    else:
-        said = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
-    if chains:
-        said += f" In its own row stands the ceiling: each of its {chains} chains against the others, on average."
-    return f"{said} {warning(diagnosis)}".rstrip() if diagnosis is not None else said
-
-
-def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
-    """Return the test NLL of each member alone, for methods with several members evaluated in this way."""
-    found = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
-    return {name: alone for name, alone in found.items() if len(alone) > 1}
-
-
-def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return a summary of settings and results, in words.
+def procedure(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
+    """Return what was fitted to what, and how, in words.
 
     Args:
         setup: data and model.
@@ -228,18 +61,12 @@ def lead(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) 
     done = (
         f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
-        f"{prior_of(problem)}. {_budget(comparison, outcomes)}"
+        f"{prior_of(problem)}.\n\n{_budget(comparison, outcomes)}"
     )
     best = defaults(problem.data, problem.data_settings, problem.target)
     chosen = {**comparison.methods, **comparison.starts}
     usual = best.problem == problem and all(name in METHODS and best[name] == own for name, own in chosen.items())
-    done += f" {best.note}" if usual and best.note else ""
-    found = [_winner(outcomes, "the test set", lambda outcome: outcome.clean.metrics["nll"])]
-    if next(iter(outcomes.values())).corrupted:
-        found.append(_winner(outcomes, "images corrupted at severity 5", lambda outcome: outcome.at(5, "nll")))
-    if len(outcomes) > 1:
-        found.append("This is one seed; small differences may turn with another.")
-    return f"{done}\n\n{' '.join(found)}"
+    return f"{done}\n\n{best.note}" if usual and best.note else done
 
 
 def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
@@ -279,75 +106,6 @@ def _allowed(settings: Any, start: str | None) -> str:
     return f"{members}, {own.get('epochs') or 'the usual number of'} epochs, batches of {settings.needs.batch_size}"
 
 
-def _winner(outcomes: Mapping[str, Outcome], where: str, number: Any) -> str:
-    ranked = sorted(outcomes, key=lambda name: number(outcomes[name]))
-    said = ", ".join(f"{label_of(name)} {number(outcomes[name]):.3f}" for name in ranked)
-    return f"Negative log likelihood on {where}, best first: {said}."
-
-
-def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
-    """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy, or None without such sets.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        The table.
-    """
-    found = {name: outcome.detected() for name, outcome in outcomes.items()}
-    sets = list(next(iter(found.values())))
-    if not sets:
-        return None
-    heads: dict[str, Literal["low", "high"]] = {"AUROC": "high", "AUPR": "high", "FPR95": "low"}
-    rows = [
-        [label_of(name), other, *(found[name][other].get(f"{head.lower()}_entropy") for head in heads)]
-        for other in sets
-        for name in outcomes
-    ]
-    return Table(
-        ["method", "foreign set", *heads],
-        rows,
-        "Telling foreign images from the test set by the entropy of the average. AUPR counts the foreign as positive; "
-        "FPR95 is the share of test images flagged when 95 % of the foreign ones are.",
-    )
-
-
-def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
-    """Return agreement and total variation with the reference on corrupted images, or None where there are none.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        The table.
-    """
-    name = reference_of(outcomes)
-    if name is None or not any(outcome.fidelity.corrupted for outcome in outcomes.values()):
-        return None
-    heads = {"agreement": ("agreement", ".1%"), "TV": ("total_variation", ".3f")}
-    columns = {
-        f"{head}{f' at {s}' if s else ''}": (_close(metric, s), form)
-        for head, (metric, form) in heads.items()
-        for s in (0, 1, 3, 5)
-    }
-    rows = [
-        [
-            label_of(n) if n != name else f"{label_of(n)}: one chain to the others",
-            *(number(o) for number, _ in columns.values()),
-        ]
-        for n, o in outcomes.items()
-        if o.fidelity.clean
-    ]
-    whose = "the reference" if name == REFERENCE else label_of(name)
-    return Table(
-        ["method", *columns],
-        rows,
-        f"Closeness to {whose} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
-        f"the closer. One chain to the others is the ceiling.",
-        formats={head: form for head, (_, form) in columns.items()},
-    )
-
-
 def report(
     home: Path,
     setup: Setup,
@@ -375,14 +133,21 @@ def report(
     if diagnosis is not None:
         judged, more = section(diagnosis)
         drawn |= more
-    for name, picture in drawn.items():
-        savefig(picture.image, home / f"{name}.png")  # type: ignore[arg-type]
-    extra = [certainty_table(outcomes), fidelity_table(outcomes), foreign_table(outcomes), *judged]
+    parts = [replace(part, caption=caption(setup, outcomes, diagnosis)) for part in tables(setup, outcomes)]
+    extra = [*certainty_tables(outcomes), fidelity_table(outcomes), foreign_table(outcomes), *judged]
+    data = setup.data
     return write_report(
         home / "report.html",
-        title=f"{setup.data.name}: {', '.join(label_of(name) for name in outcomes)}",
-        lead=lead(setup, comparison, outcomes),
-        tables=[*tables(setup, outcomes, diagnosis), *(part for part in extra if part)],
-        figures=drawn.values(),
+        title=f"{data.name}: {_names(outcomes)}",
+        lead=f"{len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
+        f"{findings(comparison, outcomes)}",
+        figures=save_pictures(home, drawn),
+        folded=[*parts, *(part for part in extra if part)],
+        about=procedure(setup, comparison, outcomes),
         settings=settings,
     )
+
+
+def _names(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the methods, or how many there are where a heading could not hold them."""
+    return listed([label_of(name) for name in outcomes]) if len(outcomes) < 5 else f"{len(outcomes)} methods compared"

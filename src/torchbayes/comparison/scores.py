@@ -12,14 +12,23 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import Certainty, certainties
+from torchbayes.comparison.certainty import Certainty, Further, certainties
 from torchbayes.comparison.fidelity import (
     Fidelity,
+    averaged,
     between_chains,
     chain_probs,
     chain_probs_of,
-    distances,
     mean,
+    row_distances,
+)
+from torchbayes.comparison.resamples import (
+    at_severity,
+    closeness_terms,
+    over_corruptions,
+    resampled_detection,
+    resampled_means,
+    row_terms,
 )
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import corrupt_data, out_of_distribution
@@ -40,12 +49,13 @@ class Outcome:
         functions: functions drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
         clean: on the test set.
         members: metrics of each member's own point on the test set, for an ensemble.
-        unshifted: metrics on the rows to be corrupted, before corruption.
+        unshifted: metrics on the rows to be corrupted, before corruption; overconfidence, which is mean confidence less
+            accuracy, too.
         corrupted: corruption -> evaluation at severities 1 to 5.
         foreign: foreign set -> how uncertain the method is there.
         fidelity: how close it is to the reference; of the reference itself one chain against the others.
         is_reference: whether the others are compared with it.
-        certainty: how sure the metrics on the test set are.
+        certainty: how sure the scores are.
     """
 
     functions: Functions | Source
@@ -61,7 +71,7 @@ class Outcome:
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
         start = [self.unshifted[metric]] * len(self.corrupted)
-        return [start, *([e[s - 1].metrics[metric] for e in self.corrupted.values()] for s in SEVERITIES)]
+        return [start, *([_shifted(e[s - 1], metric) for e in self.corrupted.values()] for s in SEVERITIES)]
 
     def at(self, severity: int, metric: str) -> float | None:
         """Return the mean of a metric over the corruptions at a severity, None where there are none."""
@@ -93,6 +103,7 @@ class Outcome:
             }
         if self.foreign:
             found["out_of_distribution"] = self.detected()
+            found["auroc"] = self.auroc()
         if self.fidelity.clean:
             found["fidelity"] = self.fidelity.numbers()
         return found
@@ -144,8 +155,6 @@ def score(
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
         outcomes[name] = Outcome(functions, clean, members, is_reference=name == comparison.compared_with)
-    sure = certainties({name: outcome.clean for name, outcome in outcomes.items()}, seed=comparison.seed)
-    outcomes = {name: dataclasses.replace(outcome, certainty=sure[name]) for name, outcome in outcomes.items()}
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     ceilings: dict[str, list[Tensor]] = {}
@@ -153,7 +162,46 @@ def score(
         ceilings = _shift(setup, outcomes, comparison, track=track, chains=chains)
     if reference is not None:
         _compare(setup, outcomes, comparison, chains=chains, ceilings=ceilings)
-    return outcomes
+    other = None if reference is None else outcomes[reference]
+    further = {name: _further(outcome, other, comparison) for name, outcome in outcomes.items()}
+    sure = certainties({n: o.clean for n, o in outcomes.items()}, seed=comparison.seed, further=further)
+    return {name: dataclasses.replace(outcome, certainty=sure[name]) for name, outcome in outcomes.items()}
+
+
+def _further(outcome: Outcome, reference: Outcome | None, comparison: Comparison) -> Further:
+    """Return the scores of a method on shifted data and against the reference, with their resamples."""
+    seed, rows = comparison.seed, comparison.rows
+    values: dict[str, float] = {}
+    terms: dict[str, Tensor] = {}
+    if outcome.corrupted:
+        values[at_severity("nll", 5)] = sum(outcome.severity("nll")[5]) / len(outcome.corrupted)
+        terms |= {at_severity(m, 0): terms_N for m, terms_N in row_terms(outcome.clean, rows).items()}
+        terms |= over_corruptions([[row_terms(e, rows) for e in steps] for steps in outcome.corrupted.values()])
+    close = outcome.fidelity.terms
+    if reference is not None and close:
+        values |= outcome.fidelity.clean
+        pairs = [zip(s, reference.corrupted[name], strict=True) for name, s in outcome.corrupted.items()]
+        terms |= over_corruptions([
+            [closeness_terms(_needed(one.probs), _needed(two.probs)) for one, two in each] for each in pairs
+        ])
+    drawn = resampled_means(terms, seed=seed) | resampled_means(close, seed=seed)
+    area = outcome.auroc()
+    if area is not None and outcome.clean.scores is not None:
+        values["auroc"] = area
+        foreign = {name: scores.entropy for name, scores in outcome.foreign.items()}
+        drawn["auroc"] = resampled_detection(outcome.clean.scores.entropy, foreign, seed=seed)
+    return Further(values, drawn)
+
+
+def _shifted(evaluation: Evaluation, metric: str) -> float:
+    """Return a metric of corrupted images."""
+    if metric != "overconfidence":
+        return evaluation.metrics[metric]
+    return _confidence(_needed(evaluation.probs)) - evaluation.metrics["accuracy"]
+
+
+def _confidence(probs: Tensor) -> float:
+    return float(probs.amax(-1).double().mean())
 
 
 def _shift(
@@ -197,7 +245,11 @@ def _compare(
     other = outcomes[reference]
     if setup.data.task == "regression":
         functions = {name: outcome.functions for name, outcome in outcomes.items()}
-        found = distances(functions, reference, inputs, chains=chains, scale=setup.target_scale, seed=comparison.seed)
+        scale, seed = setup.target_scale, comparison.seed
+        rows = row_distances(functions, reference, inputs, chains=chains, scale=scale, seed=seed)
+        found = averaged(rows)
+        for name, outcome in outcomes.items():
+            outcome.fidelity.terms.update(rows[name][0] if name != reference else {})
     else:
         probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
         found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
@@ -205,6 +257,7 @@ def _compare(
         found[reference] = between_chains(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
         for name, outcome in outcomes.items():
             if name != reference:
+                outcome.fidelity.terms.update(closeness_terms(probs[name], probs[reference]))
                 for corruption, steps in outcome.corrupted.items():
                     pairs = zip(steps, other.corrupted[corruption], strict=True)
                     outcome.fidelity.corrupted[corruption] = [
@@ -221,11 +274,13 @@ def _compare(
 def _first(evaluation: Evaluation, rows: int) -> dict[str, float]:
     """Return the metrics of the first rows of an evaluation."""
     probs, targets = _needed(evaluation.probs)[:rows], evaluation.targets[:rows]
+    accuracy = float(metrics.accuracy(probs, targets))
     return {
-        "accuracy": float(metrics.accuracy(probs, targets)),
+        "accuracy": accuracy,
         "nll": float(metrics.nll(evaluation.log_prob[:rows])),
         "brier": float(metrics.brier(probs, targets)),
         "ece": float(metrics.ece(probs, targets)),
+        "overconfidence": _confidence(probs) - accuracy,
     }
 
 

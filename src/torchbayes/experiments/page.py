@@ -86,6 +86,11 @@ def _png(picture: Picture) -> bytes:
     return Path(image).read_bytes() if isinstance(image, str | Path) else png(image)
 
 
+def _bare(text: str) -> str:
+    """Return text without what ends the alternative text of a picture in Markdown."""
+    return text.replace("[", "(").replace("]", ")")
+
+
 def _markdown(
     title: str,
     texts: Mapping[str, str],
@@ -97,7 +102,7 @@ def _markdown(
 
     parts = [f"# {title}\n", *(f"**{label}.** {text}\n" for label, text in texts.items())]
     for number, picture in enumerate(figures, 1):
-        parts.append(f"## {picture.title}\n\n![{picture.title}](figure_{number}.png)\n\n{picture.caption}\n")
+        parts.append(f"## {picture.title}\n\n![{_bare(picture.text)}](figure_{number}.png)\n\n{picture.caption}\n")
     parts += ["## Numbers\n", *(table.markdown() for table in tables)]
     dump = yaml.safe_dump({**settings, "versions": versions()}, sort_keys=False, allow_unicode=True)
     return "\n".join([*parts, f"## Settings\n\n```yaml\n{dump}```\n"])

@@ -62,6 +62,16 @@ def wasserstein1(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
         TypeError: If a dtype is not float32 or float64.
         ValueError: If the numbers of points differ, or draws are missing or not finite.
     """
+    return wasserstein1_rows(draws_SB, draws_TB).mean()
+
+
+def wasserstein1_rows(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
+    """Return the distance at each of the B points, (B,), float64, of which `wasserstein1` is the mean.
+
+    Args:
+        draws_SB: Draws of the one predictive, shape (S, B).
+        draws_TB: Draws of the other, shape (T, B).
+    """
     check_float("draws_SB", draws_SB, 2)
     check_float("draws_TB", draws_TB, 2)
     check_same_shape("draws_SB[0]", draws_SB[0], "draws_TB[0]", draws_TB[0])
@@ -70,7 +80,7 @@ def wasserstein1(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
     # Whole numbers keep the running sum exact; inside a tie it is meaningless but multiplied by a gap of zero.
     steps = torch.where(order < num_first, num_second, -num_first)
     heights = steps.cumsum(0)[:-1].abs().double() / (num_first * num_second)
-    return (heights * values.double().diff(dim=0)).sum(0).mean()
+    return (heights * values.double().diff(dim=0)).sum(0)
 
 
 def _check_pair(p_BK: Tensor, q_BK: Tensor) -> None:

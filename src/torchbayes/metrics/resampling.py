@@ -74,6 +74,24 @@ def resampled_aurc(loss_B: Tensor, uncertainty_B: Tensor, weights_RB: Tensor) ->
     return (kept * sums / ends).sum(-1) / ends[:, -1]
 
 
+def resampled_auroc(
+    in_scores_N: Tensor, out_scores_F: Tensor, *, in_weights_RN: Tensor, out_weights_RF: Tensor
+) -> Tensor:
+    """Return the area under the ROC curve of each resample of both sides, (R,), as `torchbayes.metrics.auroc`.
+
+    Args:
+        in_scores_N: Scores of inputs in distribution.
+        out_scores_F: Scores of inputs out of distribution.
+        in_weights_RN: How often each input in distribution counts in each resample, above zero.
+        out_weights_RF: The same of those out of distribution.
+    """
+    sorted_N, order_N = in_scores_N.sort()
+    sums = torch.nn.functional.pad(in_weights_RN[:, order_N].cumsum(-1), (1, 0))
+    below_F, not_above_F = (torch.searchsorted(sorted_N, out_scores_F, right=right) for right in (False, True))
+    below = (sums[:, below_F] + sums[:, not_above_F]) / (2 * sums[:, -1:])
+    return (out_weights_RF * below).sum(-1) / out_weights_RF.sum(-1)
+
+
 def _ties(values_B: Tensor) -> tuple[Tensor, Tensor]:
     """Return the order of values, and where in it each run of equal ones ends."""
     values_B, order_B = values_B.sort()

@@ -16,9 +16,9 @@ from torch import Tensor
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.report import figures
 from torchbayes.report.figures.chains import BOUNDS, ENOUGH
-from torchbayes.report.html import Picture, write_report
-from torchbayes.report.style import savefig
+from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.tables import Table
+from torchbayes.report.words import capital, listed
 
 LOW_EBFMI = 0.3  # below it energies are explored slowly (Betancourt 2016)
 _PER = 1000  # gradients that efficiencies are given for
@@ -117,7 +117,10 @@ def space_tables(diagnosis: Diagnosis) -> list[Table]:
     Returns:
         One or two tables, the caption under the last.
     """
-    first, second = (space_table(diagnosis, columns) for columns in _NARROW)
+    titles = ("R-hat, space by space", "Effective sample sizes, space by space")
+    first, second = (
+        replace(space_table(diagnosis, columns), title=title) for columns, title in zip(_NARROW, titles, strict=True)
+    )
     parts = [first, second] if len(second.columns) > 1 else [first]
     return [*parts[:-1], replace(parts[-1], caption=caption(diagnosis))]
 
@@ -144,7 +147,8 @@ def chain_table(diagnosis: Diagnosis) -> Table | None:
         said += f" E-BFMI: how well new momenta explore the energies; near 1 is good, below {LOW_EBFMI} slow."
     formats = {"E-BFMI": ".2f", "acceptance": ".1%", "divergences": "d", "saturated": ".1%", "step size": ".3g"}
     formats |= {"gradients": ",.0f", "gradients in burn-in": ",.0f"}
-    return Table(["chain", *heads], rows, said, formats={name: form for name, form in formats.items() if name in heads})
+    used = {name: form for name, form in formats.items() if name in heads}
+    return Table(["chain", *heads], rows, said, formats=used, title="Chain by chain")
 
 
 def caption(diagnosis: Diagnosis) -> str:
@@ -156,7 +160,7 @@ def caption(diagnosis: Diagnosis) -> str:
     Returns:
         Sentences.
     """
-    said = f"{'One chain' if diagnosis.chains == 1 else f'{diagnosis.chains} chains'} of {diagnosis.draws:,} draws. "
+    said = f"{capital(_chains(diagnosis))}. "
     if diagnosis.chains == 1:
         said += "R-hat compares the two halves of the one chain: a drift shows, another mode does not. "
     else:
@@ -249,12 +253,16 @@ def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
     shown = {name: diagnosis.spaces[name] for name in ("weights", diagnosis.functions)}
     moving = {name: space for name, space in shown.items() if not space.rhat.isnan().all()}
     drawn: dict[str, Picture] = {}
+    shares = {name: space_numbers(diagnosis, name)[f"rhat_within_{BOUNDS[-1]}"] for name in moving}
+    below = [f"{_percent(share)} of {name}" for name, share in shares.items()]
     if moving:
         drawn["rhat"] = Picture(
             "R-hat in weight space and in function space",
             figures.rhat_histogram({name: space.rhat.flatten() for name, space in moving.items()}),
+            f"Histograms of R-hat over all weights and over {diagnosis.functions} at test rows; {_chains(diagnosis)}. "
             "Near 1, chains cannot be told apart. Networks whose weights differ from chain to chain may agree in what "
             "they predict, and that is what is averaged.",
+            alt=f"Histograms of R-hat. At most {BOUNDS[-1]}: {listed(below)}.",
         )
     sized = {name: space for name, space in moving.items() if not space.ess_bulk.isnan().all()}
     if sized:
@@ -262,17 +270,25 @@ def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
         drawn["ess"] = Picture(
             "Effective sample sizes",
             figures.ess_histograms(sizes, chains=diagnosis.chains, draws=diagnosis.draws),
-            "How many independent draws the chains are worth, for the middle and for the tails of each quantity.",
+            f"How many independent draws the chains are worth, for the middle and for the tails of each quantity; "
+            f"{_chains(diagnosis)}.",
+            alt=f"Histograms of bulk and tail effective sizes of {listed(list(sized))}.",
         )
     if diagnosis.traces:
         quantities = {trace.name: (trace.values_MS, trace.at_S, trace.over) for trace in diagnosis.traces}
         drawn["traces"] = Picture(
             "Traces and ranks",
             figures.traces_and_ranks(quantities),
-            "The log density, the weight of the largest R-hat, and the prediction of the largest Monte Carlo error. "
-            "Chains that have converged overlap on the left and are flat on the right.",
+            "The log density, the weight of the largest R-hat, and the prediction of the largest Monte Carlo error, "
+            f"in a colour for each chain; {_chains(diagnosis)}. Chains that have converged overlap on the left and are "
+            "flat on the right.",
+            alt=f"Lines along the chains, and histograms of ranks, of {listed(list(quantities))}.",
         )
     return drawn
+
+
+def _chains(diagnosis: Diagnosis) -> str:
+    return f"{'one chain' if diagnosis.chains == 1 else f'{diagnosis.chains} chains'} of {diagnosis.draws:,} draws"
 
 
 def write_diagnosis(
@@ -296,15 +312,13 @@ def write_diagnosis(
         Path of `report.html`.
     """
     drawn = pictures(diagnosis)
-    for name, picture in drawn.items():
-        savefig(picture.image, directory / f"{name}.png")  # type: ignore[arg-type]
     chains = chain_table(diagnosis)
     return write_report(
         directory / "report.html",
         title=title,
         lead="\n\n".join(filter(None, [lead, " ".join(remarks(diagnosis))])),
         tables=[*space_tables(diagnosis), *([chains] if chains else [])],
-        figures=drawn.values(),
+        figures=save_pictures(directory, drawn),
         settings=settings,
     )
 

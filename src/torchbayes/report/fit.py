@@ -21,9 +21,8 @@ from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
-from torchbayes.report.html import Picture, write_report
+from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.judged import Section, classification, regression, transforms
-from torchbayes.report.style import savefig
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
 from torchbayes.report.words import capital, likelihood_of, prior_of, with_settings
@@ -247,7 +246,8 @@ def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
     return Picture(
         "Along the chains" if sampler else "Training",
         figures.training_curves({fitted.label: fitted.records}, keys, x=over),
-        f"On the training rows. {said}{each}",
+        f"{fitted.label} on the training rows. {said}{each}",
+        alt=f"Curves of {' and '.join(keys)} against the {over}.",
     )
 
 
@@ -262,13 +262,11 @@ def write_fit(directory: Path, fitted: Fitted) -> Path:
         Path of `report.html`.
     """
     tables, drawn, remarks = sections(fitted)
-    for name, picture in drawn.items():
-        savefig(picture.image, directory / f"{name}.png")  # type: ignore[arg-type]
     return write_report(
         directory / "report.html",
         title=f"{capital(fitted.label)} on {fitted.setup.data.name}",
         lead="\n\n".join([*lead(fitted), " ".join(remarks)]),
         tables=[metric_table(fitted), *tables],
-        figures=drawn.values(),
+        figures=save_pictures(directory, drawn),
         settings=fitted.settings,
     )

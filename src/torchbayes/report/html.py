@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata, resources
 from os import PathLike
 from pathlib import Path
@@ -29,17 +29,24 @@ class Picture:
     """A figure of the report.
 
     Attributes:
-        title: its heading, also what screen readers say.
+        title: its heading.
         image: a matplotlib figure, the bytes of a PNG, or the path of one.
-        caption: how to read it.
+        caption: what is drawn, of which data, and how to read it, so that the picture can stand alone.
+        alt: what it shows, for readers who do not see it; the caption if empty.
     """
 
     title: str
     image: Figure | bytes | str | Path
     caption: str
+    alt: str = ""
+
+    @property
+    def text(self) -> str:
+        """What stands in the place of the picture for readers who do not see it, on one line."""
+        return " ".join((self.alt or self.caption or self.title).split())
 
     def __post_init__(self) -> None:
-        check_text(title=self.title, caption=self.caption)
+        check_text(title=self.title, caption=self.caption, alt=self.alt)
         if not isinstance(self.image, bytes | str | Path):
             check_object(("savefig",), "what the functions of `figures` give", image=self.image)
 
@@ -66,9 +73,14 @@ def write_report(
     lead: str = "",
     tables: Iterable[Table] = (),
     figures: Iterable[Picture] = (),
+    folded: Iterable[Table] = (),
+    about: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write one self-contained HTML file: it needs no network, no other file and no script.
+    """Write one self-contained HTML file: it needs no network and no other file.
+
+    A short script inside sorts tables by a column and hides the rows of methods; without it all rows are shown in their
+    order.
 
     Args:
         path: the file, for example `run/report.html`; written whole or not at all.
@@ -76,6 +88,8 @@ def write_report(
         lead: what was done and found; paragraphs are separated by empty lines.
         tables: in order.
         figures: in order, after the tables.
+        folded: tables that are opened by a click, beneath the figures.
+        about: how it was made, folded too; paragraphs are separated by empty lines.
         settings: the resolved configuration, YAML text or a mapping, shown folded with the versions in use.
 
     Returns:
@@ -87,9 +101,10 @@ def write_report(
     import jinja2
     import yaml
 
-    tables, figures = list(_parts("tables", tables, Table)), list(_parts("figures", figures, Picture))
+    tables, folded = (_parts(name, each, Table) for name, each in (("tables", tables), ("folded", folded)))
+    figures = _parts("figures", figures, Picture)
     check_kind((str, PathLike), "a path", path=path)
-    check_text(title=title, lead=lead)
+    check_text(title=title, lead=lead, about=about)
     if settings is not None:
         check_kind((str, Mapping), "YAML text or a mapping", settings=settings)
 
@@ -101,16 +116,40 @@ def write_report(
         settings = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
     page = template.render(
         title=title,
-        paragraphs=[" ".join(part.split()) for part in lead.split("\n\n") if part.strip()],
-        tables=list(tables),
+        paragraphs=_paragraphs(lead),
+        tables=tables,
         figures=[_figure(picture) for picture in figures],
+        folded=folded,
+        about=_paragraphs(about),
         settings=settings,
         versions=versions(),
     )
     return write_whole(path, page.encode())
 
 
-def _parts(name: str, parts: Any, kind: type) -> Iterable[Any]:
+def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
+    """Write pictures as PNG files, and return them so that a page with them need not draw them again.
+
+    Args:
+        home: directory; made if needed.
+        drawn: file name without ending -> picture.
+
+    Returns:
+        The pictures with the bytes of their files, in order.
+    """
+    found = []
+    for name, picture in drawn.items():
+        image = _png(picture)
+        write_whole(home / f"{name}.png", image)
+        found.append(replace(picture, image=image))
+    return found
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
+def _parts(name: str, parts: Any, kind: type) -> list[Any]:
     """Return parts of a report, of one kind.
 
     Raises:
@@ -122,18 +161,29 @@ def _parts(name: str, parts: Any, kind: type) -> Iterable[Any]:
     return found
 
 
-def _figure(picture: Picture) -> dict[str, Any]:
+def _png(picture: Picture) -> bytes:
+    """Return the image of a picture as the bytes of a PNG.
+
+    Raises:
+        ValueError: if it is of another kind.
+    """
     image = picture.image
     if isinstance(image, (str, Path)):
         image = Path(image).read_bytes()
     data = image if isinstance(image, bytes) else png(image)
     if not data.startswith(_PNG):
         raise ValueError(f"The image of {picture.title!r} must be a PNG; its first bytes are {data[:8]!r}.")
+    return data
+
+
+def _figure(picture: Picture) -> dict[str, Any]:
+    data = _png(picture)
     # The header of a PNG gives its width in pixels; scaling by it sets the text of all figures in one size.
     width = int.from_bytes(data[16:20], "big") * CSS_PER_INCH // DPI
     return {
         "title": picture.title,
         "caption": picture.caption,
+        "alt": picture.text,
         "width": width,
         "data": base64.b64encode(data).decode("ascii"),
     }

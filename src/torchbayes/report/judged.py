@@ -15,6 +15,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.metrics.scoring import hits
 from torchbayes.report import figures
 from torchbayes.report.html import Picture
+from torchbayes.report.scales import told
 from torchbayes.report.tables import Table
 
 CLASSES = 20  # most classes of which a matrix is drawn
@@ -59,8 +60,10 @@ def classification(label: str, data: Data, found: Evaluation) -> Section:
     drawn["referral"] = Picture(
         "Accuracy when the least certain are referred",
         figures.referral_curves({label: (kept.kept, kept.accuracy)}),
-        "Somebody else decides on the rows of the highest entropy; this is the accuracy on the rest. The sooner the "
-        "curve rises to the left, the better its doubt tells right from wrong.",
+        f"{label} on {len(probs):,} test rows. Somebody else decides on the rows of the highest entropy; this is the "
+        "accuracy on the rest. The sooner the curve rises to the left, the better its doubt tells right from wrong.",
+        alt=f"Accuracy of {label} against the share of rows kept, from {told(float(kept.accuracy[-1]), 'accuracy')} on "
+        f"all rows.",
     )
     if labels.is_floating_point():
         return Section([], drawn, ["The labels are soft, so there is no table of confusions."])
@@ -80,8 +83,9 @@ def _reliability(label: str, found: Evaluation, probs: Tensor, labels: Tensor) -
     return Picture(
         "Reliability on the test set",
         figures.reliability_diagram({label: bins}, counts=True),
-        "Where the model says 80 %, is it right in 80 % of the cases? Bars are intervals of about 95 %. Below: how "
-        "many rows each bin holds.",
+        f"{label} on {len(probs):,} test rows in 15 bins of equal width: where it says 80 %, is it right in 80 % of "
+        f"the cases? Vertical lines are intervals of about 95 %. Below: how many rows each bin holds.",
+        alt=f"Accuracy of {label} against its confidence; expected calibration error {float(bins.ece):.3f}.",
     )
 
 
@@ -95,7 +99,9 @@ def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Pict
     return Picture(
         "Doubt about right and wrong predictions",
         image,
-        f"{said} Wrong predictions should be met with doubt: to the right, where right ones are rare.",
+        f"{said} Drawn is the predictive entropy of {label}. Wrong predictions should be met with doubt: to the right, "
+        f"where right ones are rare.",
+        alt=f"Histograms of the predictive entropy of {label} on {said}",
     )
 
 
@@ -111,7 +117,10 @@ def _errors(
         drawn["confusion"] = Picture(
             "Which classes are confused",
             figures.confusion_matrix(counts, names),
-            "Test rows by true class and by the most probable one. Off the diagonal are the errors.",
+            f"{len(probs):,} test rows by true class and by the class that {label} finds most probable. Off the "
+            f"diagonal are the errors.",
+            alt=f"Matrix of counts, true class by predicted class: {float(counts.diagonal().sum()):,.0f} of "
+            f"{float(counts.sum()):,.0f} on the diagonal.",
         )
     elif (confused := confusions_table(counts, names)) is not None:
         tables.append(confused)
@@ -125,8 +134,10 @@ def _errors(
     drawn["uncertain_images"] = Picture(
         "The test images it is least sure about",
         figures.uncertain_images(images, {label: probs[shown]}, names, targets=labels[shown], count=IMAGES),
-        f"Each with the predictive probabilities beside it. Rows of the test set, from 0: "
+        f"Of the {len(probs):,} test images those at which the entropy of the average of {label} is highest, the "
+        f"highest first, each with the predictive probabilities beside it. Rows of the test set, from 0: "
         f"{', '.join(map(str, shown.tolist()))}.",
+        alt=f"{len(shown)} images with bars of class probabilities by {label}; the true class is bold.",
     )
     return tables, drawn
 
@@ -206,8 +217,9 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
         drawn["predicted"] = Picture(
             "Predicted against observed",
             figures.predicted_observed(label, observed, mean, low=low, high=high),
-            "Test rows, with central 95 % intervals around the predictive means: one in twenty should lie outside its "
-            "own. In the target's own units.",
+            f"{label} on {len(observed):,} test targets, with central 95 % intervals around the predictive means: one "
+            "in twenty should lie outside its own. In the target's own units.",
+            alt=f"Observed targets against predictions by {label}, with a line where they are equal.",
         )
     else:
         remarks.append("Under this likelihood targets have no mean, so predictions are not drawn against targets.")
@@ -224,8 +236,9 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
         drawn["errors"] = Picture(
             "Errors against predicted standard deviations",
             figures.errors_by_scale(label, observed - mean, scale),
-            "If the stated spread is right, errors grow with it: the root mean square errors of rows of similar "
-            "spread lie on the line of one standard deviation.",
+            f"{label} on {len(observed):,} test targets. If the stated spread is right, errors grow with it: the root "
+            "mean square errors of rows of similar spread lie on the line of one standard deviation.",
+            alt=f"Errors of {label} against the standard deviations it predicts, with lines of one and two of them.",
         )
     return Section([], drawn, remarks)
 
@@ -247,8 +260,9 @@ def transforms(label: str, found: Evaluation) -> dict[str, Picture]:
     picture = Picture(
         "Where targets fall in their predicted distributions",
         figures.pit_histogram(label, found.pit.flatten(), weights=counted),
-        "F(y), the probability that was predicted for values up to the target: uniform if predicted distributions are "
-        "right as a whole, and not only in their means.",
+        f"{label} on {found.pit.numel():,} test targets: F(y), the probability that was predicted for values up to the "
+        "target. Uniform if predicted distributions are right as a whole, and not only in their means.",
+        alt=f"Histogram of probability integral transforms under {label}, with the level of a uniform one.",
     )
     return {"pit": picture}
 
@@ -274,6 +288,7 @@ def _coverage(label: str, found: Numbers) -> Picture:
     return Picture(
         "Coverage of central intervals",
         figures.coverage_curves({label: coverage(found)}, found.levels.numel()),
-        "Of the targets, how many lie in the central 50 % interval, in the 90 % interval? Calibrated ones follow "
-        f"the diagonal.{counts}",
+        f"{label} on {found.levels.numel():,} test targets: how many lie in the central 50 % interval, in the 90 % "
+        f"interval? Calibrated ones follow the diagonal.{counts}",
+        alt=f"Share of targets in central intervals of {label} against the level of the intervals.",
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -65,16 +66,15 @@ _RC: dict[Any, Any] = {
 }
 
 
-# Hues of Okabe & Ito (2008), distinguishable under the common forms of colour blindness, and four more. A method that
-# has a look of its own in the catalogue keeps it, so that a reader of two reports meets the same method in the same
-# colour.
-_VARIATIONAL = Look("#cc79a7", "X")
-_KNOWN: dict[str, Look] = {key: _VARIATIONAL for key in ("vi", "mfvi", "variational")}
-_SPARE = (
-    Look("#6b7280", "h"), Look("#0072b2", "p"), Look("#e69f00", "<"), Look("#d55e00", ">"), Look("#56b4e9", "d"),
-    Look("#009e73", "P"), Look("#cc79a7", "o"), Look("#7a3e9d", "o"), Look("#8c6d1f", "s"), Look("#14606b", "D"),
-    Look("#a3324b", "^"),
+# Hues of Okabe & Ito (2008), distinguishable under the common forms of colour blindness, and more where these run out.
+# A method that has a look of its own in the catalogue keeps it, so that a reader of two reports meets the same method
+# in the same colour, with the same marker.
+_KNOWN: dict[str, Look] = {key: Look("#a3324b", "X") for key in ("vi", "mfvi", "variational")}
+_COLOURS = (
+    "#6b7280", "#0072b2", "#e69f00", "#d55e00", "#56b4e9", "#009e73", "#cc79a7", "#7a3e9d", "#8c6d1f", "#14606b",
+    "#a3324b",
 )  # fmt: skip
+_MARKERS = ("h", "p", "<", ">", "d", "8", "P", "X", "o", "s", "D", "^", "v", "H", "*")
 
 
 def _key(name: str) -> str:
@@ -94,8 +94,9 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     """Return colour and marker of each method.
 
     Names of the catalogue (MAP, deep ensemble, SWAG, MultiSWAG, HMC, ...; case, spaces and hyphens do not matter) look
-    the same everywhere, the first of two that share a look. Others take the looks whose colours are still free, in
-    order; give every figure of a report the same names in the same order to keep them the same.
+    the same everywhere, the first of two that share a look. Others take the colours, and then the markers, that are
+    used least, in order; give every figure of a report the same names in the same order to keep them the same. No two
+    names have both in common.
 
     Args:
         methods: names, in the order of the legend.
@@ -114,11 +115,17 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
         look = own.get(_key(name))
         if look is not None and look not in found.values():
             found[name] = look
-    taken = {look.colour for look in found.values()}
-    free = [look for look in _SPARE if look.colour not in taken]
-    strangers = [name for name in names if name not in found]
-    found |= {name: free[index % len(free)] for index, name in enumerate(strangers)}
+    for name in names:
+        if name not in found:
+            found[name] = _free(list(found.values()))
     return {name: found[name] for name in names}
+
+
+def _free(taken: Sequence[Look]) -> Look:
+    """Return a look that no method has yet: of the colours used least the first, with the first marker used least."""
+    colours, markers = Counter(look.colour for look in taken), Counter(look.marker for look in taken)
+    every = [Look(colour, marker) for colour in _COLOURS for marker in _MARKERS]
+    return min(every, key=lambda look: (look in taken, colours[look.colour], markers[look.marker]))
 
 
 def house_style(function: Callable[P, R]) -> Callable[P, R]:
@@ -209,9 +216,9 @@ def panel_title(axes: Axes, text: str, look: Look | None = None, *, below: str =
         below: a quiet second line.
     """
     if below:
-        axes.text(0.5, 1.03, below, transform=axes.transAxes, ha="center", color=INK)
+        axes.text(0.5, 1.05, below, transform=axes.transAxes, ha="center", color=INK)
     axes.set_title(
-        textwrap.fill(text, 24), color=look.colour if look else INK, fontweight="bold", pad=18 if below else 6
+        textwrap.fill(text, 24), color=look.colour if look else INK, fontweight="bold", pad=21 if below else 6
     )
 
 
@@ -221,7 +228,7 @@ def percent_axis(axis: Axis) -> None:
     Args:
         axis: an x or y axis.
     """
-    axis.set_major_formatter(lambda share, _position: f"{100 * share:g} %")
+    axis.set_major_formatter(lambda share, _position: f"{100 * share:.6g} %".replace("-", "−"))
 
 
 def remove_spare(grid: np.ndarray, used: int) -> None:

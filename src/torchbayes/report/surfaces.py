@@ -14,6 +14,7 @@ from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.predict import Source, predict
 from torchbayes.report import figures
 from torchbayes.report.html import Picture
+from torchbayes.report.words import listed
 
 # The noise-free function of a toy problem, if there is a formula; in raw units.
 TRUTH: dict[str, Callable[[Tensor], Tensor]] = {"toy_sine": lambda x: torch.sin(3 * x)}
@@ -51,8 +52,10 @@ def band_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture:
     return Picture(
         "What each method believes about the function" if len(named) > 1 else "The function over the inputs",
         figures.predictive_band(bands, *raw, truth=truth),
-        "Where there are no data, drawn functions should disagree: the dark band opens there, the light band adds the "
-        "noise of the targets.",
+        f"Functions of the one input of {data.name}, with {len(data.train.inputs):,} training rows as points, in raw "
+        f"units. Bands: two standard deviations; thin lines: drawn functions. Where there are no data these should "
+        f"disagree: the dark band opens there, the light band adds the noise of the targets.",
+        alt=f"Predicted functions with bands by {listed(list(named))}, over the training data.",
     )
 
 
@@ -78,6 +81,8 @@ def surface_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture
     return Picture(
         "Probability and doubt over the plane",
         figures.classification_surface(surfaces, x, y, inputs=points, targets=data.train.targets),
-        f"Class 1 is {data.classes[1]}. On the black line both classes are equally likely. Entropy is doubt: it should "
-        f"grow away from the data, not only along the line.",
+        f"Above: the probability of class 1, which is “{data.classes[1]}”, over the two inputs of {data.name}; below: "
+        f"the entropy of the average. Points: {len(data.train.inputs):,} training rows. On the black line both are "
+        f"equally likely. Entropy is doubt: it should grow away from the data, not only along the line.",
+        alt=f"Maps of class probability and entropy by {listed(list(named))}, with the training data on top.",
     )

@@ -29,11 +29,18 @@ class Cell:
         text: what is written.
         best: whether it is the best of its column.
         number: whether it is set like a number.
+        value: the number behind the text, without its error; NaN where there is none.
     """
 
     text: str
     best: bool
     number: bool
+    value: float = math.nan
+
+    @property
+    def sorts_by(self) -> str:
+        """The number that a page sorts by, as JavaScript writes it; empty where there is none."""
+        return "" if math.isnan(self.value) else repr(self.value).replace("inf", "Infinity")
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Table:
         better: column -> "low" or "high" for columns with a best value.
         formats: column -> format specification of its numbers; ".3f" if not given, integers as they are.
         ties: column -> rows, from 0, that are marked like its best value, as chance may part them.
+        title: what the table is of, in a few words; stands over it where a page folds it.
 
     Raises:
         ValueError: if a row has another length, or `better`, `formats` or `ties` names no column.
@@ -61,6 +69,7 @@ class Table:
     better: Mapping[str, Literal["low", "high"]] = field(default_factory=dict)
     formats: Mapping[str, str] = field(default_factory=dict)
     ties: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    title: str = ""
 
     def __post_init__(self) -> None:
         """Check lengths, names and directions.
@@ -77,7 +86,7 @@ class Table:
         ):
             raise TypeError(f"`columns` must be names; got {seen(columns)}.")
         check_kind((list, tuple), "a sequence of rows", rows=self.rows)
-        check_text(caption=self.caption)
+        check_text(caption=self.caption, title=self.title)
         check_kind(Mapping, "a mapping from columns", better=self.better, formats=self.formats, ties=self.ties)
         for row in self.rows:
             if not isinstance(row, list | tuple) or len(row) != len(columns):
@@ -162,8 +171,8 @@ class Table:
             best = choose(known, key=known.__getitem__)
         tied = self.ties.get(name, ())
         return [
-            Cell(text, best is not None and (_main(text) == best or row in tied), not isinstance(entry, str))
-            for row, (text, entry) in enumerate(zip(texts, entries, strict=True))
+            Cell(text, best is not None and (_main(text) == best or row in tied), not isinstance(entry, str), value)
+            for row, (text, entry, value) in enumerate(zip(texts, entries, values, strict=True))
         ]
 
 

@@ -9,12 +9,15 @@ from torchbayes.report.figures.curves import measure_curves
 from torchbayes.report.figures.decisions import confusion_matrix, referral_curves
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
+from torchbayes.report.figures.ranked import Dots, ranked_dots
 from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
+from torchbayes.report.figures.severity import severity_panels
 from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
 
 __all__ = [
     "Band",
     "Better",
+    "Dots",
     "classification_surface",
     "confusion_matrix",
     "coverage_curves",
@@ -27,10 +30,12 @@ __all__ = [
     "pit_histogram",
     "predicted_observed",
     "predictive_band",
+    "ranked_dots",
     "referral_curves",
     "reliability_diagram",
     "rhat_histogram",
     "severity_curves",
+    "severity_panels",
     "traces_and_ranks",
     "training_curves",
     "uncertain_images",

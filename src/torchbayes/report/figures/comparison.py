@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchbayes.checks import check_choice, check_kind, check_numbers, check_text, seen
+from torchbayes.report.scales import far_apart, log_scale, share_axis
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -23,7 +24,6 @@ from torchbayes.report.style import (
     new_figure,
     note_below,
     panel_title,
-    percent_axis,
     remove_spare,
 )
 
@@ -100,8 +100,7 @@ def severity_curves(
     axes.set_xticks(severities, ["clean", *map(str, severities[1:])])
     axes.set_xlabel("severity of corruption")
     axes.set_ylabel(metric_label(metric, better).replace(", ", "\n"))
-    if metric.lower() in {"accuracy", "error"}:
-        percent_axis(axes.yaxis)
+    share_axis(axes.yaxis, metric)
     repeats = {values.shape[1] for values in arrays.values()}
     if repeats != {1}:
         count = f"{min(repeats)}" if len(repeats) == 1 else f"{min(repeats)}-{max(repeats)}"
@@ -188,6 +187,7 @@ def fidelity_dots(
     ceilings: Mapping[str, Any] | None = None,
     better: Mapping[str, Better] | None = None,
     among: str = "chains of the reference, each against the others",
+    intervals: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
 ) -> Figure:
     """Draw how close each method is to a reference, one panel per measure, with the ceiling as a line.
 
@@ -197,6 +197,7 @@ def fidelity_dots(
             smallest to the largest.
         better: measure -> which way is closer.
         among: what the R values of a ceiling are.
+        intervals: measure -> {method: (low, high)}, drawn as lines.
 
     Returns:
         The figure, one axes per measure; methods from top to bottom in the order given.
@@ -204,16 +205,16 @@ def fidelity_dots(
     Raises:
         ValueError: if there is no measure, or a ceiling is of none of them.
     """
-    ceilings, better = ceilings or {}, better or {}
+    ceilings, better, intervals = ceilings or {}, better or {}, intervals or {}
     check_panels(panels=panels)
-    check_kind(Mapping, "a mapping", ceilings=ceilings, better=better)
+    check_kind(Mapping, "a mapping", ceilings=ceilings, better=better, intervals=intervals)
     check_text(among=among)
     for measure, values in panels.items():
         check_panels(**{f"panels[{measure!r}]": values})
         check_numbers(**{f"panels[{measure!r}][{name!r}]": value for name, value in values.items()})
-    strange = sorted(set(ceilings) - set(panels))
-    if strange:
-        raise ValueError(f"`panels` must hold the measures of `ceilings`; got ceilings of {', '.join(strange)}.")
+    for what, given in (("ceilings", ceilings), ("intervals", intervals)):
+        if strange := sorted(set(given) - set(panels)):
+            raise ValueError(f"`panels` must hold the measures of `{what}`; got {what} of {', '.join(strange)}.")
     methods = list(dict.fromkeys(name for values in panels.values() for name in values))
     drawn, heights = looks(methods), {name: -index for index, name in enumerate(methods)}
     width = max(map(len, methods), default=0) * 0.075 + 2.6 * len(panels)
@@ -226,14 +227,19 @@ def fidelity_dots(
             axes.axvspan(reached.min(), reached.max(), color=FAINT, alpha=0.6, linewidth=0)
             handles[f"ceiling: {len(reached)} {among}"] = axes.axvline(reached.mean(), color=INK, linewidth=1.3)
         for name, value in values.items():
+            if name in intervals.get(measure, {}):
+                axes.hlines(heights[name], *intervals[measure][name], color=drawn[name].colour, linewidth=1.6)
             axes.plot(value, heights[name], color=drawn[name].colour, marker=drawn[name].marker, markersize=6.5)
         axes.set_xlabel(metric_label(measure, better.get(measure)).replace(", ", "\n"))
-        if measure.startswith("agreement"):
-            percent_axis(axes.xaxis)
+        if far_apart(values.values(), [end for ends in intervals.get(measure, {}).values() for end in ends]):
+            log_scale(axes)
+            axes.set_xlabel(f"{axes.get_xlabel()}, log axis")
+        else:
+            axes.locator_params(axis="x", nbins=5)
+        share_axis(axes.xaxis, measure)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.12)
-        axes.locator_params(axis="x", nbins=5)
     grid[0].set_yticks(list(heights.values()), list(heights))
     grid[0].set_ylim(-len(methods) + 0.4, 0.6)
     if handles:

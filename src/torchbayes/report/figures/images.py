@@ -101,13 +101,17 @@ def uncertain_images(
     largest = max(values[chosen].max() for values in arrays.values())
     end = next(end for end in (0.25, 0.5, 1.0) if end >= largest or end == 1.0)
     for (picture, bars), index in zip(cells, chosen, strict=False):
-        _image(picture, pictures[index], f"entropy {uncertainty[index]:.2f} nats")
+        _image(picture, pictures[index], f"{ranked} {uncertainty[index]:.2f} nats".strip())
         _bars(bars, {name: values[index] for name, values in arrays.items()}, class_names, int(labels[index]))
         bars.set(xlim=(0, end), xticks=[0, end / 2, end], xticklabels=[f"{tick:g}" for tick in (0, end / 2, end)])
     remove_spare(cells, 2 * len(chosen))
     if len(arrays) > 1:
         legend_above(figure, dict(zip(arrays, cells[0, 1].containers, strict=True)))
-    note_below(figure, "predictive probability of each class; the true class is bold")
+    note_below(
+        figure,
+        "predictive probability of each class; the true class is bold",
+        f"above each image: entropy of the average{f' of {ranked}' if ranked else ''}, by which they are ranked",
+    )
     return figure
 
 

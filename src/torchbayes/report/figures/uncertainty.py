@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from torchbayes.checks import check_counts, check_flags, check_object, check_text
+from torchbayes.report.scales import label_ends
 from torchbayes.report.style import (
     FAINT,
     QUIET,
@@ -90,7 +91,7 @@ def reliability_diagram(methods: Mapping[str, Bins], *, counts: bool = False) ->
     check_flags(counts=counts)
     for name, bins in methods.items():
         check_object(("confidence", "accuracy", "count"), "metrics.reliability(...)", **{f"methods[{name!r}]": bins})
-    rows, columns = grid_shape(len(methods))
+    rows, columns = grid_shape(len(methods), widest=5)
     figure = new_figure(max((4.4 if counts else 2.2) * columns, 3.4), (4.6 if counts else 3.4) * rows + 0.45)
     grid = figure.subplots(
         2 * rows, columns, height_ratios=[3.6, 1.2 if counts else 1] * rows, sharex=True, squeeze=False
@@ -131,8 +132,10 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
     ece = float(np.sum(share * np.abs(accuracy - confidence)))
     panel_title(diagram, name, look, below=f"ECE {ece:.3f}")
     diagram.plot([0, 1], [0, 1], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    diagram.vlines(confidence, *wilson_interval(accuracy, count), color=look.colour, linewidth=1, alpha=0.6)
     sure = count >= FEW
+    for chosen, alpha in ((sure, 0.7), (~sure, 0.3)):
+        ends = wilson_interval(accuracy[chosen], count[chosen])
+        diagram.vlines(confidence[chosen], *ends, color=look.colour, linewidth=1, alpha=alpha)
     diagram.fill_between(confidence[sure], confidence[sure], accuracy[sure], color=look.colour, alpha=0.16, linewidth=0)
     for chosen, face, line in ((sure, look.colour, "-"), (~sure, "white", "none")):
         if chosen.any():  # an empty line without clipping breaks matplotlib's layout
@@ -185,8 +188,8 @@ def entropy_histograms(
     check_pairs(2, methods=methods)
     check_counts(least=2, num_classes=num_classes)
     check_text(known=known)
-    rows, columns = grid_shape(len(methods))
-    figure = new_figure(max(2.5 * columns, 4.2), 2.45 * rows + 0.5)
+    rows, columns = grid_shape(len(methods), widest=5)
+    figure = new_figure(max(2.2 * columns, 4.2), 2.45 * rows + 0.5)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     edges = np.linspace(0, math.log(num_classes), 26)
     handles: dict[str, Any] = {}
@@ -202,6 +205,7 @@ def entropy_histograms(
             highest = max(highest, shares.max())
             handles[set_name] = axes.stairs(shares, edges, baseline=None, color=colour, linestyle=line, linewidth=1.5)
         panel_title(axes, name, look)
+    label_ends(grid, len(methods))
     remove_spare(grid, len(methods))
     first, top = grid[0, 0], min(1.0, 1.15 * highest)
     first.set_yscale("function", functions=(lambda share: np.sqrt(np.maximum(share, 0)), np.square))
