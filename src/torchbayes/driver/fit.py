@@ -30,6 +30,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
+from torchbayes.native.heap import trim
 from torchbayes.native.seeds import Purpose, generator, member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
@@ -117,10 +118,12 @@ def fit(
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
-    with_first = {"begin": begin, "seed": seeds[0], "directory": directory}
-    method, chosen = _chosen(model, source, method, validation=validation, **with_first)
+    method, chosen = _chosen(
+        model, source, method, validation=validation, begin=begin, seed=seeds[0], directory=directory
+    )
     about = {**_about(model, source, method, seed), **chosen, **({} if space is None else {"space": space.checksum})}
     density = _density(model, source, method, ranks=shard.ranks)
+    trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
     fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
     del begin
