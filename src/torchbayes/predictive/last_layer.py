@@ -204,7 +204,7 @@ def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[
 
 
 def _strips(root_MKIZ: Tensor) -> dict[str, Tensor]:
-    """Return Σ = R Rᵀ as the coefficients c_klij, k ≤ l, of strips of i below each other; less than a third of F's work."""
+    """Return Σ = R Rᵀ as the coefficients c_klij, k ≤ l, of strips of i; less than a third of F's work."""
     (members, outputs, size), device = root_MKIZ.shape[:3], root_MKIZ.device
     pairs = torch.triu_indices(outputs, outputs, device=device)
     width = min(max(_STRIP[0], min(_STRIP[1], _COLUMNS // pairs.shape[1])), size)
