@@ -20,7 +20,7 @@ from torchbayes.driver.checks import check_fit, check_shares, check_size, check_
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
-from torchbayes.driver.progress import Callback, listeners
+from torchbayes.driver.progress import Callback, listeners, search
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
@@ -77,7 +77,7 @@ def fit(
             continues as if it had been that long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal, elsewhere a line after 10 s and then after ever longer waits, on
-            standard error; an empty tuple shows nothing.
+            standard error, and the like for a first run that finds the number of epochs; an empty tuple shows nothing.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.
@@ -118,9 +118,9 @@ def fit(
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
-    method, chosen = _chosen(
-        model, source, method, validation=validation, begin=begin, seed=seeds[0], directory=directory
-    )
+    of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
+    method, chosen = _chosen(model, source, method, validation=validation, begin=begin, seed=seeds[0], **of_first)
+    chosen |= _asked(model, method, validation)
     about = {**_about(model, source, method, seed), **chosen, **({} if space is None else {"space": space.checksum})}
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
@@ -146,6 +146,7 @@ def _chosen(
     begin: tuple[Tensor, Buffers],
     seed: int,
     directory: str | PathLike[str] | None,
+    callbacks: Sequence[Callback] | None,
 ) -> tuple[Method, dict[str, Any]]:
     """Return the method with the settings that held-out rows choose, and what to record of the choice.
 
@@ -157,6 +158,7 @@ def _chosen(
         begin: weights and buffers of all members.
         seed: of the first member, and of the rows that are held out.
         directory: of the run, which keeps its choice when it is resumed.
+        callbacks: as of `fit`; None shows progress.
 
     Returns:
         The method, and an entry `chosen` of the run's description, or none.
@@ -171,10 +173,20 @@ def _chosen(
         return method, {}
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
     weights_MD, buffers = begin[0][:1], {name: buffer[:1] for name, buffer in begin[1].items()}
-    found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed)  # type: ignore[attr-defined]
+    with search(callbacks, method) as told:
+        found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed, told=told)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
     record = {"settings": dict(found.settings), "held_out": held_out, **found.record}
     return _having(method, found.settings), {"chosen": record}
+
+
+def _asked(model: Model, method: Method, validation: float | Any) -> dict[str, Any]:
+    """Return what a resumed run must be asked for as well: the same share, or as many rows of their own."""
+    if method.needs.validation == "none":
+        return {}
+    if validation is None or isinstance(validation, float):
+        return {"validation": validation}
+    return {"validation": {"rows": as_source(model, validation, _HELD_OUT).num_data}}
 
 
 def _having(method: Method, settings: Mapping[str, Any]) -> Method:
