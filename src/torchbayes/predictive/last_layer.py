@@ -2,11 +2,7 @@ r"""The linearised predictive of a last layer as a plain module: one pass throug
 
 With the last layer's inputs a (and a 1 for its bias) and weights N(W*, Σ), the outputs at a place are W* a with the
 covariance V_kl = aᵀ Σ_kl a, exactly. Where Σ = U diag(v) Uᵀ on the grid of the weights, U = U_R ⊗ U_C, that is
-U_R diag(Σ_i v_oi (U_Cᵀ a)_i²) U_Rᵀ; where Σ = R Rᵀ it is F Fᵀ with F_kz = Σ_i R_kiz a_i, or for a square R
-
-    V_kl = Σ_strips Σ_{i in the strip} a_i Σ_{j from the strip's start} c_klij a_j,    c_klij = (Σ_kl + Σ_klᵀ)_ij,
-
-half of it where j is in the strip too: K(K + 1)/2 pairs of outputs, and little more than half of the pairs of inputs.
+U_R diag(Σ_i v_oi (U_Cᵀ a)_i²) U_Rᵀ; where Σ = R Rᵀ it is F Fᵀ with F_kz = Σ_i R_kiz a_i, or by strips of the inputs.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from torch import Tensor, nn
 
 from torchbayes.curvature.layers import sum_of
 from torchbayes.linalg import Form
+from torchbayes.linalg.strips import of_strips, strips
 from torchbayes.linalg.structure import PlacedForm, forms
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network, tensor_of
@@ -28,7 +25,6 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.modules.module import PredictiveModule, readable, settings_of, shared
 from torchbayes.predictive.links import CLOSED, link_of
 
-_STRIP, _COLUMNS = (4, 16), 1024  # inputs of a strip, and about how many columns its matrix should have
 _INSTEAD = "Use `posterior.module(draws=30)`, which averages draws."
 
 
@@ -140,7 +136,7 @@ def _of_term(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
     if "variance_MKI" in term:
         return _of_grid(rows_PI, term, full)
     if "strips_MJWQ" in term:
-        return _of_strips(rows_PI, **term)
+        return of_strips(rows_PI, **term)
     return _of_root(rows_PI, term, full)
 
 
@@ -160,16 +156,6 @@ def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
     seen = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
     gram = seen @ seen.mT if full else seen.square().sum(-1)
     return gram if name == "plus_MKIZ" else -gram
-
-
-def _of_strips(rows_PI: Tensor, *, strips_MJWQ: Tensor, places_KK: Tensor) -> Tensor:
-    width, total, at = strips_MJWQ.shape[2], rows_PI.new_zeros(()), 0
-    for start in range(0, rows_PI.shape[1], width):  # a matrix product is faster than products of all pairs of inputs
-        own_PW, rest_PJ = rows_PI[:, start : start + width], rows_PI[:, start:]
-        strip_MJN = strips_MJWQ[:, at : at + rest_PJ.shape[1], : own_PW.shape[1]].flatten(2)
-        each_MPWQ = (rest_PJ @ strip_MJN).unflatten(-1, (own_PW.shape[1], -1))
-        total, at = total + (own_PW.unsqueeze(1) @ each_MPWQ).squeeze(2), at + rest_PJ.shape[1]
-    return total[..., places_KK]
 
 
 def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[str, Tensor]]:
@@ -196,31 +182,11 @@ def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[
         yield {"variance_MKI": on_grid(form.variance.unsqueeze(-1))[..., 0]} if flat else _on_layer(form, at, grid_KI)
     if form.root_MDZ is not None:
         root_MKIZ = on_grid(form.root_MDZ)
-        yield _strips(root_MKIZ) if full else {"plus_MKIZ": torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
+        yield strips(root_MKIZ) if full else {"plus_MKIZ": torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
     if form.directions_MRD is not None:
         shares = 1.0 if form.shares_MR is None else form.shares_MR.sqrt().unsqueeze(-1)
         directions_MKIR = on_grid((form.directions_MRD * shares).mT)
         yield {"plus_MKIZ" if form.sign > 0 else "minus_MKIZ": directions_MKIR}
-
-
-def _strips(root_MKIZ: Tensor) -> dict[str, Tensor]:
-    """Return Σ = R Rᵀ as the coefficients c_klij, k ≤ l, of strips of i; less than a third of F's work."""
-    (members, outputs, size), device = root_MKIZ.shape[:3], root_MKIZ.device
-    pairs = torch.triu_indices(outputs, outputs, device=device)
-    width = min(max(_STRIP[0], min(_STRIP[1], _COLUMNS // pairs.shape[1])), size)
-    starts = range(0, size, width)
-    strips_MJWQ = root_MKIZ.new_zeros(members, sum(size - start for start in starts), width, pairs.shape[1])
-    for q, (k, other) in enumerate(pairs.T.tolist()):
-        block_MII, at = root_MKIZ[:, k] @ root_MKIZ[:, other].mT, 0
-        both_MII = block_MII + block_MII.mT
-        for start in starts:
-            both_MII[:, start : start + width, start : start + width] *= 0.5
-            strip_MJW = both_MII[:, start:, start : start + width]
-            strips_MJWQ[:, at : at + size - start, : strip_MJW.shape[2], q] = strip_MJW
-            at += size - start
-    places = torch.zeros(outputs, outputs, dtype=torch.int64, device=device)
-    places[pairs[0], pairs[1]] = places[pairs[1], pairs[0]] = torch.arange(pairs.shape[1], device=device)
-    return {"strips_MJWQ": strips_MJWQ, "places_KK": places}
 
 
 def _on_layer(form: Form, at: Tensor, grid_KI: Tensor) -> dict[str, Tensor]:
