@@ -51,7 +51,8 @@ WRAPPED = {"whole": whole, "part": part, "in_place": in_place, "parallel": paral
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
