@@ -1,10 +1,11 @@
 """What `fit` costs per step beyond a loop written by hand, in time and in memory.
 
-Both train the same network on the same made-up rows with fused Adam. The hand-written loop shuffles each epoch, lets
-the optimiser decay the weights as the prior does, and reads the loss at an epoch's end. They take turns, an epoch each,
-so that a noisy machine is noisy to both alike; what is done once (checks of the data, initialisation, the posterior)
-does not count. Both profit from the wider heap that `fit` sets up (`torchbayes.native.heap`). Peak memory is what
-training takes in a process of its own beyond what that had before, all of that included.
+Both train the same network on the same made-up rows with a fused optimiser, Adam where no other is named. The loop by
+hand shuffles each epoch, lets the optimiser decay the weights as the prior does, and reads the loss at an epoch's end.
+They take turns, an epoch each, so that a noisy machine is noisy to both alike; what is done once (checks of the data,
+initialisation, the posterior) does not count. Both profit from the wider heap that `fit` sets up
+(`torchbayes.native.heap`). Peak memory is what training takes in a process of its own beyond what that had before, all
+of that included.
 
 `python -m benchmarks.overhead` races every network, `python -m benchmarks.overhead lstm` one of them.
 """
@@ -94,12 +95,14 @@ class Case:
         shape: of the inputs of a row.
         batch: rows of a step.
         steps: of an epoch.
+        momentum: of SGD; trained by Adam if None.
     """
 
     network: Callable[[], nn.Module]
     shape: tuple[int, ...]
     batch: int
     steps: int
+    momentum: float | None = None
 
     @property
     def rows(self) -> int:
@@ -122,6 +125,7 @@ CASES = {
     "lstm": Case(Recurrent, (40, 32), 64, 50),
     "packed lstm": Case(Packed, (40, 32), 64, 50),
     "wide": Case(wide, (100,), 64, 2),
+    "wide, SGD": Case(wide, (100,), 64, 2, momentum=0.9),
     "gru": Case(lambda: Recurrent(nn.GRU), (40, 32), 64, 50),
 }
 
@@ -129,7 +133,10 @@ CASES = {
 def hand_written(case: Case, rows: tuple[Tensor, Tensor]) -> Iterator[None]:
     """Train as one would without a library, and yield at the end of each epoch."""
     net, (inputs, targets) = case.network(), rows
-    optimizer = torch.optim.Adam(net.parameters(), lr=LR, fused=True, weight_decay=1 / case.rows)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), lr=LR, fused=True, weight_decay=1 / case.rows)
+    if case.momentum is not None:
+        decay = 1 / case.rows
+        optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=case.momentum, fused=True, weight_decay=decay)
     while True:
         total = torch.zeros(())
         for index in torch.randperm(case.rows).split(case.batch):
@@ -145,8 +152,8 @@ def hand_written(case: Case, rows: tuple[Tensor, Tensor]) -> Iterator[None]:
 def library(case: Case, rows: tuple[Tensor, Tensor], epochs: int, told: Callable[[object], None]) -> None:
     """Train with `fit`, and tell of the end of each epoch."""
     model = tb.Model(case.network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    optimizer, schedule = tb.Adam(lr=LR), tb.Constant()
-    method = tb.MAP(epochs=epochs, batch_size=case.batch, optimizer=optimizer, schedule=schedule)
+    optimizer = tb.Adam(lr=LR) if case.momentum is None else tb.SGD(lr=LR, momentum=case.momentum)
+    method = tb.MAP(epochs=epochs, batch_size=case.batch, optimizer=optimizer, schedule=tb.Constant())
     tb.fit(model, rows, method, callbacks=[told])
 
 

@@ -313,3 +313,27 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, said):
     assert lines[0].startswith("torchbayes: ")
     assert said in lines[0]
     assert not list(Path().iterdir())  # nothing was written
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+def test_chains_that_never_move_are_an_error_once_they_are_saved(capsys):
+    still = [*HMC, "--method.step_size", "1e6", "--method.trajectory", "1e6"]
+    still += ["--method.burn_in", "0", "--method.steps", "40", "--directory", "still"]
+    assert main(["fit", *still]) == 2
+    said = capsys.readouterr()
+    assert "Posterior: still/posterior.safetensors" in said.out
+    assert "no chain moved: all draws are the same, as HMC rejected every proposal" in said.err
+    _, found = load_run(Path("still"))
+    assert isinstance(found, tb.Draws)
+    assert found.weights_MSD.shape[:2] == (2, 40)
+    assert (found.weights_MSD == found.weights_MSD[:, :1]).all()
+    assert main(["fit", "--directory", "still", "--resume"]) == 2
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_draws_are_still_only_where_no_chain_moved(moved):
+    model = tb.Model(torch.nn.Linear(1, 1), tb.likelihoods.Gaussian(1.0))
+    weights_MSD = torch.ones(2, 20, 2)
+    weights_MSD[1, 19, 1] += moved
+    assert tb.Draws(model, weights_MSD).still == (not moved)
+    assert not tb.Draws(model, weights_MSD[:, :19]).still  # too few to tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,3 +371,20 @@ def test_there_is_a_checkpoint_after_the_first_step(batch_size: int, tmp_path: P
     data = torch.ones(8, 2), torch.ones(8, 1)
     tb.fit(model, data, tb.MAP(epochs=2, batch_size=batch_size), directory=tmp_path, callbacks=[look])
     assert there[1] == (2, True)
+
+
+def test_of_a_run_nothing_is_kept_but_its_posterior() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))  # one that the kernel refuses
+    kept: dict[str, weakref.ref[Tensor]] = {}
+
+    def look(event: Any) -> None:
+        state = event.state
+        kept.update(weights=weakref.ref(state.weights_MD), gradient=weakref.ref(state.gradient_MD))
+        kept.update({name: weakref.ref(slot) for name, slot in state.slots.items()})
+
+    model = tb.Model(network, tb.likelihoods.Categorical())
+    rows = (torch.zeros(8, 3), torch.arange(8) % 2)
+    posterior = tb.fit(model, rows, tb.MAP(epochs=1, optimizer=tb.SGD()), callbacks=[look])
+    assert {name for name, tensor in kept.items() if tensor() is not None} == set()
+    assert posterior.members == 1
+    assert kept.keys() == {"weights", "gradient", "momentum_MD"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
+from torchbayes.driver import progress
 from torchbayes.methods.optimise.length import FACTOR
 from torchbayes.methods.schedules import Constant
 from torchbayes.native.seeds import Purpose, generator
@@ -144,6 +146,44 @@ def test_a_resumed_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tb.MAP, "chosen", None)  # a second choice would raise
     again = fit(data, method, directory=tmp_path / "cut", resume=True)
     assert torch.equal(again.weights_MD, whole.weights_MD)
+
+
+@ignored
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (0.25, 0.5, "its validation is 0.25, now 0.5"),
+        (0.25, None, "its validation is 0.25, now None"),
+        (None, 0.25, "its validation is None, now 0.25"),
+        (table(8), 0.25, r"its validation is {'rows': 8}, now 0.25"),
+        (table(8), table(9), "its validation.rows is 8, now 9"),
+    ],
+    ids=["share", "no more", "new", "own", "others"],
+)
+@pytest.mark.parametrize("method", [tb.MAP(), tb.MAP(epochs=5)], ids=["chosen", "set"])
+def test_a_resumed_run_is_asked_for_the_same_validation(
+    before: Any, now: Any, said: str, method: tb.MAP, tmp_path: Path
+) -> None:
+    data = table(60)
+    whole = tb.fit(model(), data, method, directory=tmp_path, validation=before, callbacks=())
+    with pytest.raises(ValueError, match=said):
+        tb.fit(model(), data, method, directory=tmp_path, resume=True, validation=now, callbacks=())
+    again = tb.fit(model(), data, method, directory=tmp_path, resume=True, validation=before, callbacks=())
+    assert torch.equal(again.tensors()["weights_MD"], whole.tensors()["weights_MD"])
+
+
+@ignored
+def test_the_first_run_says_what_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST", 0.0)  # seconds before the first line
+    monkeypatch.setattr(progress, "LONGEST", 0.0)
+    tb.fit(model(), table(60), tb.MAP())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"  MAP, finding the number of epochs, 0:00:\d\d: 1 of \d+ epochs at most: NLL of held-out rows [\d.]+", first
+    )
+    assert last.startswith("  MAP, 0:00:")
+    tb.fit(model(), table(60), tb.MAP(), callbacks=())
+    assert not capsys.readouterr().err
 
 
 @ignored

@@ -1,13 +1,16 @@
-"""Modules wrapped by torch.compile, whole or in part: names, files and starts are those of the plain module."""
+"""Modules wrapped by torch.compile, whole or in part, or by data parallelism: all is as of the plain module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import torchbayes as tb
 from tests.oracles import classes, normal
@@ -35,7 +38,23 @@ def in_place() -> nn.Module:
     return module
 
 
-WRAPPED = {"whole": whole, "part": part, "in_place": in_place}
+def parallel() -> nn.Module:
+    return nn.DataParallel(plain())
+
+
+def both() -> nn.Module:
+    return torch.compile(nn.DataParallel(whole()), backend="eager")  # type: ignore[return-value]
+
+
+WRAPPED = {"whole": whole, "part": part, "in_place": in_place, "parallel": parallel, "both": both}
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def model(network: nn.Module | Callable[[], nn.Module]) -> tb.Model:
@@ -43,7 +62,7 @@ def model(network: nn.Module | Callable[[], nn.Module]) -> tb.Model:
 
 
 @pytest.mark.parametrize("make", [*WRAPPED.values()], ids=[*WRAPPED])
-def test_a_compiled_module_is_fitted_saved_and_loaded_as_the_plain_one(make: Callable[[], nn.Module], tmp_path: Path):
+def test_a_wrapped_module_is_fitted_saved_and_loaded_as_the_plain_one(make: Callable[[], nn.Module], tmp_path: Path):
     given = make()
     names = [*given.state_dict()]
     wrapped, bare = model(given), model(plain())
@@ -62,9 +81,9 @@ def test_a_compiled_module_is_fitted_saved_and_loaded_as_the_plain_one(make: Cal
 
 
 @pytest.mark.parametrize("make", [*WRAPPED.values()], ids=[*WRAPPED])
-def test_a_fit_starts_at_a_compiled_module_and_laplace_sees_its_layers(make: Callable[[], nn.Module]):
+def test_a_fit_starts_at_a_wrapped_module_and_laplace_sees_its_layers(make: Callable[[], nn.Module]):
     trained = make()
-    inside = {n.replace("_orig_mod.", ""): t for n, t in trained.state_dict().items()}
+    inside = {n.replace("_orig_mod.", "").removeprefix("module."): t for n, t in trained.state_dict().items()}
     start = plain()
     start.load_state_dict(inside)
     method = tb.Laplace(structure="dense", check_mode=False, prior="model")
@@ -97,3 +116,25 @@ def test_a_compiled_part_used_twice_is_unwrapped_at_both_places():
     weight, bias = made.layout.split(made.given_weights()).values()
     expected = (ROWS[0] @ weight.T + bias) @ weight.T + bias
     torch.testing.assert_close(made.network(made.given_weights(), ROWS[0]), expected)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_module_of_distributed_data_parallelism_is_the_one_inside():
+    inside = plain()
+    wrapped = nn.parallel.DistributedDataParallel(inside)
+    method = tb.Laplace(structure="dense", check_mode=False, prior="model")
+    made = model(wrapped)
+    assert made.layout.names == model(inside).layout.names
+    for network in (wrapped, plain()):
+        posterior = tb.fit(model(network), ROWS, method, start=wrapped)
+        assert isinstance(posterior, tb.LaplacePosterior)
+        torch.testing.assert_close(posterior.mean_MD[0], made.given_weights(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_shards_of_a_module_are_refused():
+    shards = plain()
+    fully_shard(shards, mesh=init_device_mesh("cpu", (1,)))
+    for network, start in ((plain(), shards), (shards, None)):
+        with pytest.raises(ValueError, match=r"split over processes, as FSDP does.*load them into the plain module"):
+            tb.fit(model(network), ROWS, tb.MAP(epochs=1), start=start)

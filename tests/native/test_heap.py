@@ -36,3 +36,24 @@ def test_a_step_finds_its_memory_again():
     # A small block that happens to lie at the top of the heap keeps it from being given back, in up to half of the
     # processes. Were that so in all of twelve, there would be nothing to mend, and `widen` could go.
     assert any(faults("") > 1000 for _ in range(12))
+
+
+# blocks below the size that is mapped by itself, of which every other one is freed: none of these lies at the top
+HOLES = """
+import torch
+from benchmarks.harness import memory_now
+from torchbayes.native.heap import trim, widen
+widen()
+blocks = [torch.ones(1 << 20) for _ in range(40)]
+del blocks[::2]
+before = memory_now()
+trim()
+print(before - memory_now())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
+def test_trimming_gives_freed_memory_back():
+    command = [sys.executable, "-c", HOLES]
+    freed = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 70 <= freed <= 90  # MiB: 20 blocks of 4 MiB

@@ -107,6 +107,9 @@ def fit(argv: list[str]) -> None:
 
     Args:
         argv: options.
+
+    Raises:
+        ValueError: if no chain of a sampler ever moved, once its draws are saved.
     """
     from torchbayes.catalogue.config import START, fit_run
 
@@ -135,9 +138,15 @@ def fit(argv: list[str]) -> None:
         setup = problem.setup()  # once each process has its device
         if ranks.first:
             say_notes(setup.data)
-        fit_run(setup, method, directory, start=start, **how, ranks=ranks)
+        posterior = fit_run(setup, method, directory, start=start, **how, ranks=ranks)
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
+        if isinstance(posterior, tb.Draws) and posterior.still:
+            raise ValueError(
+                f"no chain moved: all draws are the same, as {type(method).__name__} rejected every proposal or took "
+                f"steps too small to tell. They are saved all the same, and mean nothing. Set another "
+                f"`--method.step_size`, in another directory."
+            )
 
 
 def diagnose(argv: list[str]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchbayes.curvature.layers import sum_of
 from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Form
+from torchbayes.linalg.strips import of_strips, strips
 from torchbayes.linalg.structure import PlacedForm
 
 
@@ -55,22 +56,25 @@ class Leaf:
     form: Form
     coverage: list[Coverage]
 
-    def block(self, unit: int, other: int) -> Tensor:
-        """Return the block of a Σ given by its root, between the weights of two output units of its layer; cached."""
-        assert self.form.root_MDZ is not None
-        if (unit, other) not in self._blocks:
-            (where,), root = self.coverage[0].where, self.form.root_MDZ[0]
-            self._blocks[unit, other] = root[where[unit]] @ root[where[other]].T
-        return self._blocks[unit, other]
-
     @property
     def is_root(self) -> bool:
         """Whether Σ is R Rᵀ alone."""
         return self.form.variance is None and self.form.directions_MRD is None
 
     @cached_property
-    def _blocks(self) -> dict[tuple[int, int], Tensor]:
-        return {}
+    def strips(self) -> dict[str, Tensor]:
+        """Σ of a layer given by its root, as `linalg.strips.of_strips` takes it."""
+        return strips(self._root_KIZ.unsqueeze(0))
+
+    @cached_property
+    def own_KII(self) -> Tensor:
+        """The blocks of such a Σ that are each within the weights of one output unit."""
+        return self._root_KIZ @ self._root_KIZ.mT
+
+    @property
+    def _root_KIZ(self) -> Tensor:
+        assert self.form.root_MDZ is not None
+        return self.form.root_MDZ[0][self.coverage[0].where[0]]
 
 
 def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[Leaf]:
@@ -196,13 +200,10 @@ def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> T
 
 def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
-    seen, outputs = part.plain_given()[:, 0], range(part.where.shape[1])
-    pairs = [(k, other) for k in outputs for other in (outputs[k : k + 1] if diagonal else outputs[k:])]
-    found = {pair: ((seen @ leaf.block(*pair)) * seen).sum(-1) for pair in pairs}
+    seen = part.plain_given()[:, 0]
     if diagonal:
-        return torch.stack([found[k, k] for k in outputs], dim=-1).clamp_min(0)
-    rows = [torch.stack([found[min(k, j), max(k, j)] for j in outputs], dim=-1) for k in outputs]
-    return torch.stack(rows, dim=-2)
+        return torch.stack([((seen @ own_II) * seen).sum(-1) for own_II in leaf.own_KII], dim=-1).clamp_min(0)
+    return of_strips(seen, **leaf.strips)[0]
 
 
 def features(form: Form, parts: Sequence[Part], *, units: int) -> Iterator[tuple[int, Tensor]]:

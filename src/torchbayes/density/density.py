@@ -260,7 +260,8 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
 def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
     """Return the backend that runs the members; unless it is set, it is chosen on the first rows."""
     if density.plan is None:
-        gradient_MD = torch.empty_like(evaluation.weights_MD)
+        gradient_MD = evaluation.gradient_MD  # is overwritten all the same once the plan is made
+        gradient_MD = torch.empty_like(evaluation.weights_MD) if gradient_MD is None else gradient_MD
         first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
         density.plan = choose(density._backends, first)
     return density._backends[density.plan.backend]

@@ -239,8 +239,8 @@ def kernel_of(model: Model) -> DenseModel | UnavailableError:
             _KERNELS[model] = dense_model(
                 model.network.module, model.layout, likelihood=model.likelihood, prior=model.prior
             )
-        except UnavailableError as error:
-            _KERNELS[model] = error
+        except UnavailableError as error:  # a copy: this one's traceback holds the tensors of the calls that led here
+            _KERNELS[model] = UnavailableError(str(error))
     return _KERNELS[model]
 
 

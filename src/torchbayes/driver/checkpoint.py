@@ -52,16 +52,16 @@ def _lasting(state: Any) -> list[dataclasses.Field[Any]]:
 
 
 def released(state: Any) -> Any:
-    """Return the last state of a run with its workspaces empty, which frees their memory."""
+    """Return the last state of a run without what only further steps need, which frees its memory."""
     if not dataclasses.is_dataclass(state):
         return state
     entries = {f: getattr(state, f.name) for f in dataclasses.fields(state)}
-    parts = {f.name: _emptied(e) if f.metadata.get("workspace") else released(e) for f, e in entries.items()}
+    parts = {f.name: _emptied(e) if f.metadata.get("for_steps") else released(e) for f, e in entries.items()}
     return dataclasses.replace(state, **parts)  # type: ignore[type-var]
 
 
-def _emptied(workspace: Tensor | tuple[Any, ...]) -> Tensor | tuple[Any, ...]:
-    return workspace.new_empty(0) if isinstance(workspace, Tensor) else ()
+def _emptied(entry: Tensor | Mapping[str, Tensor] | tuple[Any, ...]) -> Any:
+    return entry.new_empty(0) if isinstance(entry, Tensor) else type(entry)()
 
 
 def _stored_name(field: dataclasses.Field[Any]) -> str:

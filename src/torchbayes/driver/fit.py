@@ -20,7 +20,7 @@ from torchbayes.driver.checks import check_fit, check_shares, check_size, check_
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
-from torchbayes.driver.progress import Callback, listeners
+from torchbayes.driver.progress import Callback, listeners, search
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
@@ -30,6 +30,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
+from torchbayes.native.heap import trim
 from torchbayes.native.seeds import Purpose, generator, member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
@@ -76,7 +77,7 @@ def fit(
             continues as if it had been that long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
             None shows a progress bar on a terminal, elsewhere a line after 10 s and then after ever longer waits, on
-            standard error; an empty tuple shows nothing.
+            standard error, and the like for a first run that finds the number of epochs; an empty tuple shows nothing.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.
@@ -106,10 +107,9 @@ def fit(
     check_fit(model, method, start, **options, space=space)
     check_validation(method, validation, start)
     seed = as_seed(seed)
-    settings = {"validation": validation, "callbacks": callbacks, "ranks": ranks, "space": space}
-    method, start, sought = _at_modes(
-        model, data, _of_length(method, steps), start, seed=seed, directory=directory, **settings
-    )
+    about: dict[str, Any] = {"validation": validation, "callbacks": callbacks, "ranks": ranks, "space": space}
+    method = _of_length(method, steps)
+    method, start, sought = _at_modes(model, data, method, start, seed=seed, directory=directory, **about)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
@@ -122,15 +122,12 @@ def fit(
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
-    with_first = {"begin": begin, "seed": seeds[0], "directory": directory}
-    method, chosen = _chosen(model, source, method, validation=validation, **with_first)
-    about = {
-        **_about(model, source, method, seed),
-        **sought,
-        **chosen,
-        **({} if space is None else {"space": space.checksum}),
-    }
+    of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
+    method, chosen = _chosen(model, source, method, validation=validation, begin=begin, seed=seeds[0], **of_first)
+    within = {} if space is None else {"space": space.checksum}
+    about = {**_about(model, source, method, seed), **sought, **chosen, **within}
     density = _density(model, source, method, ranks=shard.ranks)
+    trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
     fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
     del begin
@@ -153,6 +150,7 @@ def _chosen(
     begin: tuple[Tensor, Buffers],
     seed: int,
     directory: str | PathLike[str] | None,
+    callbacks: Sequence[Callback] | None,
 ) -> tuple[Method, dict[str, Any]]:
     """Return the method with the settings that held-out rows choose, and what to record of the choice.
 
@@ -164,14 +162,19 @@ def _chosen(
         begin: weights and buffers of all members.
         seed: of the first member, and of the rows that are held out.
         directory: of the run, which keeps its choice when it is resumed.
+        callbacks: as of `fit`; None shows progress.
 
     Returns:
-        The method, and an entry `chosen` of the run's description, or none.
+        The method, and entries of the run's description: what `validation` was, and what was chosen.
     """
-    needs = method.needs
-    if needs.validation == "none" or (validation is None and needs.validation == "possible"):
+    if method.needs.validation == "none":
         return method, {}
-    return _choose(model, source, method, validation=validation, begin=begin, seed=seed, directory=directory)
+    asked = _asked(model, validation)
+    if validation is None and method.needs.validation == "possible":
+        return method, asked
+    about_run: dict[str, Any] = {"begin": begin, "seed": seed, "directory": directory, "callbacks": callbacks}
+    method, found = _choose(model, source, method, validation=validation, **about_run)
+    return method, {**asked, **found}
 
 
 def _choose(
@@ -183,6 +186,7 @@ def _choose(
     begin: tuple[Tensor, Buffers],
     seed: int,
     directory: str | PathLike[str] | None,
+    callbacks: Sequence[Callback] | None,
 ) -> tuple[Method, dict[str, Any]]:
     """Return as `_chosen`, of a method that leaves something to choose."""
     if validation is None and source.num_data < _FEWEST:
@@ -195,10 +199,18 @@ def _choose(
         return method, {}
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
     weights_MD, buffers = begin[0][:1], {name: buffer[:1] for name, buffer in begin[1].items()}
-    found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed)  # type: ignore[attr-defined]
+    with search(callbacks, method) as told:
+        found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed, told=told)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
     record = {"settings": dict(found.settings), "held_out": held_out, **found.record}
     return _having(method, found.settings), {"chosen": record}
+
+
+def _asked(model: Model, validation: float | Any) -> dict[str, Any]:
+    """Return what a resumed run must be asked for as well: the same share, or as many rows of their own."""
+    if validation is None or isinstance(validation, float):
+        return {"validation": validation}
+    return {"validation": {"rows": as_source(model, validation, _HELD_OUT).num_data}}
 
 
 def _having(method: Method, settings: Mapping[str, Any]) -> Method:
@@ -359,10 +371,12 @@ def _at_modes(
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
     seeds = member_seeds(seed, 1)
-    with_first = {"begin": start_of(model, None, seeds), "seed": seeds[0], "directory": directory}
-    method, chosen = _choose(model, source, method, validation=validation, **with_first)
+    first: dict[str, Any] = {"begin": start_of(model, None, seeds), "seed": seeds[0], "directory": directory}
+    first["callbacks"] = settings["callbacks"]
+    method, chosen = _choose(model, source, method, validation=validation, **first)
     sought = chosen["chosen"]["mode"] if chosen else {}
-    return method, fit(model, data, _having(seeker, sought), seed=seed, **settings), chosen
+    start = fit(model, data, _having(seeker, sought), seed=seed, **settings)
+    return method, start, {**_asked(model, validation), **chosen}
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

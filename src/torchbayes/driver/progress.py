@@ -46,6 +46,8 @@ Callback = Callable[[Event], object]
 def summary(event: Event) -> str:
     """Return the main numbers of an epoch: NLL and, for a descent, the learning rate; or those of a sampler."""
     record = event.record
+    if "held_out" in record:
+        return f"NLL of held-out rows {record['held_out']:.4g}"
     if "nll" in record:
         nlls = record["nll"]
         spread = f" ({min(nlls):.4g} to {max(nlls):.4g})" if len(nlls) > 1 else ""
@@ -78,7 +80,7 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         """Take the numbers of a finished epoch."""
-        self._done, self._numbers = event.epoch, summary(event)
+        self._done, self._epochs, self._numbers = event.epoch, event.epochs, summary(event)
         self.poll()
 
     def poll(self) -> None:
@@ -94,7 +96,9 @@ class Lines:
 
 
 @contextmanager
-def progress_bar(method: Method, done: int, epochs: int, *, unit: str = "epochs") -> Iterator[Callback]:
+def progress_bar(
+    method: Method, done: int, epochs: int, *, unit: str = "epochs", doing: str = ""
+) -> Iterator[Callback]:
     """Show progress on standard error while the `with` lasts: a bar on a terminal, else an occasional line.
 
     Args:
@@ -102,6 +106,7 @@ def progress_bar(method: Method, done: int, epochs: int, *, unit: str = "epochs"
         done: epochs already done.
         epochs: epochs of the run.
         unit: what is counted, in the plural.
+        doing: what is done to it, where it is not fitted.
 
     Yields:
         A callback that moves the bar.
@@ -116,6 +121,7 @@ def progress_bar(method: Method, done: int, epochs: int, *, unit: str = "epochs"
     )
     console = Console(stderr=True)
     title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
+    title += f", {doing}" if doing else ""
     if not console.is_terminal:
         yield Lines(title, done, epochs, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
         return
@@ -123,7 +129,7 @@ def progress_bar(method: Method, done: int, epochs: int, *, unit: str = "epochs"
         task = progress.add_task(title, total=epochs, completed=done, numbers="")
 
         def move(event: Event) -> None:
-            progress.update(task, completed=event.epoch, numbers=summary(event))
+            progress.update(task, completed=event.epoch, total=event.epochs, numbers=summary(event))
 
         yield move
 
@@ -145,3 +151,21 @@ def listeners(
         return
     with progress_bar(method, *epochs, unit=unit) as bar:
         yield (bar,)
+
+
+@contextmanager
+def search(callbacks: Sequence[Callback] | None, method: Method) -> Iterator[Callable[[int, int, float], object]]:
+    """Show the progress of the first run, which finds the number of epochs, as that of a run is shown by default.
+
+    Args:
+        callbacks: as of `fit`; those that are given hear of the run alone.
+        method: what is fitted.
+
+    Yields:
+        A function of the epochs done, those of the longest search, and the held-out rows' negative log likelihood.
+    """
+    if callbacks is not None:
+        yield lambda *_: None
+        return
+    with progress_bar(method, 0, 0, unit="epochs at most", doing="finding the number of epochs") as bar:
+        yield lambda epoch, most, nll: bar(Event(epoch, most, 0, None, None, {"held_out": nll}))

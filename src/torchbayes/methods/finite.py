@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# marks a field of a state whose content is scratch space, kept neither between runs nor in checkpoints
-WORKSPACE: dict[str, Any] = {"workspace": True}
+# marks a field of a state that steps need and the posterior does not: it is freed once the last step is taken
+FOR_STEPS: dict[str, Any] = {"for_steps": True}
+# marks one whose content is scratch space besides, kept neither between runs nor in checkpoints
+WORKSPACE: dict[str, Any] = {**FOR_STEPS, "workspace": True}
 LAG = {"cpu": 1}  # steps after which their numbers are looked at, by device
 _LATE = 50
 

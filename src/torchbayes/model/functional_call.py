@@ -15,6 +15,7 @@ from torchbayes.checks import SettingError
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.rows.batch import arguments, copied, tensors_of
 from torchbayes.model.wrappers import unwrapped
+from torchbayes.native.heap import trim
 from torchbayes.native.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -94,6 +95,8 @@ class Held:
                     f"instead."
                 )
             self._writes[training] = before[1] != _counts(tensors)
+        del own, weights
+        trim()  # of these copies, and of those that were made of the network before
 
 
 def functional_copy(module: nn.Module) -> nn.Module:

@@ -23,7 +23,7 @@ from torchbayes.model.layout import Layout, only
 from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
-from torchbayes.model.wrappers import plainly_named
+from torchbayes.model.wrappers import bare, plainly_named
 from torchbayes.native.seeds import Purpose, seeded
 
 Given = nn.Module | Callable[[], nn.Module]
@@ -62,10 +62,11 @@ class Network:
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of unlike dtypes.
-            ValueError: if no parameter is random, a parameter is not initialised yet, or a mask does not fit.
+            ValueError: if no parameter is random, a parameter is not initialised yet or split over processes, or a mask
+                does not fit.
         """
         self._factory = None if isinstance(module, nn.Module) else module
-        self.class_axis, made = class_axis, _made(module)
+        self.class_axis, made = class_axis, bare(_made(module))
         self.module = functional_copy(made)
         named = dict(self.module.named_parameters())
         _check_parameters(named)
@@ -244,7 +245,7 @@ def _drawn(network: Network, seed: int, *, warn: bool) -> tuple[Tensor, Buffers]
     """
     with seeded(Purpose.INITIALISATION, seed, device=network.device):
         own = (network.module, network.layout, network._loaded)
-        module = network._factory() if network._factory else reinitialised(*own, warn=warn)
+        module = bare(network._factory()) if network._factory else reinitialised(*own, warn=warn)
     named = plainly_named([*module.named_parameters(), *module.named_buffers()])
     if not named.keys() >= set(network.layout.names):
         raise ValueError("the factory must make networks with the same parameter names at every call.")

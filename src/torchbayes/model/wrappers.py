@@ -1,8 +1,8 @@
-"""Modules wrapped by `torch.compile`, whose parameters are named as in the modules inside.
+"""Modules wrapped by `torch.compile` or data parallelism, whose parameters are named as in the modules inside.
 
-A wrapper holds its module as `_orig_mod`, and so would every name, of a file or a glob, depend on whether it is there.
-It is taken off: a wrapper is compiled for the parameters that it holds, and is compiled again for those of every call.
-The plan "compiled" compiles a fit as a whole.
+A wrapper holds its module as `_orig_mod` or `module`, and so would every name, of a file or a glob, depend on whether
+it is there. It is taken off: a wrapper is compiled for the parameters that it holds, and is compiled again for those of
+every call, and one of data parallelism splits rows, which `ranks=` does. The plan "compiled" compiles a fit as a whole.
 """
 
 from __future__ import annotations
@@ -11,13 +11,34 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-_INSIDE = "_orig_mod"
+_INSIDE, _SHARDED = "_orig_mod", "_fsdp_wrapped_module"
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """Return a module without the wrappers around the whole of it.
+
+    Raises:
+        ValueError: if its weights are split over processes.
+    """
+    shards = any(_SHARDED in part._modules for part in module.modules())
+    if shards or any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
+        raise ValueError(
+            "the weights of the network are split over processes, as FSDP does, and this one holds only its shards. "
+            "Get them with `get_model_state_dict` of torch.distributed.checkpoint.state_dict and "
+            "`StateDictOptions(full_state_dict=True)`, load them into the plain module, and pass that."
+        )
+    while _INSIDE in module._modules or isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        module = module.get_submodule(_INSIDE if _INSIDE in module._modules else "module")
+    return module
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return a module without wrappers; its own submodules are replaced in place."""
-    while _INSIDE in module._modules:
-        module = module.get_submodule(_INSIDE)
+    """Return a module without wrappers; its own submodules are replaced in place.
+
+    Raises:
+        ValueError: as of `bare`.
+    """
+    module = bare(module)
     for part in module.modules():
         for name, child in [*part._modules.items()]:  # not `named_children`, which gives a shared one once
             if child is not None and _INSIDE in child._modules:
@@ -26,5 +47,5 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def plainly_named(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return parameters or buffers by the names that they have without wrappers."""
+    """Return parameters or buffers of a bare module by the names that they have without wrappers inside it."""
     return {name.replace(f"{_INSIDE}.", ""): tensor for name, tensor in named}

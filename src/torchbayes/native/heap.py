@@ -1,8 +1,10 @@
-"""The heap: memory that a step frees stays with the process, for the next step."""
+"""The heap: memory that a step frees stays with the process for the next step, and what came before is given back."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 
 import torch
 
@@ -20,3 +22,14 @@ def widen() -> None:
     environment (MALLOC_TRIM_THRESHOLD_ and the like), are as before.
     """
     torch.empty(_BLOCK, dtype=torch.uint8, device="cpu")
+
+
+def trim() -> None:
+    """Give freed memory back to the system, in glibc; other allocators have rules of their own.
+
+    Blocks below 32 MiB, as most layers are, lie in the heap, which keeps those that are freed anywhere but at its top.
+    A network is copied when it is checked and initialised, so what is kept may be as large as its weights.
+    """
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if give_back is not None:
+        give_back(0)

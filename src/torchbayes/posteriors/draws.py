@@ -13,6 +13,8 @@ from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, readable
 
+_FEWEST = 20  # draws by which it is judged whether a chain moves
+
 
 @readable
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class Draws(Posterior):
     def default_draws(self) -> int:
         """All draws, M · S."""
         return self.weights_MSD.shape[0] * self.weights_MSD.shape[1]
+
+    @property
+    def still(self) -> bool:
+        """Whether no chain ever moved, in 20 draws or more: all proposals were rejected, or too small to tell."""
+        first_MD, *others = self.weights_MSD.unbind(1)
+        return len(others) + 1 >= _FEWEST and all(torch.equal(draw_MD, first_MD) for draw_MD in others)
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return draws: all of them when `draws` is their number, else a random subsample of each chain.

@@ -11,7 +11,7 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.subspace import Subspace
-from torchbayes.model.wrappers import plainly_named
+from torchbayes.model.wrappers import bare, plainly_named
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import is_finite
@@ -97,8 +97,9 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
     """Return the weights and buffers of a trained module, once per member.
 
     Raises:
-        ValueError: if its parameters do not match the model's network.
+        ValueError: if its parameters do not match the model's network, or are split over processes.
     """
+    module = bare(module)
     held = plainly_named(module.named_parameters())
     own = model.network
     shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})

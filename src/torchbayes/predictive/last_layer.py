@@ -2,7 +2,7 @@ r"""The linearised predictive of a last layer as a plain module: one pass throug
 
 With the last layer's inputs a (and a 1 for its bias) and weights N(W*, Σ), the outputs at a place are W* a with the
 covariance V_kl = aᵀ Σ_kl a, exactly. Where Σ = U diag(v) Uᵀ on the grid of the weights, U = U_R ⊗ U_C, that is
-U_R diag(Σ_i v_oi (U_Cᵀ a)_i²) U_Rᵀ; where Σ = R Rᵀ it is F Fᵀ with F_kz = Σ_i R_kiz a_i.
+U_R diag(Σ_i v_oi (U_Cᵀ a)_i²) U_Rᵀ; where Σ = R Rᵀ it is F Fᵀ with F_kz = Σ_i R_kiz a_i, or by strips of the inputs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from torchbayes.curvature.layers import sum_of
 from torchbayes.linalg import Form
+from torchbayes.linalg.strips import of_strips, strips
 from torchbayes.linalg.structure import PlacedForm, forms
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network, tensor_of
@@ -134,9 +135,8 @@ class LinearisedModule(PredictiveModule):
 def _of_term(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
     if "variance_MKI" in term:
         return _of_grid(rows_PI, term, full)
-    if "blocks_MQP" in term:
-        one, other = term["at_2Q"]
-        return (rows_PI[:, one] * rows_PI[:, other] @ term["blocks_MQP"])[..., term["places_KK"]]
+    if "strips_MJWQ" in term:
+        return of_strips(rows_PI, **term)
     return _of_root(rows_PI, term, full)
 
 
@@ -182,25 +182,11 @@ def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[
         yield {"variance_MKI": on_grid(form.variance.unsqueeze(-1))[..., 0]} if flat else _on_layer(form, at, grid_KI)
     if form.root_MDZ is not None:
         root_MKIZ = on_grid(form.root_MDZ)
-        yield _blocks(root_MKIZ) if full else {"plus_MKIZ": torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
+        yield strips(root_MKIZ) if full else {"plus_MKIZ": torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
     if form.directions_MRD is not None:
         shares = 1.0 if form.shares_MR is None else form.shares_MR.sqrt().unsqueeze(-1)
         directions_MKIR = on_grid((form.directions_MRD * shares).mT)
         yield {"plus_MKIZ" if form.sign > 0 else "minus_MKIZ": directions_MKIR}
-
-
-def _blocks(root_MKIZ: Tensor) -> dict[str, Tensor]:
-    """Return Σ = R Rᵀ as the coefficients of the products a_i a_j, i ≤ j, in V_kl, k ≤ l: a quarter of F's work."""
-    outputs, size, device = *root_MKIZ.shape[1:3], root_MKIZ.device
-    pairs, at = torch.triu_indices(outputs, outputs, device=device), torch.triu_indices(size, size, device=device)
-    found = []
-    for k, other in pairs.T.tolist():
-        block_MII = root_MKIZ[:, k] @ root_MKIZ[:, other].mT
-        both = torch.where(at[0] == at[1], 0.5, 1.0).to(block_MII)
-        found.append((block_MII + block_MII.mT)[:, at[0], at[1]] * both)
-    places = torch.zeros(outputs, outputs, dtype=torch.int64, device=device)
-    places[pairs[0], pairs[1]] = places[pairs[1], pairs[0]] = torch.arange(pairs.shape[1], device=device)
-    return {"blocks_MQP": torch.stack(found, dim=-1), "at_2Q": at, "places_KK": places}
 
 
 def _on_layer(form: Form, at: Tensor, grid_KI: Tensor) -> dict[str, Tensor]:

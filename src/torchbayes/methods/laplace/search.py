@@ -9,7 +9,7 @@ the smallest, which leaves the posterior as wide as these rows allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,14 @@ _ROWS = 500  # of each fold that the predictions are made for, in whole batches
 
 
 def search(
-    method: Any, model: Model, folds: Sequence[Fold], *, weights_MD: Tensor, buffers: Buffers, seed: int
+    method: Any,
+    model: Model,
+    folds: Sequence[Fold],
+    *,
+    weights_MD: Tensor,
+    buffers: Buffers,
+    seed: int,
+    told: Callable[[int, int, float], object] = lambda *_: None,
 ) -> Chosen:
     """Return what held-out rows choose: how long to train, and the prior.
 
@@ -48,6 +55,7 @@ def search(
         weights_MD: where training begins, (1, D).
         buffers: the network's buffers there.
         seed: of the run.
+        told: as `choose_epochs` takes it.
 
     Returns:
         `prior`, the factor d; and a record of the search, in which `mode` holds settings of the training.
@@ -56,7 +64,7 @@ def search(
     begin = {"weights_MD": weights_MD, "buffers": buffers, "seed": seed}
     num_data = folds[0].rows.num_data
     training = LogDensity(model, num_data, None, plan="auto", training=True)
-    found = choose_epochs(SEEKER, training, folds, **begin)
+    found = choose_epochs(SEEKER, training, folds, told=told, **begin)
     record = {**found.record, "mode": found.settings}
     if not found.settings or method.prior != "scalar" or method.noise:
         return Chosen({}, record)

@@ -44,6 +44,7 @@ class Descent(ABC):
         if not found.settings or not self.candidates:
             return found
         each = [{**found.settings, **settings} for settings in self.candidates]
+        begin.pop("told", None)
         best, nlls = most_likely(self, each, density, folds=folds, **begin)
         tried = [{**settings, "nll": nll} for settings, nll in zip(self.candidates, nlls, strict=True)]
         return Chosen(best, {**found.record, "tried": tried})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.finite import WORKSPACE, Seen, due, first_unsound
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.model import Batch
@@ -39,7 +39,7 @@ class Trajectory:
     """
 
     weights_MD: Tensor
-    slots: Slots
+    slots: Slots = field(metadata=FOR_STEPS)
     buffers: Buffers
     gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)
     seeds: tuple[int, ...]

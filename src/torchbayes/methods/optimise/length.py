@@ -15,7 +15,7 @@ runs, each without rows of its own, and v is their mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -58,6 +58,7 @@ def choose_epochs(
     weights_MD: Tensor,
     buffers: Buffers,
     seed: int,
+    told: Callable[[int, int, float], object] = lambda *_: None,
 ) -> Chosen:
     """Return the epochs that held-out rows choose; at most those of the method, where these are set.
 
@@ -68,6 +69,8 @@ def choose_epochs(
         weights_MD: where they begin, (1, D).
         buffers: the network's buffers there.
         seed: of the run.
+        told: called after each epoch with their number, the largest there can be, and the negative log likelihood of
+            the held-out rows when it was last looked at.
 
     Returns:
         `epochs`, and a record of the first runs: their epochs, the best one, and the mean negative log likelihood of
@@ -85,6 +88,7 @@ def choose_epochs(
             epoch += 1
             if epoch >= max(seen, default=0) * _NEXT + 1 or epoch == most:
                 seen[epoch] = _nll(density, runs, folds)
+            told(epoch, most, seen[max(seen)])
     except DivergedError:  # what was seen before stands; a run that diverges again says so itself
         pass
     if not seen or not math.isfinite(least := min(seen.values())):

@@ -29,7 +29,7 @@ from torchbayes.checks import (
 )
 from torchbayes.native.seeds import Purpose, seeded
 
-_BLOCK = 1 << 20  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
+_BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
 
 
 @runtime_checkable
