@@ -75,14 +75,14 @@ def test_dual_averaging_meets_its_target_in_every_chain(target: float):
 
 @pytest.mark.parametrize("target", [0.7, 0.8, 0.9])
 def test_trees_meet_their_target_after_burn_in(target: float):
-    """With the γ = 0.05 of Hoffman and Gelman it was 0.91 to 0.93 where the target was 0.8: steps too short by a third."""
+    """With the γ = 0.05 of Hoffman and Gelman it was 0.88 to 0.93 for 0.8, with steps too short by a third."""
     method = tb.NUTS(24, 300, 150, target_acceptance=target)
     acceptance_MS = tb.sample(gaussian(), method, normal(24, 5), callbacks=()).numbers["acceptance"]
-    assert acceptance_MS[:, 150:].mean() == pytest.approx(target, abs=0.03)
+    assert acceptance_MS[:, 150:].mean() == pytest.approx(target, abs=0.05)
 
 
 def test_dual_averaging_follows_its_equations():
-    """Hoffman and Gelman (2014), equation 6 and algorithm 5, with γ = 0.4 and μ = log ε_1, while no bound is met."""
+    """Hoffman and Gelman (2014), equation 6 and algorithm 5, with γ = 0.2 and μ = log ε_1, while no bound is met."""
     noise = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     memory, accepted = StepSize.at(torch.tensor([0.3, 7.0])), []
     for row in noise:
@@ -93,7 +93,7 @@ def test_dual_averaging_follows_its_equations():
         log_step = log_average
         for t in range(1, 41):
             error = (1 - 1 / (t + 10)) * error + (0.6 - float(accepted[t - 1][chain])) / (t + 10)
-            log_step = math.log(first) - math.sqrt(t) / 0.4 * error
+            log_step = math.log(first) - math.sqrt(t) / 0.2 * error
             assert abs(log_step - log_average) < math.log(10)
             log_average = t**-0.75 * log_step + (1 - t**-0.75) * log_average
         assert float(memory.step_size_M[chain]) == pytest.approx(math.exp(log_step), rel=1e-6)
@@ -103,9 +103,7 @@ def test_dual_averaging_follows_its_equations():
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 @pytest.mark.parametrize("longest", [0.5, math.inf])
 def test_dual_averaging_does_not_wind_up(acceptance: float, longest: float):
-    """Where a step size has no effect for a thousand iterations, it is back after a hundred in which it has: one step weighs
-    1/t of what was learned, of which the bounds let only a part be kept.
-    """
+    """Where a step size has no effect for a thousand iterations, it is back after a hundred in which it has."""
     memory = StepSize.at(torch.tensor([0.3]))
     for _ in range(1000):
         before, memory = memory, memory.adapted(torch.tensor([acceptance]), 0.8, longest=longest)
@@ -306,14 +304,14 @@ def test_what_is_derived_from_a_prior_needs_one(settings: dict[str, Any], densit
 
 
 def test_where_no_prior_gives_a_length_the_mass_is_adapted():
-    """`sample` of a bare density, scales from 0.01 to 10: the chains of mass="diagonal", for at most thrice NUTS' work."""
+    """In `sample` of a bare density it is diagonal; an effective draw costs at most three times that of NUTS."""
     scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
     start_MD, length = scales_D * normal(12, 3), (12, 500, 200)
     chains = tb.sample(gaussian(scales_D), tb.HMC(*length), start_MD, callbacks=())
     named = tb.sample(gaussian(scales_D), tb.HMC(*length, mass="diagonal"), start_MD, callbacks=())
     assert torch.equal(chains.weights_MSD, named.weights_MSD)
     values = torch.cat([chains.weights_MSD / scales_D, (chains.weights_MSD / scales_D) ** 2], -1)
-    expected_F, within_F = torch.tensor([0.0, 1.0]).double().repeat_interleave(3), torch.full((6,), 0.2).double()
+    expected_F, within_F = torch.tensor([0.0, 1.0]).double().repeat_interleave(3), torch.full((6,), 0.3).double()
     labels = [f"{name} {number}" for name in ("mean", "square") for number in range(3)]
     assert_expectations(values, expected_F, within_F=within_F, labels=labels)
     trees = tb.sample(gaussian(scales_D), tb.NUTS(*length), start_MD, callbacks=())
