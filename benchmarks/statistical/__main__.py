@@ -48,7 +48,7 @@ def main() -> None:
             file = (options.kept or Path(folder)) / f"cmp-{name}.npz"
             peer = blackjax(name, lengths, file=file, where=options.where)
         length = options.chains, options.burn_in + options.draws, options.burn_in
-        nuts, hmc = ours(name, tb.NUTS(*length)), ours(name, tb.HMC(*length, mass="diagonal"))
+        nuts, hmc = ours(name, tb.NUTS(*length)), ours(name, tb.HMC(*length))
         runs, exact = (nuts, peer, hmc), reference(name)
         ratios.append(nuts.efficiency / peer.efficiency)
         row = [

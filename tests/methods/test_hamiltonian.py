@@ -63,18 +63,26 @@ def test_dual_averaging_meets_its_target_in_every_chain(target: float):
     method = tb.HMC(8, 2000, 1000, trajectory=1e9, max_leapfrogs=5, target_acceptance=target)
     chains = run_chains(gaussian(scales_MD), method, scales_MD * normal(8, 10), seed=1)
     assert (chains.numbers["gradients"] == 5).all()
-    # it is held while the step size moves; at the average of the logarithms acceptance is that of a curve's chord
+    # it is held while the step size moves; where it no longer does, it is 0.04 more at a target of 0.6, by all chains
+    # together: the chains alone scatter by 0.015
     held_MS = chains.numbers["acceptance"][:, 300:1000]
     assert_close(held_MS.mean(1), torch.full((8,), target, dtype=torch.float64), rtol=0, atol=0.02)
-    # that is 0.04 more at a target of 0.6, by all chains together: the chains alone scatter by 0.015
     assert_close(chains.numbers["acceptance"][:, 1000:].mean(), held_MS.mean(), rtol=0, atol=0.06)
     # the chains have one problem in different units
     relative_M = chains.numbers["step_size"][:, -1] / SCALES
     assert_close(relative_M / relative_M.mean(), torch.ones(8), rtol=0, atol=0.1)
 
 
+@pytest.mark.parametrize("target", [0.7, 0.8, 0.9])
+def test_trees_meet_their_target_after_burn_in(target: float):
+    """With the γ = 0.05 of Hoffman and Gelman it was 0.88 to 0.93 for 0.8, with steps too short by a third."""
+    method = tb.NUTS(24, 300, 150, target_acceptance=target)
+    acceptance_MS = tb.sample(gaussian(), method, normal(24, 5), callbacks=()).numbers["acceptance"]
+    assert acceptance_MS[:, 150:].mean() == pytest.approx(target, abs=0.05)
+
+
 def test_dual_averaging_follows_its_equations():
-    """Hoffman and Gelman (2014), equation 6 and algorithm 5, in plain numbers, while no bound is met."""
+    """Hoffman and Gelman (2014), equation 6 and algorithm 5, with γ = 0.2 and μ = log ε_1, while no bound is met."""
     noise = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     memory, accepted = StepSize.at(torch.tensor([0.3, 7.0])), []
     for row in noise:
@@ -85,7 +93,7 @@ def test_dual_averaging_follows_its_equations():
         log_step = log_average
         for t in range(1, 41):
             error = (1 - 1 / (t + 10)) * error + (0.6 - float(accepted[t - 1][chain])) / (t + 10)
-            log_step = math.log(10 * first) - math.sqrt(t) / 0.05 * error
+            log_step = math.log(first) - math.sqrt(t) / 0.2 * error
             assert abs(log_step - log_average) < math.log(10)
             log_average = t**-0.75 * log_step + (1 - t**-0.75) * log_average
         assert float(memory.step_size_M[chain]) == pytest.approx(math.exp(log_step), rel=1e-6)
@@ -95,14 +103,14 @@ def test_dual_averaging_follows_its_equations():
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 @pytest.mark.parametrize("longest", [0.5, math.inf])
 def test_dual_averaging_does_not_wind_up(acceptance: float, longest: float):
-    """Where a step size has no effect for a thousand iterations, it is back after ten in which it has."""
+    """Where a step size has no effect for a thousand iterations, it is back after a hundred in which it has."""
     memory = StepSize.at(torch.tensor([0.3]))
     for _ in range(1000):
         before, memory = memory, memory.adapted(torch.tensor([acceptance]), 0.8, longest=longest)
         assert 0.0999 < float(memory.step_size_M / before.average_M.exp()) < 10.001
-        assert 3e-6 * 0.999 < float(memory.step_size_M) < min(3e6, longest) * 1.001
+        assert 3e-7 * 0.999 < float(memory.step_size_M) < min(3e5, longest) * 1.001
     wound = memory.step_size_M
-    for _ in range(10):
+    for _ in range(100):
         memory = memory.adapted(torch.tensor([1 - acceptance]), 0.8, longest=longest)
     turn = memory.step_size_M / wound
     assert turn > 2 if acceptance == 0 else turn < 0.5
@@ -295,6 +303,32 @@ def test_what_is_derived_from_a_prior_needs_one(settings: dict[str, Any], densit
         tb.HMC(1, step_size=0.1, **settings).init(density, normal(1, size), seeds=[0])
 
 
+def test_where_no_prior_gives_a_length_the_mass_is_adapted():
+    """In `sample` of a bare density it is diagonal; an effective draw costs at most three times that of NUTS."""
+    scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
+    start_MD, length = scales_D * normal(12, 3), (12, 500, 200)
+    chains = tb.sample(gaussian(scales_D), tb.HMC(*length), start_MD, callbacks=())
+    named = tb.sample(gaussian(scales_D), tb.HMC(*length, mass="diagonal"), start_MD, callbacks=())
+    assert torch.equal(chains.weights_MSD, named.weights_MSD)
+    values = torch.cat([chains.weights_MSD / scales_D, (chains.weights_MSD / scales_D) ** 2], -1)
+    expected_F, within_F = torch.tensor([0.0, 1.0]).double().repeat_interleave(3), torch.full((6,), 0.3).double()
+    labels = [f"{name} {number}" for name in ("mean", "square") for number in range(3)]
+    assert_expectations(values, expected_F, within_F=within_F, labels=labels)
+    trees = tb.sample(gaussian(scales_D), tb.NUTS(*length), start_MD, callbacks=())
+    cost, other = (float(c.numbers["gradients"].sum() / ess(c.weights_MSD**2).min()) for c in (chains, trees))
+    assert cost < 3 * other
+
+
+@pytest.mark.parametrize("settings", [{"trajectory": 1.0}, {"mass": "dense"}, {"mass": "diagonal", "trajectory": 1.0}])
+def test_settings_that_need_no_prior_are_kept_without_one(settings: dict[str, Any]):
+    assert tb.HMC(**settings).needs.without_prior is None
+
+
+def test_a_mass_is_not_adapted_where_there_is_a_prior():
+    chains = tb.sample(network(), tb.HMC(2, 30, 25), normal(2, 17), callbacks=())
+    assert (chains.state.inverse_mass_MD == 1).all()
+
+
 @pytest.mark.parametrize(
     ("trajectory", "step_size", "bound", "leapfrogs", "used"),
     [
@@ -348,12 +382,12 @@ def test_a_quarter_of_a_period_changes_energies(size: int, jitter: float):
 def test_a_burn_in_that_meets_small_steps_does_bounded_work():
     """Chains in the tails of a mixture, whose first proposals are all rejected: none pays ten thousand leapfrogs."""
     start_MD = 10 * (2 * torch.rand(8, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64) - 1)
-    method = tb.HMC(8, 21, 20, trajectory=10.0, leapfrogs_in_burn_in=100, max_leapfrogs=300)
+    method = tb.HMC(8, 21, 20, trajectory=10.0, leapfrogs_in_burn_in=50, max_leapfrogs=300)
     leapfrogs_MS = tb.sample(mixture25().density(), method, start_MD).numbers["gradients"]
-    assert leapfrogs_MS[:, :20].max() == 100
+    assert leapfrogs_MS[:, :20].max() == 50
     given = tb.HMC(2, 6, 5, trajectory=10.0, step_size=0.05, leapfrogs_in_burn_in=100)
     assert (tb.sample(mixture25().density(), given, start_MD[:2]).numbers["gradients"] == 200).all()
-    assert replace(method, max_leapfrogs=20).leapfrogs_in_burn_in == 100  # the smaller of the two counts
+    assert replace(method, max_leapfrogs=20).leapfrogs_in_burn_in == 50  # the smaller of the two counts
     few = tb.sample(mixture25().density(), replace(method, max_leapfrogs=20), start_MD).numbers["gradients"]
     assert few.max() == 20
 

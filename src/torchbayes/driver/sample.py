@@ -71,6 +71,8 @@ def sample(
     """
     check_sample(density, method, parameters=parameters, callbacks=callbacks)
     density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
+    if not hasattr(density, "prior_stds"):
+        method = method.needs.without_prior or method
     with listeners(callbacks, method, (0, method.length(1)), unit="steps") as heard:
         found = run_chains(density, method, start_MD, seed=seed, parameters=parameters, callbacks=heard)
     exact = "acceptance" in found.numbers

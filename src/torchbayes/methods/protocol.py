@@ -49,6 +49,8 @@ class Needs:
         problems: known problems of its settings, one clause each, which are problems of every result.
         validation: whether rows that are held out of a first run choose a setting: "needed" where it is left open,
             "possible" where it is set and may be lowered, "none" for methods without `chosen`.
+        without_prior: the method, with other settings, that takes its place on a density that knows of no prior; None
+            where it is the same.
     """
 
     batch_size: int | None = None
@@ -65,6 +67,7 @@ class Needs:
     members: Literal["members", "chains"] = "members"
     problems: tuple[str, ...] = ()
     validation: Literal["needed", "possible", "none"] = "none"
+    without_prior: Any = None
 
 
 class Fold(NamedTuple):

@@ -53,6 +53,7 @@ class Sampler(ABC):
     batch_size = None  # a setting of samplers on minibatches
     schedule = None  # likewise
     mass = None  # a setting of HMC and NUTS
+    without_prior = None  # of HMC, which takes the length of trajectories from a prior
 
     def __post_init__(self) -> None:
         plain(self)
@@ -141,6 +142,7 @@ class Sampler(ABC):
             draws=_most(self),
             members="chains",
             problems=_unlearned(self),
+            without_prior=self.without_prior,
         )
 
     def length(self, steps_per_epoch: int) -> int:

@@ -5,11 +5,16 @@ Step size by dual averaging (Hoffman and Gelman 2014, section 3.2): with accepta
     h_t = (1 − 1/(t + t0)) h_{t−1} + (δ − α_t)/(t + t0)
     log ε_{t+1} = μ − (√t/γ) h_t,     log ε̄_t = t^−κ log ε_t + (1 − t^−κ) log ε̄_{t−1}
 
-with μ = log(10 ε_1), γ = 0.05, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. The sum h is unbounded, and would wind up
-where ε has no effect. So ε is kept within a factor of 10 of ε̄, within one of 10⁶ of exp μ, and below a bound that the
-method sets, and h is set to the value that gives that ε (back-calculation; Åström and Hägglund 1995, section 3.5). A
-few rejections in a row at the start then cost a factor of ten in ε, not of millions, which leapfrog steps would have to
-make up.
+with μ = log ε_1, γ = 0.2, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. Hoffman and Gelman have γ = 0.05, for which log ε
+scatters so much (one rejection lowers it by up to 2.5) that ε̄ is far from where acceptance is δ: large steps are
+rejected, and small ones cannot gain what those lose. A mean acceptance of 0.8 while ε scatters becomes one of 0.88 to
+0.93 at ε̄, with steps too short by a third; with γ = 0.2 it is 0.78 to 0.83. Their μ = log(10 ε_1) would draw ε̄ upwards
+the more, the larger γ; the first step size is found by a search, and needs no such push.
+
+The sum h is unbounded, and would wind up where ε has no effect. So ε is kept within a factor of 10 of ε̄, within one of
+10⁶ of ε_1, and below a bound that the method sets, and h is set to the value that gives that ε (back-calculation;
+Åström and Hägglund 1995, section 3.5). A few rejections in a row at the start then cost a factor of ten in ε, not of
+millions, which leapfrog steps would have to make up.
 
 The inverse mass is the variance, or the covariance, of the weights in windows of doubling length, shrunk to a constant
 as in Stan (Stan reference manual, section 15.2).
@@ -26,7 +31,7 @@ from torch import Tensor
 
 LEARNED = ("diagonal", "layer", "dense")  # the masses that burn-in teaches
 LEAST_BURN_IN = 20  # steps in which a mass is learned; fewer hold no window
-_GAMMA, _DELAY, _DECAY = 0.05, 10.0, 0.75
+_GAMMA, _DELAY, _DECAY = 0.2, 10.0, 0.75
 _SWING, _RANGE = math.log(10.0), math.log(1e6)  # of log ε around log ε̄, and around μ
 
 
@@ -53,7 +58,7 @@ class StepSize:
         """Return the memory before the first step, at step sizes (M,)."""
         step_size_M = step_size_M.double()
         zeros = torch.zeros_like(step_size_M)
-        return cls(step_size_M, step_size_M.log(), (10 * step_size_M).log(), zeros, 0)
+        return cls(step_size_M, step_size_M.log(), step_size_M.log(), zeros, 0)
 
     def adapted(self, acceptance_M: Tensor, target: float, *, longest: float = math.inf) -> StepSize:
         """Return step sizes after one more step.

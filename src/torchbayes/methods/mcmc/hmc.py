@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,8 @@ class HMC(Sampler):
             a direction whose period divides τ would otherwise always return to its start.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor; "dense": the inverse covariance of all weights in burn-in, for correlated weights, of
-            which there may be 2,000.
+            which there may be 2,000. In `sample`, unit is "diagonal" where neither `trajectory` nor a prior says how
+            long a trajectory is in units of the weights.
         target_acceptance: δ of the adaptation.
         max_leapfrogs: bound on L. Trajectories that need more are cut short, and their steps have size ε.
         accept_in_burn_in: accept every proposal of finite energy during burn-in, as Izmailov et al. do.
@@ -83,6 +84,11 @@ class HMC(Sampler):
         check_share(jitter=self.jitter)
         check_positive(**given(trajectory=self.trajectory))
         check_flags(accept_in_burn_in=self.accept_in_burn_in)
+
+    @property
+    def without_prior(self) -> HMC | None:  # type: ignore[override]
+        """With an adapted mass, whose trajectories need no prior; None where these settings need none either."""
+        return replace(self, mass="diagonal") if self.mass == "unit" and self.trajectory is None else None
 
     def init(
         self,
