@@ -20,6 +20,7 @@ from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN
 from torchbayes.methods.mcmc.health import MANY, problems_of
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cycles
 from torchbayes.model.network import refuse_by_batch
 from torchbayes.model.rows.sources import Source
@@ -172,9 +173,9 @@ class Sampler(ABC):
 
     def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
         """Return the problems of the chains: see `torchbayes.methods.mcmc.health`."""
-        del state, source
+        del state
         found = problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
-        return (*self.needs.problems, *found)
+        return (*self.needs.problems, *(found or unexplained(posterior, source)))
 
     def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are retained as a draw."""

@@ -13,6 +13,7 @@ from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
+from torchbayes.methods.residuals import unexplained
 from torchbayes.model.rows.sources import Source
 
 
@@ -61,4 +62,4 @@ class Descent(ABC):
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        return problems_of(posterior, state, source)
+        return problems_of(posterior, state, source) or unexplained(posterior, source)
