@@ -94,12 +94,12 @@ def test_a_short_run_collects_at_most_one_snapshot_a_step() -> None:
     assert planned_snapshots(end, 0.5, None) == 6
 
 
-def test_the_averaging_phase_runs_at_a_quarter_of_the_rate() -> None:
+def test_the_averaging_phase_runs_at_half_the_rate() -> None:
     rates: list[float] = []
     method = tb.SWAG(epochs=20, optimizer=tb.SGD(lr=0.08), plan="loop")
     tb.fit(linear(1.0), table(), method, callbacks=[lambda event: rates.append(event.record["lr"])])
     assert rates[:5] == pytest.approx([0.08] * 5)
-    assert rates[9:] == pytest.approx([0.02] * 11)
+    assert rates[9:] == pytest.approx([0.04] * 11)
 
 
 # --- the rows that are checked ---

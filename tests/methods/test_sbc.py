@@ -113,13 +113,16 @@ def test_ranks_are_uniform(method: Sampler):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.*of the iterations of chain"
+)  # one of many, in a mode of another data set's weights
 @pytest.mark.parametrize("wrong", [{"noise": 0.36}, {"prior_scale": 1.3}, {"temperature": 1.5}], ids=repr)
 def test_ranks_are_not_uniform_for_a_wrong_density(wrong: dict[str, Any]):
     assert worst(calibrated(METHODS["hmc"], **wrong)[0]) < ALPHA / len(METHODS)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*of the iterations diverged")  # where the wrong test lets them go
+@pytest.mark.filterwarnings("ignore:.*of the iterations.*diverged")  # where the wrong test lets them go
 @pytest.mark.filterwarnings("ignore:.*accepted fewer than 1 % of the proposals")  # one of many, at steps so large
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_metropolis_test_that_accepts_too_much_is_seen(honest: bool, monkeypatch: pytest.MonkeyPatch):
@@ -127,6 +130,6 @@ def test_a_metropolis_test_that_accepts_too_much_is_seen(honest: bool, monkeypat
     right = hmc.metropolis
     if not honest:
         monkeypatch.setattr(hmc, "metropolis", lambda ratio_M, *more: (ratio_M > -20, right(ratio_M, *more)[1]))
-    ranks_MF, chains = calibrated(replace(METHODS["hmc"], target_acceptance=0.5))
+    ranks_MF, chains = calibrated(replace(METHODS["hmc"], target_acceptance=0.6))
     assert 0.5 < chains.numbers["acceptance"][:, 100:].mean() < 0.7
     assert (worst(ranks_MF) > ALPHA) == honest

@@ -103,7 +103,7 @@ def resampled_detection(inside_N: Tensor, outside: Mapping[str, Tensor], *, seed
     foreign = [scores_F.cpu() for scores_F in outside.values()]
     weights = [
         torch.cat(list(drawn_rows(scores_F.new_ones(len(scores_F), dtype=torch.float64), RESAMPLES, own)))
-        for own, scores_F in enumerate(foreign, mix(Purpose.RESAMPLES, seed) % 2**32)
+        for own, scores_F in enumerate(foreign, mix(Purpose.FOREIGN_RESAMPLES, seed) % 2**32)
     ]
     parts, done = [], 0
     for drawn_RN in drawn_rows(torch.ones(len(inside_N), dtype=torch.float64), RESAMPLES, seed):

@@ -102,6 +102,7 @@ class Purpose(enum.IntEnum):
     CLIMB = 81
     GRID = 82
     INDEPENDENT = 84  # draws of an ideal sampler
+    FOREIGN_RESAMPLES = 85
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

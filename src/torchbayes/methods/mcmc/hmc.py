@@ -88,7 +88,8 @@ class HMC(Sampler):
     @property
     def without_prior(self) -> HMC | None:  # type: ignore[override]
         """With an adapted mass, whose trajectories need no prior; None where these settings need none either."""
-        return replace(self, mass="diagonal") if self.mass == "unit" and self.trajectory is None else None
+        needed = self.mass == "unit" and self.trajectory is None and self.burn_in > 0
+        return replace(self, mass="diagonal") if needed else None
 
     def init(
         self,

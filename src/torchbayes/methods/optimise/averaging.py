@@ -64,7 +64,7 @@ def burn_in_of(settings: Averaging) -> float:
     return USUAL_BURN_IN if settings.burn_in is None else settings.burn_in
 
 
-def averages(settings: Averaging) -> list[dict[str, float]]:
+def ways_to_average(settings: Averaging) -> list[dict[str, float]]:
     """Return the open settings among which held-out rows choose: a wide average, and a narrow one."""
     if settings.averaging_lr is not None:
         return []

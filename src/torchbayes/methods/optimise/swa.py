@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.optimise.averaging import averages, averaging_step, check_averaging
+from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, ways_to_average
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Info, Trajectory, start
@@ -81,7 +81,7 @@ class SWA(Descent):
     @property
     def candidates(self) -> list[dict[str, float]]:
         """Settings of averaging among which held-out rows choose."""
-        return averages(self)
+        return ways_to_average(self)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

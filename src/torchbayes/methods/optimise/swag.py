@@ -23,11 +23,11 @@ from torchbayes.checks import check_counts, check_memory, check_not_negative, gi
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.averaging import (
-    averages,
     averaging_step,
     burn_in_of,
     check_averaging,
     planned_snapshots,
+    ways_to_average,
 )
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
@@ -98,7 +98,7 @@ class SWAG(Descent):
     @property
     def candidates(self) -> list[dict[str, float]]:
         """Settings of averaging among which held-out rows choose."""
-        return averages(self)
+        return ways_to_average(self)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
