@@ -268,6 +268,14 @@ def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_p
 
 
 @ignored
+def test_several_members_of_laplace_without_a_start_are_those_of_an_ensemble(tmp_path: Path) -> None:
+    found = fit(table(60), tb.Laplace(members=2), directory=tmp_path)
+    modes = fit(table(60), tb.MAP(members=2, **chosen(tmp_path)["mode"]))
+    assert torch.equal(found.mean_MD, modes.weights_MD)
+    assert not torch.equal(*found.mean_MD)
+
+
+@ignored
 def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -> None:
     data = table(60)
     found = fit(data, tb.Laplace(), directory=tmp_path)

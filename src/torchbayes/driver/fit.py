@@ -69,7 +69,7 @@ def fit(
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
             posterior, one per member. None initialises members afresh, by the network's own initialisers or factory; of
             a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
-            start has modes; where there is none, one, at the weights of `MAP()`.
+            start has modes; where there is none, `MAP()` of its members finds them.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -370,12 +370,12 @@ def _at_modes(
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
-    seeds = member_seeds(seed, 1)
+    seeds = member_seeds(seed, method.members)
     first: dict[str, Any] = {"begin": start_of(model, None, seeds), "seed": seeds[0], "directory": directory}
     first["callbacks"] = settings["callbacks"]
     method, chosen = _choose(model, source, method, validation=validation, **first)
     sought = chosen["chosen"]["mode"] if chosen else {}
-    start = fit(model, data, _having(seeker, sought), seed=seed, **settings)
+    start = fit(model, data, _having(seeker, {**sought, "members": method.members}), seed=seed, **settings)
     return method, start, {**_asked(model, validation), **chosen}
 
 

@@ -66,7 +66,7 @@ class Info:
 class Laplace:
     """Gaussians around given modes: `fit(model, data, Laplace(), start=net)`, or `start` a MAP posterior of M members.
 
-    Without a start `fit` trains one network by `MAP()` and puts the Gaussian around it. The rows that are held out to
+    Without a start `fit` trains M networks by `MAP()` and puts Gaussians around them. The rows that are held out to
     choose how long also choose the factor on the prior's precision, in the place of the evidence.
 
     Attributes:
@@ -88,7 +88,7 @@ class Laplace:
         chunk: numbers that a piece of a batch may take: the bound on memory.
         check_mode: report, as a problem of the posterior, a start whose gradient shows that it is not a mode; costs a
             backward pass.
-        members: M, set by `fit` to the number of modes.
+        members: M, networks that are trained where no start is given; else `fit` sets it to the number of modes.
     """
 
     structure: StructureName = "kronecker"
