@@ -123,7 +123,9 @@ def fit(
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
-    method, chosen = _chosen(model, source, method, validation=validation, begin=begin, seed=seeds[0], **of_first)
+    chosen: dict[str, Any] = {}
+    if method.needs.validation != "none":
+        method, chosen = _chosen(model, source, method, validation=validation, begin=begin, seed=seeds[0], **of_first)
     within = {} if space is None else {"space": space.checksum}
     about = {**_about(model, source, method, seed), **sought, **chosen, **within}
     density = _density(model, source, method, ranks=shard.ranks)
@@ -167,43 +169,22 @@ def _chosen(
     Returns:
         The method, and entries of the run's description: what `validation` was, and what was chosen.
     """
-    if method.needs.validation == "none":
-        return method, {}
     asked = _asked(model, validation)
-    if validation is None and method.needs.validation == "possible":
+    if validation is None and (method.needs.validation == "possible" or source.num_data < _FEWEST):
         return method, asked
-    about_run: dict[str, Any] = {"begin": begin, "seed": seed, "directory": directory, "callbacks": callbacks}
-    method, found = _choose(model, source, method, validation=validation, **about_run)
-    return method, {**asked, **found}
-
-
-def _choose(
-    model: Model,
-    source: Source,
-    method: Method,
-    *,
-    validation: float | Any,
-    begin: tuple[Tensor, Buffers],
-    seed: int,
-    directory: str | PathLike[str] | None,
-    callbacks: Sequence[Callback] | None,
-) -> tuple[Method, dict[str, Any]]:
-    """Return as `_chosen`, of a method that leaves something to choose."""
-    if validation is None and source.num_data < _FEWEST:
-        return method, {}
     if directory is not None and (found := recorded(Path(directory))) is not None:
         record = found[1].get("chosen")  # else the run is another one, and says so
-        return (method, {}) if record is None else (_having(method, record["settings"]), {"chosen": record})
+        return (method, asked) if record is None else (_having(method, record["settings"]), {**asked, "chosen": record})
     folds = _folds(model, source, validation, seed=seed)
     if not folds:
-        return method, {}
+        return method, asked
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
     weights_MD, buffers = begin[0][:1], {name: buffer[:1] for name, buffer in begin[1].items()}
     with search(callbacks, method) as told:
         found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed, told=told)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
     record = {"settings": dict(found.settings), "held_out": held_out, **found.record}
-    return _having(method, found.settings), {"chosen": record}
+    return _having(method, found.settings), {**asked, "chosen": record}
 
 
 def _asked(model: Model, validation: float | Any) -> dict[str, Any]:
@@ -372,11 +353,12 @@ def _at_modes(
     source.check()
     seeds = member_seeds(seed, method.members)
     first: dict[str, Any] = {"begin": start_of(model, None, seeds), "seed": seeds[0], "directory": directory}
-    first["callbacks"] = settings["callbacks"]
-    method, chosen = _choose(model, source, method, validation=validation, **first)
-    sought = chosen["chosen"]["mode"] if chosen else {}
+    reports = settings["ranks"] is None or settings["ranks"].first
+    first["callbacks"] = settings["callbacks"] if reports else ()
+    method, chosen = _chosen(model, source, method, validation=validation, **first)
+    sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
     start = fit(model, data, _having(seeker, {**sought, "members": method.members}), seed=seed, **settings)
-    return method, start, {**_asked(model, validation), **chosen}
+    return method, start, chosen
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:
