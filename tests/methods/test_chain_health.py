@@ -16,7 +16,7 @@ from tests.ranks import check, launch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.driver.history import History
+from torchbayes.driver.log import History
 from torchbayes.methods.mcmc.health import momentum_ebfmi, problems, problems_of
 from torchbayes.posteriors.locks import FileWarning
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.driver.checkpoint import flatten, restore
+from torchbayes.methods.laplace.search import FACTORS
 from torchbayes.model.rows.sources import as_source
 
 X = normal(40, 3)
@@ -48,7 +50,7 @@ def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) 
     assert_close(found.gaussian.covariance.dense()[0], covariance, rtol=1e-3, atol=1e-6)
 
 
-def test_a_small_table_at_the_usual_settings_and_a_descent_that_is_too_short(tmp_path: Path) -> None:
+def test_a_small_table_at_the_usual_length_and_a_descent_that_is_too_short(tmp_path: Path) -> None:
     """Weights of size 2 are out of reach of few small steps; with enough of them the evidence is the exact one."""
     inputs = normal(80, 2)
     targets = 2 * inputs[:, :1] + 0.3 * normal(80, 1, seed=1)
@@ -57,7 +59,7 @@ def test_a_small_table_at_the_usual_settings_and_a_descent_that_is_too_short(tmp
         model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
         return tb.fit(model, (inputs, targets), tb.OnlineLaplace("dense", prior="scalar", **settings), callbacks=())
 
-    found = fit()
+    found = fit(epochs_of_descent=2000)
     best = max(
         LinearGaussian(inputs, targets[:, 0], float(scale), 0.3).log_evidence() for scale in torch.linspace(0.5, 3, 100)
     )
@@ -91,7 +93,7 @@ def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, desce
     order = method.order(steps_per_epoch)
     assert sum(order) == descent
     assert method.epochs is None
-    assert method.epochs_at(steps_per_epoch) == len(order) == descent + passes
+    assert len(order) == descent + passes
 
 
 @pytest.mark.filterwarnings("ignore:.*not at a mode")  # after so few steps
@@ -131,7 +133,7 @@ def test_step_is_pure_and_donating_changes_nothing(structure: Any) -> None:
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     options: Any = {"seeds": [3], "steps_per_epoch": source.steps_per_epoch}
     state, donated = (method.init(density, *model.starting_weights([3]), **options) for _ in range(2))
-    for epoch in range(method.epochs_at(source.steps_per_epoch)):
+    for epoch in range(len(method.order(source.steps_per_epoch))):
         for batch in source.epoch([3], epoch):
             before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
             first, _ = method.step(density, state, batch)
@@ -163,3 +165,40 @@ def test_what_it_refuses() -> None:
         tb.fit(flat, (X, Y), tb.OnlineLaplace(), callbacks=())
     with pytest.raises(ValueError, match="`prior` must be one of"):
         tb.OnlineLaplace(prior="unit")  # type: ignore[arg-type]
+
+
+def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path) -> None:
+    inputs, held_out = normal(60, 2), (normal(40, 2, seed=5), normal(40, 1, seed=6))
+    data = (inputs, inputs[:, :1] + normal(60, 1, seed=1))
+
+    def fit(method: Any, **about: Any) -> Any:
+        network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(0.5 * normal(33), network.parameters())
+        model = tb.Model(network, tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
+        return tb.fit(model, data, method, callbacks=(), seed=3, start=0.5 * normal(33), **about)
+
+    settings = {"structure": "kronecker", "optimizer": tb.Adam(0.02), "check_mode": False}
+    found = fit(tb.OnlineLaplace(**settings), validation=held_out, directory=tmp_path)
+    chosen = json.loads((tmp_path / "config.json").read_text())["chosen"]
+    assert len(chosen["tried"]) == 2
+    assert chosen["tried"][1]["epochs_of_descent"] is None
+    for one in chosen["tried"]:
+        by_hand = fit(tb.OnlineLaplace(**settings, epochs_of_descent=one["epochs_of_descent"] or 2000))
+        nlls = {}
+        for factor in FACTORS:
+            under = by_hand.with_strength(by_hand.strength_D * factor)
+            nlls[factor] = tb.evaluate(tb.predict(tb.Linearised(under), held_out[0]), held_out[1]).metrics["nll"]
+        assert one["factor"] == next(f for f, nll in nlls.items() if nll <= min(nlls.values()) + 0.005)
+        assert one["nll"] == pytest.approx(nlls[one["factor"]], rel=1e-6)
+    best = min(chosen["tried"], key=lambda one: one["nll"])
+    assert chosen["settings"] == {
+        "epochs_of_descent": best["epochs_of_descent"],
+        "factor": best["factor"],
+        "check_mode": False,
+    }
+    own = {**settings, "epochs_of_descent": best["epochs_of_descent"] or 2000}
+    same, plain = fit(tb.OnlineLaplace(**own, factor=best["factor"])), fit(tb.OnlineLaplace(**own))
+    assert_close(found.strength_D, same.strength_D)
+    assert_close(same.strength_D, plain.strength_D * best["factor"])
+    assert torch.equal(same.mean_MD, plain.mean_MD)

@@ -93,6 +93,8 @@ METHODS = {
             "burn_in": SHARE,
             "optimizer": _OPTIMIZER,
             "schedule": _SCHEDULE,
+            "factor": POSITIVE,
+            "check_mode": FLAG,
             "plan": WORD,
         },
     ),

@@ -108,7 +108,7 @@ VERBS = {
             "network": (*OBJECT, torch.zeros(3), nn.ReLU(), lambda: 3),
             "likelihood": (*but(OBJECT, object), tb.likelihoods.Categorical, tb.priors.Normal(), {"a": 1}),
             "prior": (
-                *OBJECT,
+                *maybe(OBJECT),
                 tb.priors.Normal,
                 tb.likelihoods.Categorical(),
                 {"*": None},

@@ -60,7 +60,7 @@ def test_the_work_on_the_digits_is_counted_from_the_settings() -> None:
 def test_the_work_by_default_is_counted_from_the_settings() -> None:
     online, laplace, nuts = tb.OnlineLaplace(), tb.Laplace(structure="low_rank", prior="model"), tb.NUTS()
     epochs = sum(online.order(1000))
-    surveys = online.epochs_at(1000) - epochs
+    surveys = len(online.order(1000)) - epochs
     assert f"{epochs} and {surveys} by default" in row("`OnlineLaplace`", "Work")[1]
     assert f"− 1 = {2**nuts.max_doublings - 1:,}" in row("`NUTS`", "Work")[1]
     backward = laplace.passes * 2 * (laplace.rank + _EXTRA)

@@ -68,7 +68,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
 
 
 def check_validation(method: Method, validation: Any, start: Any) -> None:
-    """Check what decides how long to train.
+    """Check what is to choose settings.
 
     Raises:
         TypeError: if it is a number that is not a share, such as a whole one.
@@ -78,8 +78,9 @@ def check_validation(method: Method, validation: Any, start: Any) -> None:
         return
     if method.needs.validation == "none" and (method.needs.start != "modes" or start is not None):
         raise ValueError(
-            f"`validation` decides how long MAP, SWA and SWAG train; {type(method).__name__} does not train here. "
-            f"Leave it out. `tune(posterior, on=data)` chooses the prior of a Laplace posterior."
+            f"{type(method).__name__} with these settings has nothing for held-out rows to choose. Leave out "
+            f"`validation`, or the `step_size` of a sampler on minibatches. `tune(posterior, on=data)` chooses the "
+            f"prior of a Laplace posterior."
         )
     if isinstance(validation, bool | int | float | str | type):
         if not isinstance(validation, float):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import as_seed
@@ -17,28 +14,26 @@ from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checkpoint import released
 from torchbayes.driver.checks import check_fit, check_shares, check_size, check_validation, warn_if_changing
+from torchbayes.driver.choice import choose, having_settings
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
-from torchbayes.driver.progress import Callback, listeners, search
+from torchbayes.driver.progress import Callback, listeners
 from torchbayes.driver.reader import Reader
-from torchbayes.driver.run import Run, describe, recorded
+from torchbayes.driver.run import Run, describe
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
-from torchbayes.methods.protocol import Fold, Method
+from torchbayes.methods.protocol import Method
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.heap import trim
-from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import number_of_starts, start_of
 from torchbayes.posteriors.subspace import InSubspace
-
-# rows that are held out where nobody says how many; rows of which none are; how many there should be in all folds
-_HELD_OUT, _FEWEST, _ENOUGH, _FOLDS = 50, 20, 500, 5
 
 
 def fit(
@@ -87,8 +82,9 @@ def fit(
             training rows, such as 0.1, or data of their own. A first run of one member, without the rows that are held
             out, finds the epoch after which these are most likely; where they are fewer than 500 there are up to five
             such runs, each with other rows held out. The run itself then has all training rows and 1.5 times as many
-            epochs, at most those that the method sets. They also choose how SWA and SWAG average, and the prior of
-            Laplace. None does this only where the method sets no epochs: with a tenth of the rows, but at least 50
+            epochs, at most those that the method sets. They also choose how SWA and SWAG average, the prior of
+            Laplace, and for samplers on minibatches without a step size the scale of a prior that the model leaves
+            open. None does this only where the method sets no epochs: with a tenth of the rows, but at least 50
             of them or a fifth. What was chosen is in the `config.json` of the directory.
 
     Returns:
@@ -125,7 +121,9 @@ def fit(
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
-        method, chosen = _chosen(model, source, method, validation=validation, begin=begin, seed=seeds[0], **of_first)
+        model, method, chosen = choose(
+            model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first
+        )
     within = {} if space is None else {"space": space.checksum}
     about = {**_about(model, source, method, seed), **sought, **chosen, **within}
     density = _density(model, source, method, ranks=shard.ranks)
@@ -141,90 +139,6 @@ def fit(
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
-
-
-def _chosen(
-    model: Model,
-    source: Source,
-    method: Method,
-    *,
-    validation: float | Any,
-    begin: tuple[Tensor, Buffers],
-    seed: int,
-    directory: str | PathLike[str] | None,
-    callbacks: Sequence[Callback] | None,
-) -> tuple[Method, dict[str, Any]]:
-    """Return the method with the settings that held-out rows choose, and what to record of the choice.
-
-    Args:
-        model: what is fitted.
-        source: the training rows.
-        method: the settings.
-        validation: as of `fit`.
-        begin: weights and buffers of all members.
-        seed: of the first member, and of the rows that are held out.
-        directory: of the run, which keeps its choice when it is resumed.
-        callbacks: as of `fit`; None shows progress.
-
-    Returns:
-        The method, and entries of the run's description: what `validation` was, and what was chosen.
-    """
-    asked = _asked(model, validation)
-    if validation is None and (method.needs.validation == "possible" or source.num_data < _FEWEST):
-        return method, asked
-    if directory is not None and (found := recorded(Path(directory))) is not None:
-        record = found[1].get("chosen")  # else the run is another one, and says so
-        return (method, asked) if record is None else (_having(method, record["settings"]), {**asked, "chosen": record})
-    folds = _folds(model, source, validation, seed=seed)
-    if not folds:
-        return method, asked
-    density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
-    weights_MD, buffers = begin[0][:1], {name: buffer[:1] for name, buffer in begin[1].items()}
-    with search(callbacks, method) as told:
-        found = method.chosen(density, folds, weights_MD=weights_MD, buffers=buffers, seed=seed, told=told)  # type: ignore[attr-defined]
-    held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
-    record = {"settings": dict(found.settings), "held_out": held_out, **found.record}
-    return _having(method, found.settings), {**asked, "chosen": record}
-
-
-def _asked(model: Model, validation: float | Any) -> dict[str, Any]:
-    """Return what a resumed run must be asked for as well: the same share, or as many rows of their own."""
-    if validation is None or isinstance(validation, float):
-        return {"validation": validation}
-    return {"validation": {"rows": as_source(model, validation, _HELD_OUT).num_data}}
-
-
-def _having(method: Method, settings: Mapping[str, Any]) -> Method:
-    """Return the method with other settings."""
-    return dataclasses.replace(method, **settings)  # type: ignore[type-var]
-
-
-def _folds(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
-    """Return training rows with those that are held out; none where rows cannot be told apart.
-
-    Raises:
-        ValueError: if a share was asked for of rows that cannot be told apart, or it leaves none.
-    """
-    if validation is not None and not isinstance(validation, float):
-        given_rows = as_source(model, validation, _HELD_OUT)
-        given_rows.check()
-        return [Fold(source, given_rows.some(given_rows.num_data))]
-    count = source.num_data
-    held = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
-    if not 0 < held < count:
-        raise ValueError(f"`validation` {validation} of {count} rows holds out {held} of them. Give another share.")
-    order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
-    folds = []
-    for number in range(min(_FOLDS, count // held, -(-_ENOUGH // held))):
-        out = torch.zeros(count, dtype=torch.bool)
-        out[order[number * held : (number + 1) * held]] = True
-        kept, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
-        if kept is None or held_out is None:
-            if validation is None:
-                return []
-            raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
-        folds.append(Fold(kept, held_out.some(held)))
-    return folds
 
 
 def _fresh(
@@ -318,7 +232,7 @@ def _of_length(method: Method, steps: int | None) -> Method:
             f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
             f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
-    return _having(method, {"steps": steps})
+    return having_settings(method, {"steps": steps})
 
 
 def _at_modes(
@@ -342,7 +256,7 @@ def _at_modes(
     if method.needs.start != "modes":
         return method, start, {}
     if start is not None:
-        return _having(method, {"members": number_of_starts(start)}), start, {}
+        return having_settings(method, {"members": number_of_starts(start)}), start, {}
     if settings["space"] is not None:
         raise ValueError(
             f"{type(method).__name__} approximates the posterior around modes and does not look for them in a "
@@ -352,12 +266,12 @@ def _at_modes(
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
     seeds = member_seeds(seed, method.members)
-    first: dict[str, Any] = {"begin": start_of(model, None, seeds), "seed": seeds[0], "directory": directory}
+    first: dict[str, Any] = {"begin": start_of(model, None, seeds), "seeds": seeds, "directory": directory}
     reports = settings["ranks"] is None or settings["ranks"].first
     first["callbacks"] = settings["callbacks"] if reports else ()
-    method, chosen = _chosen(model, source, method, validation=validation, **first)
+    _, method, chosen = choose(model, source, method, validation=validation, **first)
     sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
-    start = fit(model, data, _having(seeker, {**sought, "members": method.members}), seed=seed, **settings)
+    start = fit(model, data, having_settings(seeker, {**sought, "members": method.members}), seed=seed, **settings)
     return method, start, chosen
 
 

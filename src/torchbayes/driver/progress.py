@@ -155,17 +155,21 @@ def listeners(
 
 @contextmanager
 def search(callbacks: Sequence[Callback] | None, method: Method) -> Iterator[Callable[[int, int, float], object]]:
-    """Show the progress of the first run, which finds the number of epochs, as that of a run is shown by default.
+    """Show the progress of first runs, in which held-out rows choose settings, as that of a run is shown by default.
 
     Args:
         callbacks: as of `fit`; those that are given hear of the run alone.
         method: what is fitted.
 
     Yields:
-        A function of the epochs done, those of the longest search, and the held-out rows' negative log likelihood.
+        A function of the epochs or trial runs done, those of the longest search, and the held-out rows' negative log
+        likelihood.
     """
     if callbacks is not None:
         yield lambda *_: None
         return
-    with progress_bar(method, 0, 0, unit="epochs at most", doing="finding the number of epochs") as bar:
+    unit, doing = "epochs at most", "finding the number of epochs"
+    if method.needs.validation == "prior":
+        unit, doing = "trial runs at most", "finding the scale of the prior"
+    with progress_bar(method, 0, 0, unit=unit, doing=doing) as bar:
         yield lambda epoch, most, nll: bar(Event(epoch, most, 0, None, None, {"held_out": nll}))

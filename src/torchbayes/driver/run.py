@@ -25,7 +25,7 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.driver import log
 from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
-from torchbayes.driver.history import History
+from torchbayes.driver.log import History
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import Shelf

@@ -48,7 +48,9 @@ class Needs:
         members: what its members are called in its settings.
         problems: known problems of its settings, one clause each, which are problems of every result.
         validation: whether rows that are held out of a first run choose a setting: "needed" where it is left open,
-            "possible" where it is set and may be lowered, "none" for methods without `chosen`.
+            "possible" where it is set and may be lowered, "prior" for the scale of the model's prior where that is left
+            open, "none" for methods without `chosen`.
+        trial_members: members of a trial run on rows that others are held out of.
         without_prior: the method, with other settings, that takes its place on a density that knows of no prior; None
             where it is the same.
     """
@@ -66,7 +68,8 @@ class Needs:
     draws: int = 0
     members: Literal["members", "chains"] = "members"
     problems: tuple[str, ...] = ()
-    validation: Literal["needed", "possible", "none"] = "none"
+    validation: Literal["needed", "possible", "prior", "none"] = "none"
+    trial_members: int = 1
     without_prior: Any = None
 
 
@@ -88,10 +91,12 @@ class Chosen(NamedTuple):
     Attributes:
         settings: settings of the method by name.
         record: what was seen, by name, for the description of the run.
+        prior_scale: σ of the model's prior N(0, σ²), where that is open; None leaves it as it is.
     """
 
     settings: Mapping[str, Any]
     record: Mapping[str, Any]
+    prior_scale: float | None = None
 
 
 class DivergedError(RuntimeError):

@@ -53,6 +53,7 @@ class Sampler(ABC):
 
     batch_size = None  # a setting of samplers on minibatches
     schedule = None  # likewise
+    searches = False  # a setting of the model, which these do
     mass = None  # a setting of HMC and NUTS
     without_prior = None  # of HMC, which takes the length of trajectories from a prior
 
@@ -143,6 +144,8 @@ class Sampler(ABC):
             draws=_most(self),
             members="chains",
             problems=_unlearned(self),
+            validation="prior" if self.searches else "none",
+            trial_members=2,  # one chain of a wide posterior predicts much worse than several
             without_prior=self.without_prior,
         )
 

@@ -23,6 +23,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "prior": [f"{s.where.start}:{s.where.stop} {_said(s.prior)}" for s in model.prior.segments],
         "temperature": model.temperature,
         "tempering": model.tempering,
+        **({} if model.open_scale in {None, 1.0} else {"open_scale": model.open_scale}),
     }
 
 

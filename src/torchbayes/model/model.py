@@ -58,6 +58,7 @@ class Model:
         likelihood: p(y | f).
         layout: names and shapes of all random weights: the network's, then `likelihood.*`.
         prior: the prior resolved on the layout.
+        open_scale: σ of the prior N(0, σ²) where none was given, so that a method may choose it; else None.
         temperature: T > 0.
         tempering: `"joint"` divides likelihood and prior by T, `"likelihood"` the likelihood alone.
         shared: inputs that belong to all rows, by key or place.
@@ -67,7 +68,7 @@ class Model:
         self,
         network: nn.Module | Callable[[], nn.Module],
         likelihood: Likelihood | Callable[[Tensor], Distribution],
-        prior: PriorRules | Joint = Normal(),  # noqa: B008  (frozen and stateless)
+        prior: PriorRules | Joint | None = None,
         *,
         random: Random = "*",
         temperature: float = 1.0,
@@ -82,8 +83,9 @@ class Model:
                 needed for several members where the constructor draws weights in a way that the modules' own
                 initialisers do not. A network that changes its inputs in place is given copies of them.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
-            prior: one prior for all weights, or a mapping glob -> prior, or a joint prior over all of them; standard
-                normal by default.
+            prior: one prior for all weights, or a mapping glob -> prior, or a joint prior over all of them. None leaves
+                it open: N(0, 1), but where samplers on minibatches are given no step size, held-out rows may choose
+                a smaller scale. Methods that are to be compared need a prior that is given.
             random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants. Or
                 parameter -> bool mask of its random elements, as `subnetwork` gives.
             temperature: T of the tempered posterior; 1 is the Bayes posterior.
@@ -107,7 +109,9 @@ class Model:
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         whole = {name: tuple(base.shape) for name, base in self.network.mask.tensors.items()}
-        self.prior = BoundPrior(self.layout, _with_learned_priors(prior, self._learned), shapes=whole)
+        self.open_scale = 1.0 if prior is None else None
+        rules = Normal() if prior is None else prior
+        self.prior = BoundPrior(self.layout, _with_learned_priors(rules, self._learned), shapes=whole)
         self.temperature = float(temperature)
         self.tempering = tempering
         self.shared = _names_of_shared(shared)
@@ -288,6 +292,20 @@ def having(
         other.layout = network.layout + Layout({PREFIX + n: p.shape for n, p in model._learned.items()})
     if prior is not None:
         other.prior = BoundPrior(other.layout, _with_learned_priors(prior, other._learned))
+        other.open_scale = None
+    return other
+
+
+def having_scale(model: Model, scale: float) -> Model:
+    """Return a model whose prior was left open under N(0, scale²), still open.
+
+    Raises:
+        ValueError: if the prior of the model was given.
+    """
+    if model.open_scale is None:
+        raise ValueError("the prior of this model was given; its scale is not open.")
+    other = having(model, prior=Normal(scale))
+    other.open_scale = scale
     return other
 
 

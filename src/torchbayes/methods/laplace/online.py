@@ -8,6 +8,10 @@ current weights, and moves the factors d_g on the prior's precision to the maxim
 which is that of the network linearised at w, whether or not w is a mode (Immer et al. 2021, who take some steps of Adam
 towards it; here Newton's method goes all the way). No validation data are needed, and the last pass gives the
 posterior.
+
+Where the length of the training is open, rows that are held out of first runs choose it, and a factor on the prior
+precision of the posterior. Under the evidence alone the posterior of a network that fits its training rows closely is
+often too wide (on the digits the NLL is 0.26, that of the network alone 0.04).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +27,7 @@ from torch import Tensor
 from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.checks import check_counts, check_schedule, check_share, check_training
+from torchbayes.methods.checks import check_counts, check_positive, check_schedule, check_share, check_training
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
@@ -34,11 +38,12 @@ from torchbayes.methods.laplace.curvature_pass import (
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
+from torchbayes.methods.laplace.search import search_online
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
@@ -137,7 +142,8 @@ class OnlineLaplace:
         noise: whether the noise scale of a regression with a fixed one is free. The model's scale is the initial value:
             choose about the standard deviation of the targets, as from a far smaller one the descent may end at a lower
             evidence.
-        epochs_of_descent: passes over the data that train; None for 50, or as many as make 2,000 steps.
+        epochs_of_descent: passes over the data that train; None for 50, or as many as make 2,000 steps, unless
+            held-out rows choose fewer: see `validation` of `fit`.
         every: epochs of descent between passes that choose prior and noise; None for a twentieth of them, or 5.
         burn_in: share of the descent before the first such pass.
         batch_size: rows per step where the data are not batched already.
@@ -147,6 +153,9 @@ class OnlineLaplace:
         sharing: as in `Laplace`.
         joint_bias: as in `Laplace`.
         chunk: as in `Laplace`.
+        factor: multiplies the prior precision of the posterior, after the evidence has chosen it; 1 keeps to the
+            evidence. Where `epochs_of_descent` is open, held-out rows choose both.
+        check_mode: report weights that are no mode under the chosen prior.
         plan: how the descent is run: auto, native, loop, vmap or compiled.
     """
 
@@ -164,6 +173,8 @@ class OnlineLaplace:
     sharing: Sharing = field(default="expand", kw_only=True)
     joint_bias: bool = field(default=True, kw_only=True)
     chunk: int = field(default=2**24, kw_only=True)
+    factor: float = field(default=1.0, kw_only=True)
+    check_mode: bool = field(default=True, kw_only=True)
     plan: BackendName | str = field(default="auto", kw_only=True)
 
     members = 1
@@ -172,7 +183,8 @@ class OnlineLaplace:
         check_training(self)
         check_counts(**given(epochs_of_descent=self.epochs_of_descent, every=self.every))
         check_schedule(self.schedule)
-        check_flags(noise=self.noise)
+        check_flags(noise=self.noise, check_mode=self.check_mode)
+        check_positive(factor=self.factor)
         check_share(burn_in=self.burn_in)
         check_choices({"prior": (self.prior, PriorName)})
         _ = _curvature_settings(self)
@@ -180,7 +192,12 @@ class OnlineLaplace:
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode, of rows that are the same at every pass."""
-        return Needs(batch_size=self.batch_size, network="train", fixed_rows=True)
+        open_ = "needed" if self.epochs_of_descent is None else "possible"
+        return Needs(batch_size=self.batch_size, network="train", fixed_rows=True, validation=open_)
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose: see `torchbayes.methods.laplace.search`."""
+        return search_online(self, density, folds, **begin)
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
         """Return for every epoch of the run whether it trains or is a pass for the curvature."""
@@ -191,15 +208,11 @@ class OnlineLaplace:
     @property
     def epochs(self) -> int | None:
         """Passes over the data, in training and for the curvature; None if they depend on the data."""
-        return None if self.epochs_of_descent is None else self.epochs_at(1)
-
-    def epochs_at(self, steps_per_epoch: int) -> int:
-        """Return the passes over the data, in training and for the curvature."""
-        return len(self.order(steps_per_epoch))
+        return None if self.epochs_of_descent is None else len(self.order(1))
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, in training and for the curvature."""
-        return self.epochs_at(steps_per_epoch) * steps_per_epoch
+        return len(self.order(steps_per_epoch)) * steps_per_epoch
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -276,7 +289,9 @@ class OnlineLaplace:
         """
         del shelf
         found = _tuned(self, density, state.last_pass)
-        return found.with_problems(off_mode(found, state.last_pass.gradient_MD))
+        problems = off_mode(found, state.last_pass.gradient_MD) if self.check_mode else []
+        found = found if self.factor == 1 else found.with_strength(found.strength_D * self.factor)
+        return found.with_problems(problems)
 
     def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
         """Return whether numbers are not finite; problems of the mode are in the posterior already."""

@@ -9,31 +9,28 @@ the smallest, which leaves the posterior as wide as these rows allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.map import MAP
-from torchbayes.methods.optimise.trials import trial
+from torchbayes.methods.optimise.trials import mean_nll, trial
 from torchbayes.methods.protocol import Chosen, Fold
-from torchbayes.model.likelihoods.protocol import scored
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.predictive.linearised import Linearised
-from torchbayes.predictive.predict import predict
 
 SEEKER = MAP()
 """The training whose weights a Gaussian is put around."""
 
 FACTORS = tuple(10.0 ** (power / 2) for power in range(-2, 11))  # 0.1 to 100,000
 _EQUAL = 0.005  # nats a row
-_ROWS = 500  # of each fold that the predictions are made for, in whole batches
+_FOLDS = 3  # at most, for a training run whose prior the evidence chooses, which is long
 
 
 def search(
@@ -43,7 +40,7 @@ def search(
     *,
     weights_MD: Tensor,
     buffers: Buffers,
-    seed: int,
+    seeds: Sequence[int],
     told: Callable[[int, int, float], object] = lambda *_: None,
 ) -> Chosen:
     """Return what held-out rows choose: how long to train, and the prior.
@@ -54,14 +51,14 @@ def search(
         folds: rows to train on with those held out, a run for each.
         weights_MD: where training begins, (1, D).
         buffers: the network's buffers there.
-        seed: of the run.
+        seeds: of the member, one.
         told: as `choose_epochs` takes it.
 
     Returns:
         `prior`, the factor d; and a record of the search, in which `mode` holds settings of the training.
     """
     refuse_by_batch(model.network)
-    begin = {"weights_MD": weights_MD, "buffers": buffers, "seed": seed}
+    begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
     num_data = folds[0].rows.num_data
     training = LogDensity(model, num_data, None, plan="auto", training=True)
     found = choose_epochs(SEEKER, training, folds, told=told, **begin)
@@ -73,40 +70,71 @@ def search(
     posteriors = []
     for fold in folds:
         point: Any = trial(seeker, training, fold, **begin)
-        there = {"weights_MD": point.weights_MD, "buffers": point.buffers_M or {}, "seed": seed}
+        there = {"weights_MD": point.weights_MD, "buffers": point.buffers_M or {}, "seeds": seeds}
         posteriors.append(trial(around, density, fold, **there))
-    if any(bool((posterior.strength_D == 0).any()) for posterior in posteriors):  # flat: there is nothing to multiply
+    if (nlls := _by_factor(posteriors, folds)) is None:
         return Chosen({}, record)
-    nlls = [_nll([_under(p, factor) for p in posteriors], folds) for factor in FACTORS]
-    chosen = next(factor for factor, nll in zip(FACTORS, nlls, strict=True) if nll <= min(nlls) + _EQUAL)
-    tried = [{"prior": factor, "nll": nll} for factor, nll in zip(FACTORS, nlls, strict=True)]
+    tried = [{"prior": factor, "nll": nll} for factor, nll in nlls.items()]
     # that these weights are no mode is known, and allowed for
-    return Chosen({"prior": chosen, "check_mode": False}, {**record, "tried": tried})
+    return Chosen({"prior": _widest(nlls), "check_mode": False}, {**record, "tried": tried})
+
+
+def search_online(
+    method: Any,
+    density: LogDensity,
+    folds: Sequence[Fold],
+    *,
+    weights_MD: Tensor,
+    buffers: Buffers,
+    seeds: Sequence[int],
+    told: Callable[[int, int, float], object] = lambda *_: None,
+) -> Chosen:
+    """Return what held-out rows choose for `OnlineLaplace`: how long to train, and a factor beside the evidence.
+
+    The epochs that suit training under the model's own prior, and the usual number, are both tried: under a prior that
+    the evidence chooses, longer training may be better.
+
+    Args:
+        method: settings of `OnlineLaplace`.
+        density: the target of the rows that are not held out, in training mode.
+        folds: rows to train on with those held out, a run for each.
+        weights_MD: where training begins, (1, D).
+        buffers: the network's buffers there.
+        seeds: of the member, one.
+        told: as `choose_epochs` takes it.
+
+    Returns:
+        `epochs_of_descent` and `factor`, and a record of the search.
+    """
+    begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
+    descent = replace(SEEKER, optimizer=method.optimizer, epochs=method.epochs_of_descent, batch_size=method.batch_size)
+    found = choose_epochs(descent, density, folds, told=told, **begin)
+    if not found.settings:
+        return found
+    folds, tried = folds[:_FOLDS], []
+    for epochs in (found.settings["epochs"], method.epochs_of_descent):
+        having = replace(method, epochs_of_descent=epochs, check_mode=False)
+        nlls = _by_factor([trial(having, density, fold, **begin) for fold in folds], folds)
+        tried += [] if nlls is None else [(nlls[_widest(nlls)], epochs, _widest(nlls))]
+    if not tried:
+        return Chosen({"epochs_of_descent": found.settings["epochs"], "check_mode": False}, found.record)
+    _, epochs, factor = min(tried, key=lambda one: one[0])
+    record = [{"epochs_of_descent": epochs, "factor": factor, "nll": nll} for nll, epochs, factor in tried]
+    settings = {"epochs_of_descent": epochs, "factor": factor, "check_mode": False}
+    return Chosen(settings, {**found.record, "tried": record})
+
+
+def _by_factor(posteriors: Sequence[Any], folds: Sequence[Fold]) -> dict[float, float] | None:
+    """Return the negative log likelihood of held-out rows under each factor; None where a prior is flat."""
+    if any(bool((posterior.strength_D == 0).any()) for posterior in posteriors):  # there is nothing to multiply
+        return None
+    return {f: mean_nll([Linearised(_under(p, f)) for p in posteriors], folds) for f in FACTORS}
+
+
+def _widest(nlls: Mapping[float, float]) -> float:
+    """Return the smallest factor that is as good as the best."""
+    return next(factor for factor, nll in nlls.items() if nll <= min(nlls.values()) + _EQUAL)
 
 
 def _under(posterior: LaplacePosterior, factor: float) -> LaplacePosterior:
     return posterior.with_strength(posterior.strength_D * factor)
-
-
-def _nll(posteriors: Sequence[LaplacePosterior], folds: Sequence[Fold]) -> float:
-    """Return the mean negative log likelihood of held-out rows under linearised predictives, in nats a row."""
-    total = weight = 0.0
-    for posterior, fold in zip(posteriors, folds, strict=True):
-        for batch in _some(fold.held_out):
-            predictive = predict(Linearised(posterior), batch.inputs)
-            weights_B = scored(predictive.likelihood, predictive.outputs_SBK[0], batch.targets).row_weights
-            log_prob_B = predictive.log_prob(batch.targets).double()
-            weights_B = torch.ones_like(log_prob_B) if weights_B is None else weights_B.double()
-            total -= float((weights_B * log_prob_B).sum())
-            weight += float(weights_B.sum())
-    return total / weight
-
-
-def _some(batches: Sequence[Batch]) -> Iterator[Batch]:
-    """Yield the first batches, with about as many rows as are needed."""
-    rows = 0
-    for batch in batches:
-        if rows >= _ROWS:
-            return
-        rows += batch.size
-        yield batch

@@ -57,7 +57,7 @@ def choose_epochs(
     *,
     weights_MD: Tensor,
     buffers: Buffers,
-    seed: int,
+    seeds: Sequence[int],
     told: Callable[[int, int, float], object] = lambda *_: None,
 ) -> Chosen:
     """Return the epochs that held-out rows choose; at most those of the method, where these are set.
@@ -68,7 +68,7 @@ def choose_epochs(
         folds: rows to train on with those held out, a first run for each; all train on equally many.
         weights_MD: where they begin, (1, D).
         buffers: the network's buffers there.
-        seed: of the run.
+        seeds: of the member, one.
         told: called after each epoch with their number, the largest there can be, and the negative log likelihood of
             the held-out rows when it was last looked at.
 
@@ -80,7 +80,7 @@ def choose_epochs(
     most = method.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
     optimizer, epoch, seen = method.optimizer, 0, dict[int, float]()
     runs = [
-        start(weights_MD, buffers, [seed], optimizer=optimizer, epochs=most, steps_per_epoch=per_epoch) for _ in folds
+        start(weights_MD, buffers, seeds, optimizer=optimizer, epochs=most, steps_per_epoch=per_epoch) for _ in folds
     ]
     try:
         while epoch < most and not _out_of_patience(seen, per_epoch):

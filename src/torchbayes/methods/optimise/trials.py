@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.optimise.health import log_likelihoods, num_targets
 from torchbayes.methods.protocol import DivergedError, Fold
+from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.predict import predict
 
 _DRAWS = 16  # at most
+_ROWS = 500  # of each fold that predictions are made for, in whole batches
 
 
 def most_likely(
@@ -26,7 +31,7 @@ def most_likely(
     folds: Sequence[Fold],
     weights_MD: Tensor,
     buffers: Buffers,
-    seed: int,
+    seeds: Sequence[int],
 ) -> tuple[Mapping[str, Any], list[float]]:
     """Return the settings under which held-out rows are most likely, and how likely they are under each.
 
@@ -37,13 +42,13 @@ def most_likely(
         folds: rows to train on with those held out, a trial run for each.
         weights_MD: where they begin, (1, D).
         buffers: the network's buffers there.
-        seed: of the run.
+        seeds: of the member, one.
 
     Returns:
         One of the candidates, and for each of them the mean negative log likelihood of the held-out rows under the
         average prediction, in nats a target; infinite where a run diverged.
     """
-    nlls, begin = [], {"weights_MD": weights_MD, "buffers": buffers, "seed": seed}
+    nlls, begin = [], {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
     for settings in candidates:
         having = replace(method, **settings)
         try:
@@ -55,15 +60,35 @@ def most_likely(
 
 
 def trial(
-    method: Any, density: LogDensity, fold: Fold, *, weights_MD: Tensor, buffers: Buffers, seed: int
+    method: Any, density: LogDensity, fold: Fold, *, weights_MD: Tensor, buffers: Buffers, seeds: Sequence[int]
 ) -> Posterior:
-    """Return the posterior of one member after a run on the rows of a fold that are not held out."""
+    """Return the posterior after a run on the rows of a fold that are not held out; there is a seed for each member."""
     per_epoch = fold.rows.steps_per_epoch
-    state = method.init(density, weights_MD, buffers, seeds=[seed], steps_per_epoch=per_epoch)
-    for epoch in range(method.length(per_epoch) // per_epoch):
-        for batch in fold.rows.epoch([seed], epoch):
+    state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
+    shelf = _Kept()
+    for epoch in range(-(-method.length(per_epoch) // per_epoch)):
+        for batch in fold.rows.epoch(seeds, epoch):
+            if method.visit(state) is None:
+                break
             state, _ = method.step(density, state, batch, donate=True)
-    return method.posterior(density, state).calibrated(fold.rows.inputs)
+            shelf.add(method.draw(state))
+    return method.posterior(density, state, shelf).calibrated(fold.rows.inputs)
+
+
+class _Kept:
+    """The draws of a trial run, in memory."""
+
+    def __init__(self) -> None:
+        self._draws: list[Tensor] = []
+
+    def add(self, weights_MD: Tensor | None) -> None:
+        """Keep a copy of the weights; None is ignored."""
+        if weights_MD is not None:
+            self._draws.append(weights_MD.clone())
+
+    def weights_MSD(self) -> Tensor:
+        """Return them, (M, S, D)."""
+        return torch.stack(self._draws, 1)
 
 
 def _score(posterior: Posterior, fold: Fold) -> float:
@@ -72,3 +97,32 @@ def _score(posterior: Posterior, fold: Fold) -> float:
     seen_SB = log_likelihoods(posterior, fold.held_out, draws=draws)[:, 0]
     total = float((seen_SB.logsumexp(0) - math.log(draws)).sum())
     return -total / num_targets(posterior.model, fold.held_out)
+
+
+def mean_nll(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
+    """Return the mean negative log likelihood of held-out rows under predictive distributions, in nats a row.
+
+    Args:
+        posteriors: what `predict` takes, one for each fold.
+        folds: of whose held-out rows at most about 500 each are predicted.
+    """
+    total = weight = 0.0
+    for posterior, fold in zip(posteriors, folds, strict=True):
+        for batch in _some(fold.held_out):
+            predictive = predict(posterior, batch.inputs)
+            weights_B = scored(predictive.likelihood, predictive.outputs_SBK[0], batch.targets).row_weights
+            log_prob_B = predictive.log_prob(batch.targets).double()
+            weights_B = torch.ones_like(log_prob_B) if weights_B is None else weights_B.double()
+            total -= float((weights_B * log_prob_B).sum())
+            weight += float(weights_B.sum())
+    return total / weight
+
+
+def _some(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield the first batches, with about as many rows as are needed."""
+    rows = 0
+    for batch in batches:
+        if rows >= _ROWS:
+            return
+        rows += batch.size
+        yield batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -9,15 +10,17 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_flags, check_object, given
+from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import is_fault, worded
 from torchbayes.methods.finite import Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.protocol import DivergedError
+from torchbayes.methods.protocol import Chosen, DivergedError, Fold
 from torchbayes.methods.sampler import check_shapes
 from torchbayes.methods.schedules import Decay, Steady, StepSchedule
+from torchbayes.methods.sgmcmc.search import choose_scale
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,18 @@ class Stochastic:
         check_share(decay=self.decay)
         check_positive(floor=self.floor)
 
+    @property
+    def searches(self) -> bool:
+        """Whether held-out rows choose the scale of a prior that is open: where nothing is said of the steps."""
+        return self.step_size is None and self.batch_size is not None
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose: see `choose_scale`."""
+        return choose_scale(self, density, folds, **begin)
+
     def is_open(self, density: Density) -> bool:
         """Return whether the steps are on minibatches and of no given size."""
-        return self.step_size is None and self.batch_size is not None and hasattr(density, "num_data")
+        return self.searches and hasattr(density, "num_data")
 
     def preconditions(self, density: Density) -> bool:
         """Return whether steps are preconditioned.
