@@ -17,7 +17,7 @@ from torchbayes.model.model import having_scale
 from torchbayes.native.seeds import member_seeds
 
 FEATURES = 4
-SHORT = {"chains": 2, "steps": 60, "burn_in": 20, "thin": 10, "batch_size": 16}
+SHORT: dict[str, Any] = {"chains": 2, "steps": 60, "burn_in": 20, "thin": 10, "batch_size": 16}
 METHODS = [tb.SGHMC(**SHORT), tb.SGLD(**SHORT), tb.SGNHT(**SHORT)]
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 
@@ -110,7 +110,7 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
     whole = fit(data, method, directory=tmp_path / "whole")
     scale = config(tmp_path / "whole")["chosen"]["prior_scale"]
     assert scale < 1
-    loaded = tb.load(tmp_path / "whole" / "posterior.safetensors", model())
+    loaded: Any = tb.load(tmp_path / "whole" / "posterior.safetensors", model())
     assert torch.equal(loaded.model.prior.stds(), whole.model.prior.stds())
     assert torch.equal(loaded.weights_MSD, whole.weights_MSD)
     assert tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal(scale))).members == 2
