@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import as_seed
@@ -21,24 +20,22 @@ from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback, listeners, search
-from torchbayes.driver.reader import Reader
-from torchbayes.driver.run import Run, describe, recorded
+from torchbayes.driver.reader import FEWEST, HELD_OUT, ROWS, Reader, folds_of, informed
+from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
-from torchbayes.methods.protocol import Fold, Method
+from torchbayes.methods.optimise.learned import estimated
+from torchbayes.methods.protocol import Method
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.heap import trim
-from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import number_of_starts, start_of
 from torchbayes.posteriors.subspace import InSubspace
-
-# rows that are held out where nobody says how many; rows of which none are; how many there should be in all folds
-_HELD_OUT, _FEWEST, _ENOUGH, _FOLDS = 50, 20, 500, 5
 
 
 def fit(
@@ -67,9 +64,11 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. None initialises members afresh, by the network's own initialisers or factory; of
+            posterior, one per member. A noise scale that a module does not hold begins at what is most probable at its
+            residuals. None initialises members afresh, by the network's own initialisers or factory; of
             a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
-            start has modes; where there is none, `MAP()` of its members finds them.
+            start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of the
+            directory.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -92,7 +91,8 @@ def fit(
             of them or a fifth. What was chosen is in the `config.json` of the directory.
 
     Returns:
-        The posterior, on every rank. With batch norm it can recalibrate its draws on the training data. The draws of a
+        The posterior, on every rank. Its model is the one given, with what a likelihood takes from the training targets
+        (`likelihoods.Gaussian`). With batch norm it can recalibrate its draws on the training data. The draws of a
         sampler with a directory stay on disk, in `draws.bin`, and are read as they are used.
 
     Raises:
@@ -109,19 +109,20 @@ def fit(
     seed = as_seed(seed)
     about: dict[str, Any] = {"validation": validation, "callbacks": callbacks, "ranks": ranks, "space": space}
     method = _of_length(method, steps)
-    method, start, sought = _at_modes(model, data, method, start, seed=seed, directory=directory, **about)
+    model, space = informed(model, data, space=space, directory=directory)
+    about |= {"space": space, "directory": directory, "resume": resume}
+    method, start, sought = _at_modes(model, data, method, start, seed=seed, **about)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
-    source = as_source(model, data, method.needs.batch_size or 1024)
+    source = as_source(model, data, method.needs.batch_size or ROWS)
     source.check()
     if method.needs.fixed_rows:
         warn_if_changing(source.inputs)
     seeds = member_seeds(seed, method.members)
-    begin = start_of(model, start, seeds, space=space)
-    model = model if space is None else space.model
+    model, begin = _begin(model, start, seeds, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
@@ -141,6 +142,20 @@ def fit(
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
+
+
+def _begin(
+    model: Model,
+    start: nn.Module | Posterior | Tensor | None,
+    seeds: Sequence[int],
+    *,
+    space: Subspace | None,
+    source: Source,
+) -> tuple[Model, tuple[Tensor, Buffers]]:
+    """Return the model over what is inferred, weights or coordinates, with weights and buffers to begin with."""
+    begin = start_of(model, start, seeds, space=space)
+    model = model if space is None else space.model
+    return model, estimated(model, begin, source) if isinstance(start, nn.Module) else begin
 
 
 def _chosen(
@@ -170,12 +185,12 @@ def _chosen(
         The method, and entries of the run's description: what `validation` was, and what was chosen.
     """
     asked = _asked(model, validation)
-    if validation is None and (method.needs.validation == "possible" or source.num_data < _FEWEST):
+    if validation is None and (method.needs.validation == "possible" or source.num_data < FEWEST):
         return method, asked
     if directory is not None and (found := recorded(Path(directory))) is not None:
         record = found[1].get("chosen")  # else the run is another one, and says so
         return (method, asked) if record is None else (_having(method, record["settings"]), {**asked, "chosen": record})
-    folds = _folds(model, source, validation, seed=seed)
+    folds = folds_of(model, source, validation, seed=seed)
     if not folds:
         return method, asked
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
@@ -191,40 +206,12 @@ def _asked(model: Model, validation: float | Any) -> dict[str, Any]:
     """Return what a resumed run must be asked for as well: the same share, or as many rows of their own."""
     if validation is None or isinstance(validation, float):
         return {"validation": validation}
-    return {"validation": {"rows": as_source(model, validation, _HELD_OUT).num_data}}
+    return {"validation": {"rows": as_source(model, validation, HELD_OUT).num_data}}
 
 
 def _having(method: Method, settings: Mapping[str, Any]) -> Method:
     """Return the method with other settings."""
     return dataclasses.replace(method, **settings)  # type: ignore[type-var]
-
-
-def _folds(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
-    """Return training rows with those that are held out; none where rows cannot be told apart.
-
-    Raises:
-        ValueError: if a share was asked for of rows that cannot be told apart, or it leaves none.
-    """
-    if validation is not None and not isinstance(validation, float):
-        given_rows = as_source(model, validation, _HELD_OUT)
-        given_rows.check()
-        return [Fold(source, given_rows.some(given_rows.num_data))]
-    count = source.num_data
-    held = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
-    if not 0 < held < count:
-        raise ValueError(f"`validation` {validation} of {count} rows holds out {held} of them. Give another share.")
-    order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
-    folds = []
-    for number in range(min(_FOLDS, count // held, -(-_ENOUGH // held))):
-        out = torch.zeros(count, dtype=torch.bool)
-        out[order[number * held : (number + 1) * held]] = True
-        kept, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
-        if kept is None or held_out is None:
-            if validation is None:
-                return []
-            raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
-        folds.append(Fold(kept, held_out.some(held)))
-    return folds
 
 
 def _fresh(
@@ -334,7 +321,8 @@ def _at_modes(
 ) -> tuple[Method, Any, dict[str, Any]]:
     """Return the method with one member per mode of `start`, the modes, and an entry `chosen` of the run or none.
 
-    Where it is one that starts at modes and none is given, a training run looks for one.
+    Where it is one that starts at modes and none is given, a training run looks for one, in the folder `start` of the
+    directory, so that a resumed run need not train again.
 
     Raises:
         ValueError: if a mode is to be looked for in a subspace.
@@ -348,6 +336,9 @@ def _at_modes(
             f"{type(method).__name__} approximates the posterior around modes and does not look for them in a "
             f"subspace. Pass them as `start`: the posterior of a MAP fit with the same Model and space."
         )
+    own = None if directory is None else Path(directory) / START
+    if directory is not None and not settings["resume"]:
+        check_free(Path(directory))
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
@@ -357,8 +348,10 @@ def _at_modes(
     first["callbacks"] = settings["callbacks"] if reports else ()
     method, chosen = _chosen(model, source, method, validation=validation, **first)
     sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
-    start = fit(model, data, _having(seeker, {**sought, "members": method.members}), seed=seed, **settings)
-    return method, start, chosen
+    if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
+        sought = {name: found[1]["method"].get(name, value) for name, value in sought.items()}
+    seeker = _having(seeker, {**sought, "members": method.members})
+    return method, fit(model, data, seeker, seed=seed, directory=own, **settings), chosen
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

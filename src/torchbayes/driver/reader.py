@@ -1,12 +1,27 @@
-"""Reader: the rows that a visit asks for, from any source."""
+"""What is read of the data: what a likelihood asks for, rows that are held out, and those that each visit asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
-from torchbayes.methods.protocol import Visit
+import torch
+
+from torchbayes.driver.run import recorded
+from torchbayes.methods.protocol import Fold, Visit
+from torchbayes.model.likelihoods.weighted import asks
+from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.rows.informed import informed_by, informed_with
+from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.subspace import Subspace
+from torchbayes.native.seeds import Purpose, generator
+
+ROWS = 1024  # of a batch where the method has none
+# rows that are held out where nobody says how many; rows of which none are; how many there should be in all folds
+HELD_OUT, FEWEST, _ENOUGH, _FOLDS = 50, 20, 500, 5
 
 
 class Reader:
@@ -45,3 +60,53 @@ class Reader:
         if place == self._source.steps_per_epoch - 1:
             next(self._batches, None)  # lets the source finish its epoch, such as the workers of a loader
         return batch
+
+
+def informed(
+    model: Model, data: Any, *, space: Subspace | None, directory: str | PathLike[str] | None
+) -> tuple[Model, Subspace | None]:
+    """Return the model, and the subspace of its weights, with what its likelihood takes from the targets.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        space: a subspace of its weights, or none.
+        directory: of the run; one that is found there has recorded what it took.
+    """
+    if not asks(model.likelihood):
+        return model, space
+    found = None if directory is None else recorded(Path(directory))
+    model = model if found is None else informed_with(model, found[1].get("model", {}).get("spread"))
+    if asks(model.likelihood):
+        source = as_source(model, data, ROWS)
+        source.check()
+        model = informed_by(model, source)
+    return model, None if space is None else Subspace(model, space.origin_D, space.basis_RD)
+
+
+def folds_of(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
+    """Return training rows with those that are held out; none where rows cannot be told apart.
+
+    Raises:
+        ValueError: if a share was asked for of rows that cannot be told apart, or it leaves none.
+    """
+    if validation is not None and not isinstance(validation, float):
+        given_rows = as_source(model, validation, HELD_OUT)
+        given_rows.check()
+        return [Fold(source, given_rows.some(given_rows.num_data))]
+    count = source.num_data
+    held = round(count * validation) if validation else min(max(count // 10, HELD_OUT), count // 5)
+    if not 0 < held < count:
+        raise ValueError(f"`validation` {validation} of {count} rows holds out {held} of them. Give another share.")
+    order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
+    folds = []
+    for number in range(min(_FOLDS, count // held, -(-_ENOUGH // held))):
+        out = torch.zeros(count, dtype=torch.bool)
+        out[order[number * held : (number + 1) * held]] = True
+        kept, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
+        if kept is None or held_out is None:
+            if validation is None:
+                return []
+            raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
+        folds.append(Fold(kept, held_out.some(held)))
+    return folds

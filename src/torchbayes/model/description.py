@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
 
 # parts of a repr that differ between processes: addresses, devices, enclosing functions
@@ -23,6 +24,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "prior": [f"{s.where.start}:{s.where.stop} {_said(s.prior)}" for s in model.prior.segments],
         "temperature": model.temperature,
         "tempering": model.tempering,
+        **({"spread": list(spread)} if (spread := spread_of(model.likelihood)) else {}),
     }
 
 

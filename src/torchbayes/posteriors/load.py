@@ -11,6 +11,7 @@ from torch import Tensor
 from torchbayes.model.description import model_differences
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
+from torchbayes.model.rows.informed import informed_with
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
 from torchbayes.posteriors.store import DrawFile
@@ -23,7 +24,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         path: the file.
         model: the model it was fitted with: layout, likelihood, prior and temperature must be those in the file. For a
             tuned Laplace posterior it may also be that posterior's own model; the chosen prior and noise are in the
-            file.
+            file, and so is what a likelihood took from the training targets.
         calibration: makes a pass over training inputs; needed by networks with batch norm.
 
     Returns:
@@ -47,6 +48,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             raise ValueError(f"{path} belongs to another run than {path.with_name(CONFIG)}. {RESTORE}")
         if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
+        model = informed_with(model, (header.get("model") or {}).get("spread"))
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
         check_model(path, header.get("model"), posterior.model)  # a tuned posterior has replaced the given model
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
