@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,7 @@ def test_a_table_from_fit_to_predictions(capsys):
     assert isinstance(tuned, tb.LaplacePosterior)
     with setup.problem.threading():
         here = tb.fit(setup.model, tuple(setup.data.train), tb.Laplace(), directory="python", callbacks=())
+    assert isinstance(here, tb.LaplacePosterior)
     assert posterior.mean_MD.equal(here.mean_MD)
     assert posterior.strength_D.equal(here.strength_D)
     chosen = [json.loads(Path(name, "config.json").read_text())["chosen"] for name in ("run", "python")]
@@ -87,7 +89,7 @@ def test_a_table_from_fit_to_predictions(capsys):
     assert Path("out/new.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_is_tuned_in_the_ways_of_python_too(capsys):
+def test_a_run_is_tuned_in_the_ways_of_python_too(capsys, monkeypatch):
     table()
     table("held.csv", rows=30, shift=0.5)
     fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, "--method", "Laplace", "--directory", "run"]
@@ -117,6 +119,11 @@ def test_a_run_is_tuned_in_the_ways_of_python_too(capsys):
     assert "Rows with the same inputs as a training row: 72 of 80" in capsys.readouterr().err
     assert main(["tune", "run", "--directory", "run", "--overwrite"]) == 2
     assert "run holds a run of its own, which would be lost" in capsys.readouterr().err
+    for fitted, said in ((0.12, "Prefer the posterior as fitted, which has 0.12."), (0.5, "Prefer an ensemble")):
+        nlls = iter((0.1, fitted, 0.6))  # of the networks alone, as fitted, tuned
+        monkeypatch.setattr(tb, "evaluate", lambda *_, nlls=nlls, **__: SimpleNamespace(metrics={"nll": next(nlls)}))
+        assert main(["tune", "run", "--overwrite"]) == 0
+        assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_users_files_are_not_replaced(capsys):

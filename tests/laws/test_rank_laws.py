@@ -73,7 +73,7 @@ def fit_around_modes(grid: tuple[int, int], folder: Path) -> None:
         save_file(tensors(around_modes(folder / "run", ranks)), folder / f"{rank_number(ranks)}.safetensors")
 
 
-def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any) -> tb.Posterior:
+def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any) -> tb.LaplacePosterior:
     """The posterior of two members, with 30 rows held out."""
     network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
     with torch.no_grad():
@@ -83,7 +83,8 @@ def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any)
     targets = inputs[:, :1].sin() + 0.3 * normal(90, 1, seed=1)
     model = tb.Model(network, tb.likelihoods.Gaussian("learned"))
     about = {"seed": 7, "callbacks": (), "validation": (inputs[60:], targets[60:]), "directory": directory, **options}
-    return tb.fit(model, (inputs[:60], targets[:60]), tb.Laplace(members=2), ranks=ranks, **about)
+    data = inputs[:60], targets[:60]
+    return tb.fit(model, data, tb.Laplace(members=2), ranks=ranks, **about)  # type: ignore[return-value]
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
