@@ -18,6 +18,7 @@ from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison import compare
 from torchbayes.comparison.settings import Comparison
 from torchbayes.experiments import network_evidence
+from torchbayes.model.priors import LogInverseChi
 
 MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, prior_scale=2.0)
 SINE = Problem("toy_sine", "mlp", {"hidden": [8]}, "gaussian", train_size=20)
@@ -51,7 +52,7 @@ def test_the_model_has_the_outputs_and_the_prior_that_were_named(likelihood, out
     weights = torch.linspace(-1, 1, model.layout.size, dtype=torch.float64)
     network = slice(0, model.network.layout.size)
     normal = torch.distributions.Normal(0.0, 0.5).log_prob(weights[network]).sum()
-    learned = torch.distributions.Normal(0.0, 2.0).log_prob(weights[network.stop :]).sum()
+    learned = LogInverseChi(2.0, 0.1).log_prob(weights[network.stop :]).sum()
     torch.testing.assert_close(model.log_prior(weights), normal + learned)
 
 

@@ -2,8 +2,8 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,12 +52,7 @@ def test_a_table_from_fit_to_predictions(capsys):
     assert "table.csv: 72 rows to train on; 8, a tenth, held out at random" in said.err
     assert "Inputs: 1 number (size) and 1 category" in said.err
     config = read_config(Path("run/config.yaml"))
-    assert (config["data"], config["target"], config["start"]) == (
-        str(Path("table.csv").absolute()),
-        "price",
-        "run/start",
-    )
-    assert read_config(Path("run/start/config.yaml"))["method"]["class_path"] == "torchbayes.MAP"
+    assert (config["data"], config["target"], config["start"]) == (str(Path("table.csv").absolute()), "price", None)
 
     assert main(["tune", "run"]) == 0
     assert "log evidence (nats)" in capsys.readouterr().out
@@ -65,6 +60,13 @@ def test_a_table_from_fit_to_predictions(capsys):
     tuned = load_run(Path("run/tuned"))[1]
     assert isinstance(posterior, tb.LaplacePosterior)
     assert isinstance(tuned, tb.LaplacePosterior)
+    with setup.problem.threading():
+        here = tb.fit(setup.model, tuple(setup.data.train), tb.Laplace(), directory="python", callbacks=())
+    assert isinstance(here, tb.LaplacePosterior)
+    assert posterior.mean_MD.equal(here.mean_MD)
+    assert posterior.strength_D.equal(here.strength_D)
+    chosen = [json.loads(Path(name, "config.json").read_text())["chosen"] for name in ("run", "python")]
+    assert chosen[0] == chosen[1]
     assert tuned.log_evidence() > posterior.log_evidence()
     assert (tuned.log_evidence() - tb.tune(posterior).log_evidence()).abs() < 1e-6
 
@@ -87,7 +89,7 @@ def test_a_table_from_fit_to_predictions(capsys):
     assert Path("out/new.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_is_tuned_in_the_ways_of_python_too(capsys):
+def test_a_run_is_tuned_in_the_ways_of_python_too(capsys, monkeypatch):
     table()
     table("held.csv", rows=30, shift=0.5)
     fit = ["fit", "--data", "table.csv", "--target", "price", *NOISE, "--method", "Laplace", "--directory", "run"]
@@ -117,6 +119,11 @@ def test_a_run_is_tuned_in_the_ways_of_python_too(capsys):
     assert "Rows with the same inputs as a training row: 72 of 80" in capsys.readouterr().err
     assert main(["tune", "run", "--directory", "run", "--overwrite"]) == 2
     assert "run holds a run of its own, which would be lost" in capsys.readouterr().err
+    for fitted, said in ((0.12, "Prefer the posterior as fitted, which has 0.12."), (0.5, "Prefer an ensemble")):
+        nlls = iter((0.1, fitted, 0.6))  # of the networks alone, as fitted, tuned
+        monkeypatch.setattr(tb, "evaluate", lambda *_, nlls=nlls, **__: SimpleNamespace(metrics={"nll": next(nlls)}))
+        assert main(["tune", "run", "--overwrite"]) == 0
+        assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_users_files_are_not_replaced(capsys):
@@ -154,8 +161,9 @@ def test_an_interrupted_search_for_the_modes_is_resumed(capsys):
     assert main([*fit, "--directory", "run"]) == 0
     Path("run/posterior.safetensors").unlink()
     Path("run/checkpoint.safetensors").unlink()
-    shutil.rmtree("run/start")
+    trained = Path("run/start/log.jsonl").read_bytes()
     assert main(["fit", "--directory", "run", "--resume"]) == 0
+    assert Path("run/start/log.jsonl").read_bytes() == trained  # it has not trained again
     (_, first), (_, second) = load_run(Path("whole")), load_run(Path("run"))
     assert isinstance(first, tb.LaplacePosterior)
     assert isinstance(second, tb.LaplacePosterior)

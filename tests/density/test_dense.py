@@ -63,6 +63,10 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
         lambda: Model(stack(5, 4, 2), likelihoods.Gaussian("learned", 2), {"*": priors.StudentT()}),
         "numbers",
     ),
+    "learned noises on scales of their own": (
+        lambda: Model(stack(5, 4, 2), likelihoods.Gaussian("learned", 2, spread=(0.5, 30.0)), priors.Flat()),
+        "numbers",
+    ),
     "heteroscedastic": (lambda: Model(stack(5, 4, 2), likelihoods.HeteroscedasticGaussian(1e-3)), "number"),
     "three priors": (
         lambda: Model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,8 @@ def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_p
     torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
     good = [one["prior"] for one, nll in zip(seen["tried"], nlls, strict=True) if nll <= min(nlls) + 0.005]
     assert seen["settings"] == {"prior": good[0], "check_mode": False}
-    torch.testing.assert_close(found.strength_D, around.strength_D * good[0])
+    torch.testing.assert_close(found.strength_D[:-1], around.strength_D[:-1] * good[0])
+    assert found.strength_D[-1] == 1  # the noise keeps its prior
     assert not found.problems
 
 
@@ -284,6 +286,46 @@ def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -
     assert torch.equal(found.mean_MD, again.mean_MD)
     assert torch.equal(found.strength_D, again.strength_D)
     assert (tmp_path / "config.json").read_bytes() == before
+    with pytest.raises(ValueError, match=f"^{tmp_path} already holds a run"):
+        fit(data, tb.Laplace(), directory=tmp_path)
+
+
+class Stop(Exception):
+    """Raised by a callback, as Ctrl-C would be."""
+
+
+@ignored
+def test_laplace_without_a_start_goes_on_with_the_training_that_was_interrupted(tmp_path: Path) -> None:
+    data, method, held_out, at = table(60), tb.Laplace(members=2, prior="model"), table(20, seed=1), 4
+    whole = fit(data, method, directory=tmp_path / "whole", validation=held_out)
+    folder, epochs = tmp_path / "run", list[int]()
+    about: dict[str, Any] = {"directory": folder, "validation": held_out}
+
+    def stop(event: tb.Event) -> None:
+        epochs.append(event.epoch)
+        if len(epochs) == at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        tb.fit(model(), data, method, callbacks=[stop], **about)
+    assert not (folder / "config.json").exists()
+    found = tb.fit(model(), data, method, resume=True, callbacks=[lambda e: epochs.append(e.epoch)], **about)
+    assert epochs[at] == 2  # from the checkpoint after the first step
+    torch.testing.assert_close(found.sample(4), whole.sample(4), rtol=0, atol=0)
+    trained = len((folder / "start" / "log.jsonl").read_text().splitlines())
+    seen = list[int]()
+    tb.fit(model(), data, method, resume=True, callbacks=[lambda e: seen.append(e.epoch)], **about)
+    assert seen == []  # neither training nor a pass
+    assert len((folder / "start" / "log.jsonl").read_text().splitlines()) == trained
+
+
+@ignored
+def test_an_older_run_without_its_training_trains_again(tmp_path: Path) -> None:
+    data, method, held_out = table(60), tb.Laplace(prior="model"), table(20, seed=1)
+    found = fit(data, method, directory=tmp_path, validation=held_out)
+    shutil.rmtree(tmp_path / "start")
+    again = fit(data, method, directory=tmp_path, resume=True, validation=held_out)
+    assert torch.equal(found.mean_MD, again.mean_MD)
 
 
 @ignored

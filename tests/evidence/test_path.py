@@ -28,7 +28,8 @@ def test_every_row_has_its_own_temperature(problem: Any):
     model, data = problem()[:2]
     rows = Batch(*data)
     at = 0.5 * normal(3, model.layout.size)
-    value = AnnealedDensity(ModelTarget(model, data), BETAS)(at)
+    target = ModelTarget(model, data)
+    value, model = AnnealedDensity(target, BETAS)(at), target.model  # with the scale of the targets
     for m, beta in enumerate(BETAS):
 
         def log_density(w: torch.Tensor, beta: torch.Tensor = beta) -> torch.Tensor:

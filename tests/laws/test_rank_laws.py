@@ -67,6 +67,41 @@ def rank_number(ranks: tb.Ranks) -> int:
     return ranks.data_rank * ranks.chains + ranks.chain_rank
 
 
+def fit_around_modes(grid: tuple[int, int], folder: Path) -> None:
+    """Fit `Laplace` without a start, whose length, prior and modes have to be found first."""
+    with tb.Ranks.grid(*grid) as ranks:
+        save_file(tensors(around_modes(folder / "run", ranks)), folder / f"{rank_number(ranks)}.safetensors")
+
+
+def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any) -> tb.LaplacePosterior:
+    """The posterior of two members, with 30 rows held out."""
+    network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(normal(*parameter.shape, seed=3))
+    inputs = normal(90, 2)
+    targets = inputs[:, :1].sin() + 0.3 * normal(90, 1, seed=1)
+    model = tb.Model(network, tb.likelihoods.Gaussian("learned"))
+    about = {"seed": 7, "callbacks": (), "validation": (inputs[60:], targets[60:]), "directory": directory, **options}
+    data = inputs[:60], targets[:60]
+    return tb.fit(model, data, tb.Laplace(members=2), ranks=ranks, **about)  # type: ignore[return-value]
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+@pytest.mark.slow
+def test_modes_that_ranks_find_are_those_of_one_process(tmp_path: Path) -> None:
+    check(launch(fit_around_modes, 2, tmp_path, (2, 1), tmp_path))
+    alone = around_modes(tmp_path / "alone")
+    expected = tensors(alone)
+    for number in range(2):
+        found = load_file(tmp_path / f"{number}.safetensors")
+        assert found.keys() == expected.keys()
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor, expected[name], **TIGHT)
+    again = around_modes(tmp_path / "run", resume=True)  # the training that two ranks left, read by one
+    torch.testing.assert_close(again.sample(4), alone.sample(4), **TIGHT)
+
+
 @pytest.fixture(scope="module", params=GRIDS.values(), ids=list(GRIDS))
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """The fits of all methods on a grid of processes: their number, and where they left what they got."""

@@ -269,7 +269,8 @@ def test_swag_with_learned_noise_on_a_small_table_is_no_problem() -> None:
 @ignored
 @pytest.mark.parametrize("kind", [tb.SWA, tb.SWAG])
 def test_an_average_at_far_too_high_a_rate_is_a_problem(kind: Any) -> None:
-    model = tb.Model(table_net(), tb.likelihoods.Gaussian("learned"))
+    noise = tb.likelihoods.Gaussian("learned", initial=0.5, prior=tb.priors.Normal(2.0))
+    model = tb.Model(table_net(), noise)
     method = kind(epochs=40, batch_size=10, optimizer=tb.Adam(0.02), averaging_lr=1.0, plan="loop")
     (said, *_) = tb.fit(model, table(), method, callbacks=()).problems
     assert "training rows are" in said
@@ -550,7 +551,8 @@ def test_the_kernel_is_that_of_the_jacobian(make: Any, shape: tuple[int, ...], p
 def test_noise_of_a_network_that_interpolates_is_a_problem() -> None:
     """30 rows, 151 weights: trained long, the noise runs to a fraction of its size; a short run keeps it."""
     inputs, targets = table(30)
-    model = tb.Model(table_net(width=60), tb.likelihoods.Gaussian("learned"))
+    # under the usual prior, worth two values, noise cannot fall as far on so few rows
+    model = tb.Model(table_net(width=60), tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(2.0)))
     short = tb.fit(model, (inputs, targets), tb.MAP(epochs=300), callbacks=())
     assert short.problems == ()
     with pytest.warns(tb.ProblemWarning, match="as the network interpolates its training rows"):

@@ -24,10 +24,18 @@ def mixture_logpdf(x: Any) -> Any:
     return np.log(0.75 * stats.norm.pdf(x, scale=2.0) + 0.25 * stats.norm.pdf(x, scale=0.1))
 
 
+def inverse_chi_logpdf(x: Any, df: float, scale: Any) -> Any:
+    """Of w = log s with df scale² / (2 s²) = G ~ Gamma(df/2), so that log G = log(df/2) − 2 (w − log scale)."""
+    with np.errstate(over="ignore"):  # far below, where the density is 0
+        return stats.loggamma.logpdf(math.log(df / 2) - 2 * (np.asarray(x) - np.log(scale)), df / 2) + math.log(2)
+
+
 CASES: dict[str, tuple[Prior, Callable[[Any], Any]]] = {
     "normal": (priors.Normal(0.7, loc=0.3), lambda x: stats.norm.logpdf(x, 0.3, 0.7)),
     "laplace": (priors.Laplace(0.7, loc=0.3), lambda x: stats.laplace.logpdf(x, 0.3, 0.7)),
     "student t": (priors.StudentT(3.5, 0.7, loc=0.3), lambda x: stats.t.logpdf(x, 3.5, 0.3, 0.7)),
+    "noise scale": (priors.LogInverseChi(3.0, 0.7), lambda x: inverse_chi_logpdf(x, 3.0, 0.7)),
+    "noise scale, few degrees": (priors.LogInverseChi(0.6, 1.7), lambda x: inverse_chi_logpdf(x, 0.6, 1.7)),
     "logistic": (priors.Logistic(0.7, loc=0.3), lambda x: stats.logistic.logpdf(x, 0.3, 0.7)),
     "mixture": (priors.NormalMixture((2.0, 0.1), (3.0, 1.0)), mixture_logpdf),
     "torch gumbel": (
@@ -232,6 +240,48 @@ def test_a_distribution_over_all_numbers_is_a_prior_however_it_is_made():
 def test_settings_outside_their_range(make: Callable[[], object], message: str):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- noise scales ---
+
+
+@pytest.mark.parametrize("df", [0.5, 2.0, 30.0])
+def test_moments_of_a_log_noise_scale(df: float):
+    prior = priors.LogInverseChi(df, 0.3)
+    log_gamma = stats.loggamma(df / 2)
+    assert_close(prior.std, log_gamma.std() / 2, rtol=1e-6)
+    assert_close(prior.loc, math.log(0.3) + (math.log(df / 2) - log_gamma.mean()) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("squares", "rows"), [(0.0, 10), (0.0, 100_000), (3.0, 7), (1e6, 3)])
+def test_the_mode_of_a_noise_scale_stays_above_zero(squares: float, rows: int):
+    """At σ² = (S + ν s²)/(N + ν), for networks that interpolate too."""
+    prior, df, scale = priors.LogInverseChi(2.0, 0.3), 2.0, 0.3
+    mode = (0.5 * double((squares + df * scale**2) / (rows + df)).log()).requires_grad_()
+    value = -rows * mode - squares / 2 * torch.exp(-2 * mode) + prior.log_prob(mode)
+    (slope,) = torch.autograd.grad(value, mode, create_graph=True)
+    (bend,) = torch.autograd.grad(slope, mode)
+    assert_close(slope.detach(), 0.0, atol=1e-9 * (rows + df))
+    assert_close(bend, -2 * (rows + df))
+
+
+def test_each_noise_scale_has_its_own_prior():
+    layout, weights = Layout({"a": (2,), "b": (2,), "c": (3,)}), normal(5, 7)
+    prior = priors.LogInverseChi(2.0, (0.1, 40.0))
+    bound = BoundPrior(layout, {"c": priors.LogInverseChi(2.0, 3.0), "*": prior})
+    scales = np.array([0.1, 40.0, 0.1, 40.0, 3.0, 3.0, 3.0])
+    assert_close(bound.log_prob(weights), inverse_chi_logpdf(weights.numpy(), 2.0, scales).sum(-1))
+    gradient = torch.zeros_like(weights)
+    bound.add_gradient_(gradient, weights, 0.5)
+    leaf = weights.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(bound.log_prob(leaf).sum(), leaf)
+    assert_close(gradient, 0.5 * expected)
+    assert_close(bound.precision(weights), 4 * np.exp(-2 * (weights.numpy() - np.log(scales))))
+    assert_close(bound.locs() - bound.locs()[:1], np.log(scales / 0.1))
+    draws = bound.sample(4000, seed=3)
+    assert_close(draws.mean(0), bound.locs(), rtol=0, atol=5 * float(bound.stds()[0]) / math.sqrt(4000))
+    with pytest.raises(ValueError, match="2 scales for 3 elements"):
+        BoundPrior(layout, prior)
 
 
 # --- draws ---

@@ -143,6 +143,10 @@ PRIORS = {
     "priors.Normal": Case(priors.Normal, wrong=_SCALED),
     "priors.Laplace": Case(priors.Laplace, wrong=_SCALED),
     "priors.StudentT": Case(priors.StudentT, wrong={**_SCALED, "df": POSITIVE}),
+    "priors.LogInverseChi": Case(
+        priors.LogInverseChi,
+        wrong={"df": POSITIVE, "scale": (*but(POSITIVE, [1]), (), (1.0, NAN), (1.0, 0.0), (1.0, "a"))},
+    ),
     "priors.Logistic": Case(priors.Logistic, wrong=_SCALED),
     "priors.NormalMixture": Case(
         priors.NormalMixture,
@@ -176,8 +180,9 @@ LIKELIHOODS = {
         wrong={
             "scale": (*but(POSITIVE, "a lot", [1]), "learnt", (), (1.0, NAN), (1.0, 0.0), (1.0, -1.0), (1.0, "a")),
             "outputs": COUNT,
-            "initial": POSITIVE,
-            "prior": _PRIOR,
+            "initial": maybe(POSITIVE),
+            "prior": maybe(_PRIOR),
+            "spread": (*but(POSITIVE, None, [1]), (), (1.0, NAN), (1.0, 2.0)),
         },
     ),
     "likelihoods.HeteroscedasticGaussian": Case(likelihoods.HeteroscedasticGaussian, wrong={"floor": NOT_NEGATIVE}),
@@ -192,7 +197,12 @@ LIKELIHOODS = {
     "likelihoods.Learned": Case(
         likelihoods.Learned,
         lambda: {"shape": (1,), "initial": 0.0, "prior": priors.Normal()},
-        {"shape": (None, "ab", 3, (-1,), (1.5,), ("a",)), "initial": REAL, "prior": _PRIOR},
+        {
+            "shape": (None, "ab", 3, (-1,), (1.5,), ("a",)),
+            "initial": (*but(REAL, [1]), (NAN,), (0.0, 1.0)),
+            "prior": _PRIOR,
+            "estimate": FLAG,
+        },
     ),
 }
 

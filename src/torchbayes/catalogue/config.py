@@ -29,7 +29,6 @@ from torchbayes.posteriors.locks import Locked
 
 CONFIG = "config.yaml"
 DATA = "data.json"  # what the rows of a user were, whose files may change
-START = "start"  # the run by which a fit finds the modes that it starts at
 
 
 def describe(settings: Any) -> Any:
@@ -119,7 +118,7 @@ def fit_run(
     method: Method,
     directory: Path,
     *,
-    start: Path | Posterior | Method | None = None,
+    start: Path | Posterior | None = None,
     seed: int = 0,
     resume: bool = False,
     callbacks: Sequence[Callback] | None = None,
@@ -131,8 +130,7 @@ def fit_run(
         setup: data and model.
         method: how to infer.
         directory: of the run.
-        start: where to begin: the weights that another run found, by its directory, or a posterior; or the method that
-            finds them, by a run in the folder `start` of the directory.
+        start: where to begin: the weights that another run found, by its directory, or a posterior.
         seed: of the fit.
         resume: continue the run in `directory`, or take its posterior if it is finished; a sampler with more steps
             goes on.
@@ -144,27 +142,19 @@ def fit_run(
 
     Raises:
         FileNotFoundError: if the run to start at has no posterior.
-        ValueError: if the directory holds a run that is not to be resumed, or one of other settings, if a method
-            that starts at modes has no start, or if the start is no point posterior.
+        ValueError: if the directory holds a run that is not to be resumed, or one of other settings, or if the start
+            is no point posterior.
     """
     seed = as_seed(seed)
-    first = None if start is None or isinstance(start, Path | Posterior) else start
-    place = directory / START if first is not None else start if isinstance(start, Path) else None
-    if start is None and method.needs.start == "modes":
-        raise ValueError(
-            f"{type(method).__name__} starts at a mode and does not look for it. Add --start RUN, the directory of a "
-            f"finished fit by MAP."
-        )
-    began = None if first is not None else _posterior_at(start)  # type: ignore[arg-type]
+    began = _posterior_at(start)
     if ranks is None or ranks.first:
-        about = {"method": describe(method), "start": None if place is None else str(place), "seed": seed}
+        place = str(start) if isinstance(start, Path) else None
+        about = {"method": describe(method), "start": place, "seed": seed}
         config = {**entries(setup.problem), **about}
         with Locked(directory):
             _describe_run(directory, config, resume=resume, any_length=method.needs.extendable)
             _describe_data(directory, setup)
     options: dict[str, Any] = {"resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
-    if first is not None:
-        began = fit_run(setup, first, directory / START, **options)
     with setup.problem.threading():
         return fit(setup.model, tuple(setup.data.train), method, start=began, directory=directory, **options)  # type: ignore[arg-type]
 

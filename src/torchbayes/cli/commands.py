@@ -24,7 +24,6 @@ from torchbayes.cli.options import (
     add_directory,
     add_problem,
     by_class,
-    first_of,
     join,
     new_parser,
     of_length,
@@ -111,7 +110,7 @@ def fit(argv: list[str]) -> None:
     Raises:
         ValueError: if no chain of a sampler ever moved, once its draws are saved.
     """
-    from torchbayes.catalogue.config import START, fit_run
+    from torchbayes.catalogue.config import fit_run
 
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
@@ -129,8 +128,6 @@ def fit(argv: list[str]) -> None:
     method = of_length(chosen["method"], chosen["steps"])
     how = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
-    if start is None or start == directory / START:
-        start = first_of(method, seen.usual.of(problem))
     with (
         resumable(["torchbayes", "fit", "--directory", str(directory), "--resume"]),
         join(chosen["ranks"], members=method.members, device=problem.place) as ranks,

@@ -251,11 +251,12 @@ def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior,
     lines = [["log evidence (nats)", None, *raised]] if raised else []
     lines += [[f"test {name}", *(found.get(name) for found in scores.values())] for name in scores["tuned"]]
     print_table(Table(["", *scores], lines, formats=dict.fromkeys(scores, form)))
-    before, after = scores["the networks alone"]["nll"], scores["tuned"]["nll"]
+    before, first, after = (scores[name]["nll"] for name in ("the networks alone", "as fitted", "tuned"))
     if after > before + _WORSE:
         held_out = ", or tune on held-out rows (--on FILE --overwrite)" if evidence else ""
+        rather = f"an ensemble of networks (--method MAP --method.members 5){held_out}"
         say(
             f"Tuned, the average has a test NLL of {after:.3g}, and the networks alone have {before:.3g}: it is too "
-            f"cautious, as Laplace is where rows are few beside weights. Prefer an ensemble of networks "
-            f"(--method MAP --method.members 5){held_out}."
+            f"cautious, as Laplace is where rows are few beside weights. Prefer "
+            f"{rather if first > before + _WORSE else f'the posterior as fitted, which has {first:.3g}'}."
         )

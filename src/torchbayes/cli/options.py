@@ -265,21 +265,6 @@ def of_length(method: Any, steps: int | None) -> Any:
     return replace(method, steps=steps)
 
 
-def first_of(method: Any, usual: Usual) -> Any:
-    """Return the fit that finds the modes a method starts at, if it starts at such.
-
-    Args:
-        method: settings.
-        usual: what is usual for the data set.
-
-    Returns:
-        Settings with as many members; None for methods that start afresh.
-    """
-    if method.needs.start != "modes":
-        return None
-    return replace(usual["single"], members=method.members)
-
-
 def problem_of(chosen: Mapping[str, Any]) -> Problem:
     """Return the problem that the options describe.
 

@@ -2,11 +2,12 @@
 
 A model qualifies when its network is one that architecture.py recognises, all of its parameters are random and untied,
 it is on a CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes
-its normal part, the rest is added here.
+its normal part and that of noise scales, the rest is added here.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,8 @@ from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticG
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.bound import Segment as PriorSegment
+from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Flat, Normal
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.dense import DenseKernel
@@ -37,7 +40,7 @@ class DenseModel:
     Attributes:
         kernel: the kernel.
         prior: the whole prior.
-        normal: whether all of it is normal or flat, so that the kernel has the whole density.
+        complete: whether the kernel computes all of it, and so the whole density.
         network: the network.
         targets: values in the targets of one row.
         dtype: dtype of weights and inputs.
@@ -46,7 +49,7 @@ class DenseModel:
 
     kernel: DenseKernel
     prior: BoundPrior
-    normal: bool
+    complete: bool
     network: Architecture
     targets: int
     dtype: torch.dtype
@@ -204,7 +207,7 @@ class Native(Backend):
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
         """Return where leapfrog steps lead; None where the kernel does not have the whole density."""
         kernel, scales = self._kernel, trajectory.scales
-        if not kernel.normal:
+        if not kernel.complete:
             return None
         weights_MD, momentum_MD, gradient_MD, log_likelihood_M, log_prior_M = kernel.leapfrog(
             trajectory.weights_MD,
@@ -261,15 +264,22 @@ def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, pr
     """
     network, dtype = architecture(module, layout), next(module.parameters()).dtype
     noise, targets = _noise(likelihood, layout, network.layers[-1].fan_out)
-    segments = [
-        Segment(s.where.start, s.where.stop, s.prior.loc, 1 / s.prior.scale**2)
-        if isinstance(s.prior, Normal)
-        else Segment(s.where.start, s.where.stop, 0.0, 0.0)
-        for s in prior.segments
-    ]
+    segments = [part for segment in prior.segments for part in _parts(segment)]
     kernel = DenseKernel(layout.size, network.layers, stages=network.stages, noise=noise, segments=segments)
-    normal = all(isinstance(s.prior, Normal | Flat) for s in prior.segments)
-    return DenseModel(kernel, prior, normal, network, targets, dtype, noise.family == Family.CATEGORICAL)
+    complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in prior.segments)
+    return DenseModel(kernel, prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
+
+
+def _parts(segment: PriorSegment) -> list[Segment]:
+    """Return a segment of the prior as the kernel takes it: element by element where each has its own scale."""
+    start, stop, prior = segment.where.start, segment.where.stop, segment.prior
+    if isinstance(prior, Normal):
+        return [Segment(start, stop, prior.loc, 1 / prior.scale**2)]
+    if not isinstance(prior, LogInverseChi):
+        return [Segment(start, stop, 0.0, 0.0)]
+    if len(prior.scales) == 1:
+        return [Segment(start, stop, math.log(prior.scales[0]), 0.0, prior.df)]
+    return [Segment(start + k, start + k + 1, math.log(scale), 0.0, prior.df) for k, scale in enumerate(prior.scales)]
 
 
 def knows(likelihood: Likelihood) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,9 +20,10 @@ from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback, listeners
-from torchbayes.driver.reader import Reader
-from torchbayes.driver.run import Run, describe
+from torchbayes.driver.reader import ROWS, Reader, informed
+from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
+from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
@@ -62,9 +64,11 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. None initialises members afresh, by the network's own initialisers or factory; of
+            posterior, one per member. A noise scale that a module does not hold begins at what is most probable at its
+            residuals. None initialises members afresh, by the network's own initialisers or factory; of
             a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
-            start has modes; where there is none, `MAP()` of its members finds them.
+            start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of the
+            directory.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -88,7 +92,8 @@ def fit(
             of them or a fifth. What was chosen is in the `config.json` of the directory.
 
     Returns:
-        The posterior, on every rank. With batch norm it can recalibrate its draws on the training data. The draws of a
+        The posterior, on every rank. Its model is the one given, with what a likelihood takes from the training targets
+        (`likelihoods.Gaussian`). With batch norm it can recalibrate its draws on the training data. The draws of a
         sampler with a directory stay on disk, in `draws.bin`, and are read as they are used.
 
     Raises:
@@ -105,27 +110,27 @@ def fit(
     seed = as_seed(seed)
     about: dict[str, Any] = {"validation": validation, "callbacks": callbacks, "ranks": ranks, "space": space}
     method = _of_length(method, steps)
-    method, start, sought = _at_modes(model, data, method, start, seed=seed, directory=directory, **about)
+    model, space = informed(model, data, space=space, directory=directory)
+    about |= {"space": space, "directory": directory, "resume": resume}
+    method, start, sought = _at_modes(model, data, method, start, seed=seed, **about)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
-    source = as_source(model, data, method.needs.batch_size or 1024)
+    source = as_source(model, data, method.needs.batch_size or ROWS)
     source.check()
     if method.needs.fixed_rows:
         warn_if_changing(source.inputs)
     seeds = member_seeds(seed, method.members)
-    begin = start_of(model, start, seeds, space=space)
-    model = model if space is None else space.model
+    model, begin = _begin(model, start, seeds, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
         model, method, chosen = choose(
             model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first
         )
-    within = {} if space is None else {"space": space.checksum}
-    about = {**_about(model, source, method, seed), **sought, **chosen, **within}
+    about = {**_about(model, source, method, seed, space), **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
@@ -139,6 +144,20 @@ def fit(
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
+
+
+def _begin(
+    model: Model,
+    start: nn.Module | Posterior | Tensor | None,
+    seeds: Sequence[int],
+    *,
+    space: Subspace | None,
+    source: Source,
+) -> tuple[Model, tuple[Tensor, Buffers]]:
+    """Return the model over what is inferred, weights or coordinates, with weights and buffers to begin with."""
+    begin = start_of(model, start, seeds, space=space)
+    model = model if space is None else space.model
+    return model, estimated(model, begin, source) if isinstance(start, nn.Module) else begin
 
 
 def _fresh(
@@ -204,7 +223,7 @@ def _result(
     return posterior.with_problems((*inherited, *problems)), raised
 
 
-def _about(model: Model, source: Source, method: Method, seed: int) -> dict[str, Any]:
+def _about(model: Model, source: Source, method: Method, seed: int, space: Subspace | None) -> dict[str, Any]:
     """Return the recorded description of a run, which must be the same when it is resumed."""
     settings = describe(method)
     if method.needs.extendable:  # such a run is the same run however long it gets
@@ -216,6 +235,7 @@ def _about(model: Model, source: Source, method: Method, seed: int) -> dict[str,
         "steps_per_epoch": source.steps_per_epoch if method.needs.batch_size else 1,
         "model": describe_model(model),
         "layout": {n: list(s) for n, s in model.layout.shapes.items()},
+        **({} if space is None else {"space": space.checksum}),
     }
 
 
@@ -248,7 +268,8 @@ def _at_modes(
 ) -> tuple[Method, Any, dict[str, Any]]:
     """Return the method with one member per mode of `start`, the modes, and an entry `chosen` of the run or none.
 
-    Where it is one that starts at modes and none is given, a training run looks for one.
+    Where it is one that starts at modes and none is given, a training run looks for one, in the folder `start` of the
+    directory, so that a resumed run need not train again.
 
     Raises:
         ValueError: if a mode is to be looked for in a subspace.
@@ -262,6 +283,9 @@ def _at_modes(
             f"{type(method).__name__} approximates the posterior around modes and does not look for them in a "
             f"subspace. Pass them as `start`: the posterior of a MAP fit with the same Model and space."
         )
+    own = None if directory is None else Path(directory) / START
+    if directory is not None and not settings["resume"]:
+        check_free(Path(directory))
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
@@ -271,8 +295,10 @@ def _at_modes(
     first["callbacks"] = settings["callbacks"] if reports else ()
     _, method, chosen = choose(model, source, method, validation=validation, **first)
     sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
-    start = fit(model, data, having_settings(seeker, {**sought, "members": method.members}), seed=seed, **settings)
-    return method, start, chosen
+    if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
+        sought = {name: found[1]["method"].get(name, value) for name, value in sought.items()}
+    seeker = having_settings(seeker, {**sought, "members": method.members})
+    return method, fit(model, data, seeker, seed=seed, directory=own, **settings), chosen
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

@@ -1,12 +1,22 @@
-"""Reader: the rows that a visit asks for, from any source."""
+"""What is read of the data: what a likelihood asks for, and the rows that each visit asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
+from torchbayes.driver.run import recorded
 from torchbayes.methods.protocol import Visit
+from torchbayes.model.likelihoods.weighted import asks
+from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.rows.informed import as_recorded, informed_by
+from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.subspace import Subspace
+
+ROWS = 1024  # of a batch where the method has none
 
 
 class Reader:
@@ -45,3 +55,25 @@ class Reader:
         if place == self._source.steps_per_epoch - 1:
             next(self._batches, None)  # lets the source finish its epoch, such as the workers of a loader
         return batch
+
+
+def informed(
+    model: Model, data: Any, *, space: Subspace | None, directory: str | PathLike[str] | None
+) -> tuple[Model, Subspace | None]:
+    """Return the model, and the subspace of its weights, with what its likelihood takes from the targets.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        space: a subspace of its weights, or none.
+        directory: of the run; one that is found there has recorded what it took.
+    """
+    if not asks(model.likelihood):
+        return model, space
+    found = None if directory is None else recorded(Path(directory))
+    model = model if found is None else as_recorded(model, found[1].get("model", {}))
+    if asks(model.likelihood):
+        source = as_source(model, data, ROWS)
+        source.check()
+        model = informed_by(model, source)
+    return model, None if space is None else Subspace(model, space.origin_D, space.basis_RD)

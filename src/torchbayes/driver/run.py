@@ -5,6 +5,7 @@ log.jsonl              one JSON object per epoch
 checkpoint.safetensors the last complete state, replaced atomically
 posterior.safetensors  the result
 run.lock               which process is writing; absent if none is
+start                  the run that found the modes, where the method starts at such and looked for them itself
 
 Each file holds checksums and the run's random name, so that neither damage nor a file of another run goes unnoticed.
 """
@@ -41,6 +42,7 @@ from torchbayes.posteriors.files import (
 from torchbayes.posteriors.locks import Locked
 
 # Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
+START = "start"
 _EVERY = 5.0
 _SPARE = 50.0
 
@@ -64,6 +66,18 @@ def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:
         advice = "Restore it, or remove it and resume: the checkpoint holds the same."
         return directory, read_described(config, restore=advice if checkpoint.exists() else "Start the run anew.")
     return (checkpoint, about_of(checkpoint)) if checkpoint.exists() else None
+
+
+def check_free(directory: Path) -> None:
+    """Check that a directory holds no run.
+
+    Raises:
+        ValueError: if it does.
+    """
+    if (directory / CONFIG).exists() or (directory / CHECKPOINT).exists():
+        raise ValueError(
+            f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
+        )
 
 
 class Run:
@@ -128,11 +142,8 @@ class Run:
         Raises:
             ValueError: if it is not to be resumed, is another one, or its description is damaged.
         """
-        config, checkpoint = directory / CONFIG, directory / CHECKPOINT
-        if not self._resume and (config.exists() or checkpoint.exists()):
-            raise ValueError(
-                f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
-            )
+        if not self._resume:
+            check_free(directory)
         sweep(directory)  # leftovers of writes that were killed
         found = recorded(directory)
         if found is None:

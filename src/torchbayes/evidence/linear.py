@@ -49,9 +49,9 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
         ValueError: if likelihood or priors are of another kind, the network is not linear, or the data do not fit.
     """
     check_model(model)
-    loc_D, scale_D = _normal_prior(model)
     if not fixed_noise(model.likelihood):
         raise ValueError(f"the likelihood must be Gaussian with a fixed scale; got {model.likelihood!r}.")
+    loc_D, scale_D = _normal_prior(model)
     source = as_source(model, data, 1024)
     source.check()
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)

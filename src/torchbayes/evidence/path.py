@@ -19,6 +19,7 @@ from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
 from torchbayes.model.priors.univariate import Flat
+from torchbayes.model.rows.informed import informed_by
 from torchbayes.model.rows.sources import as_source
 
 
@@ -79,7 +80,7 @@ class ModelTarget:
         source = as_source(model, data, 1024)
         source.check()
         rows = source.rows()
-        self.model = model
+        self.model = model = informed_by(model, source)
         self.density = LogDensity(model, rows.size, rows, plan=plan, chunk_size=chunk_size)  # type: ignore[arg-type]
         refuse_batch_norm(self.density)
         refuse_rounding(model, rows)

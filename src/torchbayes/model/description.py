@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
 
 # parts of a repr that differ between processes: addresses, devices, enclosing functions
@@ -24,6 +25,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "temperature": model.temperature,
         "tempering": model.tempering,
         **({} if model.open_scale in {None, 1.0} else {"open_scale": model.open_scale}),
+        **({"spread": list(spread)} if (spread := spread_of(model.likelihood)) else {}),
     }
 
 

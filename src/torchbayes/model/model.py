@@ -25,9 +25,9 @@ from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.masked import Random
 from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.bound import BoundPrior, rebound
 from torchbayes.model.priors.joint import Joint
-from torchbayes.model.priors.univariate import Normal, PriorRules
+from torchbayes.model.priors.univariate import Normal, Prior, PriorRules
 from torchbayes.model.rows.batch import (
     Batch,
     Shared,
@@ -111,7 +111,7 @@ class Model:
         whole = {name: tuple(base.shape) for name, base in self.network.mask.tensors.items()}
         self.open_scale = 1.0 if prior is None else None
         rules = Normal() if prior is None else prior
-        self.prior = BoundPrior(self.layout, _with_learned_priors(rules, self._learned), shapes=whole)
+        self.prior = BoundPrior(self.layout, rules, shapes=whole, own=_priors(self._learned))
         self.temperature = float(temperature)
         self.tempering = tempering
         self.shared = _names_of_shared(shared)
@@ -286,12 +286,13 @@ def having(
     if likelihood is not None:
         if likelihood.parameters().keys() != model.likelihood.parameters().keys():
             raise ValueError("the other likelihood must learn the same parameters.")
-        other.likelihood = likelihood
+        other.likelihood, other._learned = likelihood, likelihood.parameters()
+        other.prior = rebound(model.prior, _priors(other._learned))
     if network is not None:
         other.network = network
         other.layout = network.layout + Layout({PREFIX + n: p.shape for n, p in model._learned.items()})
     if prior is not None:
-        other.prior = BoundPrior(other.layout, _with_learned_priors(prior, other._learned))
+        other.prior = BoundPrior(other.layout, prior, own=_priors(other._learned))
         other.open_scale = None
     return other
 
@@ -323,16 +324,13 @@ def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
 
 def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
     """Return weights followed by the likelihood's learned parameters, at their initial values."""
-    extra = [weights_MD.new_full((len(weights_MD), *p.shape), p.initial).flatten(1) for p in learned.values()]
+    extra = [p.start().to(weights_MD).flatten().expand(len(weights_MD), -1) for p in learned.values()]
     return torch.cat([weights_MD, *extra], dim=1) if extra else weights_MD
 
 
-def _with_learned_priors(prior: PriorRules | Joint, learned: Mapping[str, Learned]) -> PriorRules | Joint:
-    """Return the rules with those of learned likelihood parameters in front."""
-    if isinstance(prior, Joint):  # it speaks of them too
-        return prior
-    own = {PREFIX + n: p.prior for n, p in learned.items()}
-    return {**own, **(prior if isinstance(prior, Mapping) else {"*": prior})} if own else prior
+def _priors(learned: Mapping[str, Learned]) -> dict[str, Prior]:
+    """Return the priors of learned likelihood parameters by their names in the layout."""
+    return {PREFIX + n: p.prior for n, p in learned.items()}
 
 
 def check_finite(inputs: Any) -> None:

@@ -25,6 +25,7 @@ from torchbayes.checks import as_seed, check_kind, check_tensor, whole
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
+from torchbayes.model.priors.joint import Joint
 from torchbayes.native.seeds import Purpose, generator
 
 NETWORK = "network."
@@ -233,8 +234,8 @@ def _precise(model: Model, basis_RD: Tensor) -> Tensor:
     Raises:
         ValueError: if the prior is not normal.
     """
-    joint, size = model.prior.joint, basis_RD.shape[1]
-    if joint is not None and size == model.layout.size:
+    joint, size = model.prior.segments[0].prior, basis_RD.shape[1]
+    if isinstance(joint, Joint) and size == len(joint.loc_D):
         return joint.covariance.solve(basis_RD.to(joint.loc_D).unsqueeze(1))[:, 0].double()
     own = [segment.prior for segment in model.prior.segments if segment.where.start < size]
     if not all(isinstance(prior, Normal) for prior in own):

@@ -77,11 +77,12 @@ struct Rows {
   int64_t height, width;  // of images
 };
 
-struct Prior {  // normal, segment by segment; precision 0 where it is flat or somebody else's
+struct Prior {  // segment by segment normal, or of log scales; precision and degrees 0 where it is somebody else's
   int64_t segments;
   const int64_t* starts;  // segments + 1
   const double* locations;
   const double* precisions;
+  const double* degrees;  // -degrees (u + exp(-2u) / 2), u = w - location
 };
 
 }  // extern "C"
@@ -396,12 +397,18 @@ double shared(const Network& net, const T* weights, const T* inputs, const void*
   return total;
 }
 
-// gradient += scale * d log p / dw; return -1/2 sum precision (w - location)^2.
+// gradient += scale * d log p / dw; return -1/2 sum precision (w - location)^2, and what log scales have instead.
 template <typename T>
 double add_prior(const Prior& prior, const T* weights, T scale, T* gradient, int threads) {
   double total = 0.0;
   for (int64_t s = 0; s < prior.segments; ++s) {
     const T location = static_cast<T>(prior.locations[s]), precision = static_cast<T>(prior.precisions[s]);
+    if (const double degrees = prior.degrees[s]; degrees != 0.0)
+      for (int64_t d = prior.starts[s]; d < prior.starts[s + 1]; ++d) {
+        const double u = static_cast<double>(weights[d]) - prior.locations[s], small = std::exp(-2.0 * u);
+        total -= degrees * (u + 0.5 * small);
+        if (gradient) gradient[d] += scale * static_cast<T>(degrees * (small - 1.0));
+      }
     if (precision == T(0)) continue;
     const T factor = -scale * precision;
     const int64_t start = prior.starts[s], size = prior.starts[s + 1] - start, block = 2048;

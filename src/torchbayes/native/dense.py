@@ -38,7 +38,7 @@ class DenseKernel:
             size: D, the length of the flat vector.
             layers: the linear layers in order.
             noise: the likelihood.
-            segments: the normal part of the prior; contiguous segments that cover the flat vector.
+            segments: the prior as far as the kernel has it; contiguous segments that cover the flat vector.
             stages: convolutions and pools before the layers, in order; rows are then images.
 
         Raises:
@@ -63,7 +63,7 @@ class DenseKernel:
         gradient_MD: Tensor | None,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ_b log p(y_b|f_b) and −½ Σ precision (w − location)² of each member, and write the gradient.
+        """Return Σ_b log p(y_b|f_b) and the prior's part that depends on w, of each member, and write the gradient.
 
         Args:
             weights_MD: weights.

@@ -112,12 +112,17 @@ class Noise:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of the flat vector with one normal prior; precision 0 where it is flat or left to the caller."""
+    """A run of the flat vector with one prior: normal, or that of log scales.
+
+    The latter is −degrees (u + ½ e^{−2u}) with u = w − location. Precision and degrees are 0 where it is flat or left
+    to the caller.
+    """
 
     start: int
     stop: int
     location: float
     precision: float
+    degrees: float = 0.0
 
 
 class _Stage(ctypes.Structure):
@@ -178,6 +183,7 @@ class PriorStruct(ctypes.Structure):
         ("starts", _Integers),
         ("locations", _Doubles),
         ("precisions", _Doubles),
+        ("degrees", _Doubles),
     ]
 
 
@@ -224,6 +230,7 @@ def prior(segments: Sequence[Segment]) -> PriorStruct:
         _integers([*(s.start for s in segments), segments[-1].stop]),
         _doubles([s.location for s in segments]),
         _doubles([s.precision for s in segments]),
+        _doubles([s.degrees for s in segments]),
     )
 
 

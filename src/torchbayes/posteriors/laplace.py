@@ -153,7 +153,7 @@ class LaplacePosterior(Posterior):
         """Return the posterior under another prior precision, r ∘ d, at the same modes.
 
         Args:
-            strength_D: factor d on the precision that the modes were found under, positive, (D,).
+            strength_D: factor d on that of the modes, positive, (D,); learned parameters of the likelihood keep theirs.
 
         Returns:
             The posterior; its model has the normal prior N(loc, 1/(r d)).
@@ -165,9 +165,9 @@ class LaplacePosterior(Posterior):
             raise ValueError(f"prior precisions must be positive and finite; got {float(strength_D.min()):g}.")
         if (self.strength_D == 0).any():
             raise ValueError("the prior is flat or correlated for some weights, so there is no precision to change.")
-        strength_D = strength_D.to(self.mean_MD)
-        reference_D = self.reference_MD[0]
-        if not torch.allclose(self.reference_MD, reference_D.expand_as(self.reference_MD)):
+        size, reference_D = self.model.network.layout.size, self.reference_MD[0]
+        strength_D = torch.cat([strength_D.to(self.mean_MD)[:size], self.strength_D[size:]])
+        if not torch.allclose(self.reference_MD[:, :size], reference_D[:size].expand(self.members, -1)):
             raise ValueError("the prior's precision differs between the modes. Use a normal prior, or one mode.")
         model = _having_precision(self.model, reference_D * strength_D)
         return dataclasses.replace(self, model=model, strength_D=strength_D)
@@ -229,9 +229,13 @@ class LaplacePosterior(Posterior):
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
-    """Return the model with independent normal priors of these precisions, around its own prior means."""
-    locs = model.prior.locs().to(precision_D)
-    return having(model, prior=Joint.independent(locs, 1 / precision_D))
+    """Return the model with independent normal priors of these precisions, around its own prior means.
+
+    Learned parameters of the likelihood keep their prior.
+    """
+    size = model.network.layout.size
+    locs = model.prior.locs().to(precision_D)[:size]
+    return having(model, prior=Joint.independent(locs, 1 / precision_D[:size]))
 
 
 def having_noise(model: Any, factor: float) -> Any:

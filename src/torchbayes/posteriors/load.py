@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchbayes.model.description import model_differences
 from torchbayes.model.layout import Layout
-from torchbayes.model.model import Model, having_scale
+from torchbayes.model.model import Model
+from torchbayes.model.rows.informed import as_recorded
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
 from torchbayes.posteriors.store import DrawFile
@@ -23,7 +24,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         path: the file.
         model: the model it was fitted with: layout, likelihood, prior and temperature must be those in the file. For a
             tuned Laplace posterior it may also be that posterior's own model; the chosen prior and noise are in the
-            file. So is the scale of a prior that was left open.
+            file, and so are what a likelihood took from the training targets and the scale of a prior that was left
+            open.
         calibration: makes a pass over training inputs; needed by networks with batch norm.
 
     Returns:
@@ -47,7 +49,8 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             raise ValueError(f"{path} belongs to another run than {path.with_name(CONFIG)}. {RESTORE}")
         if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
-        posterior = KINDS[header["kind"]].restore(_as_chosen(model, header.get("model")), tensors, settings)
+        model = as_recorded(model, header.get("model") or {})
+        posterior = KINDS[header["kind"]].restore(model, tensors, settings)
         check_model(path, header.get("model"), posterior.model)  # a tuned posterior has replaced the given model
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
@@ -89,12 +92,6 @@ def read_draws(
             f"beside it was written. {RESTORE}"
         )
     return weights_MSD.to(model.network.device)
-
-
-def _as_chosen(model: Model, about: dict[str, Any] | None) -> Model:
-    """Return a model whose prior was left open under the scale that a file records."""
-    scale = (about or {}).get("open_scale")
-    return model if scale is None or model.open_scale is None else having_scale(model, scale)
 
 
 def _drawn(checkpoint: Path) -> int:

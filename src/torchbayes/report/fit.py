@@ -16,6 +16,7 @@ from torchbayes.catalogue.methods import METHODS, classes
 from torchbayes.catalogue.problem import Setup
 from torchbayes.driver.log import read_log
 from torchbayes.model.description import describe_model, model_differences
+from torchbayes.model.rows.informed import as_recorded
 from torchbayes.posteriors import Draws, Posterior
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
@@ -163,7 +164,8 @@ def lead(fitted: Fitted) -> list[str]:
         + (f" Temperature: {problem.temperature:g} (1 is Bayes)." if problem.temperature != 1 else ""),
         f"{_length(fitted)} {_predicts(fitted)}",
     ]
-    if model_differences(describe_model(posterior.model), setup.model):
+    about = describe_model(posterior.model)
+    if model_differences(about, as_recorded(setup.model, about)):
         said[-1] += " Prior or noise were tuned; those above are where it began."
     if posterior.problems:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")

@@ -237,7 +237,8 @@ class OnlineLaplace:
         refuse_by_batch(model.network)
         if model.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; the model has temperature {model.temperature}.")
-        if not all(isinstance(segment.prior, Normal) for segment in model.prior.segments):
+        size = model.network.layout.size  # learned parameters of the likelihood keep their prior
+        if not all(isinstance(s.prior, Normal) for s in model.prior.segments if s.where.start < size):
             raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)

@@ -28,6 +28,7 @@ from torchbayes.methods.optimise.moments import Moments
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.rows.informed import informed_by
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.gaussian import Gaussian
@@ -199,9 +200,10 @@ class Collector(Generic[_Result]):
             return self.method.averaged(self.model, moments, end.buffers)
         source = as_source(self.model, data, self.method.batch_size)
         source.check()
-        if self.model.likelihood.parameters() and not self._learned:
-            moments, end = _with_learned(self.model, moments, end, source=source)
-        posterior = self.method.averaged(self.model, moments, end.buffers).calibrated(source.inputs)
+        model = informed_by(self.model, source)
+        if model.likelihood.parameters() and not self._learned:
+            moments, end = _with_learned(model, moments, end, source=source)
+        posterior = self.method.averaged(model, moments, end.buffers).calibrated(source.inputs)
         problems, raised = checked(lambda: problems_of(posterior, _End(end), source))
         posterior = posterior.with_problems(problems)
         warn_of(posterior.problems)

@@ -143,7 +143,7 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
     if others or rows <= free + 1 or free > _CONSTANTS or _still(model, batches):
         return -math.inf
     constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
-    learned = {n: constant.new_full(p.shape, p.initial).requires_grad_() for n, p in own.items()}
+    learned = {n: p.start().to(constant).requires_grad_() for n, p in own.items()}
     return highest(
         lambda: _total(model, batches, constant, learned) / num_targets(model, batches), [constant, *learned.values()]
     )

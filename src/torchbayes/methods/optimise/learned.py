@@ -7,7 +7,8 @@ in what it leaves. With weights w held fixed it is
 
 which for Gaussian noise is the root mean square of the training residuals, but for its prior. Its variance is that of
 the second derivative there, as of Laplace's approximation, 1/2N for the log scale of Gaussian noise. A network that
-interpolates its rows has residuals smaller than those of new ones, here as in `fit`.
+interpolates its rows has residuals smaller than those of new ones, here as in `fit`. A fit that starts from a trained
+network begins with this estimate.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.methods.optimise.health import highest
-from torchbayes.model.model import PREFIX
+from torchbayes.model.model import PREFIX, Model
+from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
@@ -45,6 +47,30 @@ def learned_at(point: Point, source: Source) -> tuple[Tensor, Tensor]:
     drawn = point.functions(point.members)
     found = [_member(drawn, m, batches, source.num_data) for m in range(drawn.draws)]
     return torch.stack([value for value, _ in found]), torch.stack([variance for _, variance in found])
+
+
+def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tuple[Tensor, Buffers]:
+    """Return weights of trained networks with the most probable learned parameters in the place of their usual start.
+
+    Args:
+        model: the model.
+        begin: weights (M, D), all the same, and buffers.
+        source: the training data.
+
+    Returns:
+        Both. The weights are unchanged where the likelihood says where parameters start, or there is no maximum.
+    """
+    learned, (weights_MD, buffers) = model.likelihood.parameters(), begin
+    if not learned or not all(one.estimate for one in learned.values()):
+        return begin
+    first = Point(
+        model, weights_MD[:1], buffers_M={n: b[:1] for n, b in buffers.items()} or None, statistics_known=True
+    )
+    try:
+        value_P = learned_at(first, source)[0][0]
+    except ValueError:  # under a flat prior, a network that interpolates has none
+        return begin
+    return torch.cat([weights_MD[:, : -len(value_P)], value_P.expand(len(weights_MD), -1)], dim=1), buffers
 
 
 def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -> tuple[Tensor, Tensor]:

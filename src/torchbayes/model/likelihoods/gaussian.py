@@ -12,31 +12,45 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, plain
+from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, given, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
-from torchbayes.model.priors.univariate import Normal, Prior, check_prior
+from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under, spread
+from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.univariate import Prior, check_prior
+
+_START = 0.5  # share of the targets' standard deviation at which a learned scale begins
+_BELIEF = {"df": 2.0, "scale": 0.1}  # docs/decisions/0021-a-noise-scale-that-stays-above-zero.md
 
 
 @dataclass(frozen=True)
 class Gaussian:
     """y ~ N(f, scale²): regression with fixed, per-output or learned noise.
 
-    A learned scale is a weight like the others: its mode tends to zero as the network comes to interpolate the training
-    rows. `fit` reports this where rows are few (`Posterior.problems`).
+    A learned scale is a weight like the others. Under the usual prior its mode is at
+
+        scale² = (S + 2 (spread/10)²)/(N + 2)
+
+    for N residuals with the sum of squares S: above zero even where the network interpolates the training rows, but far
+    below the noise of new rows. `fit` reports this where rows are few (`Posterior.problems`).
 
     Attributes:
         scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred
             as `likelihood.log_scale` in the flat vector).
         outputs: number of outputs with a noise of their own when learned; 1 shares one scale.
-        initial: starting value of a learned scale.
-        prior: prior of the learned log scale.
+        initial: starting value of a learned scale; None for half the spread, and where a fit starts from a trained
+            module for what is most probable at its residuals.
+        prior: prior of the learned log scale; None for `priors.LogInverseChi(df=2, scale=spread / 10)`, which says what
+            two residuals of a tenth of the spread would.
+        spread: standard deviation of the targets: one number, or one per output, where each has a noise of its own.
+            `fit` measures it on its training rows where it is None and needed, and gives the posterior a model that
+            has it; in other uses of a model, None stands for 1.
     """
 
     scale: float | tuple[float, ...] | str = 1.0
     outputs: int = 1
-    initial: float = 0.5
-    prior: Prior = field(default_factory=lambda: Normal(scale=2.0))
+    initial: float | None = None
+    prior: Prior | None = None
+    spread: float | tuple[float, ...] | None = field(default=None, repr=False)  # of the data, not of the model
 
     def __post_init__(self) -> None:
         plain(self)
@@ -48,8 +62,14 @@ class Gaussian:
         else:
             check_scale(scale=self.scale)
         check_counts(outputs=self.outputs)
-        check_scale(initial=self.initial)
-        check_prior(prior=self.prior)
+        check_scale(**given(initial=self.initial))
+        check_prior(**given(prior=self.prior))
+        if self.spread is not None:
+            check_each(check_scale, spread=_each(self.spread))
+        if len(_each(self.spread)) not in {0, 1, self.outputs}:
+            raise ValueError(
+                f"`spread` must be one number, or one for each of {self.outputs} `outputs`; got {self.spread}."
+            )
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -66,7 +86,25 @@ class Gaussian:
         """Return the log scale when it is learned."""
         if self.scale != "learned":
             return {}
-        return {"log_scale": Learned((self.outputs,), math.log(self.initial), self.prior)}
+        spreads = _each(self.spread) or (1.0,)
+        given_start = None if self.initial is None else math.log(self.initial)
+        initial = tuple(math.log(_START * spread) if given_start is None else given_start for spread in spreads)
+        usual = LogInverseChi(_BELIEF["df"], _plain(tuple(_BELIEF["scale"] * spread for spread in spreads)))
+        prior = usual if self.prior is None else self.prior
+        return {"log_scale": Learned((self.outputs,), _plain(initial), prior, estimate=given_start is None)}
+
+    def asks(self) -> bool:
+        """Return whether a learned scale depends on a spread that is not known."""
+        return self.scale == "learned" and self.spread is None and (self.initial is None or self.prior is None)
+
+    def informed(self, targets: Tensor, weights_N: Tensor | None = None) -> Gaussian:
+        """Return the likelihood with the spread of these targets.
+
+        Args:
+            targets: (N, ...), of which those that are not finite do not count.
+            weights_N: how often each row counts; once if None.
+        """
+        return replace(self, spread=_plain(spread(targets, weights_N, columns=self.outputs)))
 
     def noise(self, outputs: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return the noise scale, broadcasting against outputs (..., B, K)."""
@@ -105,6 +143,17 @@ class Gaussian:
         return {
             n: p.new_full((len(outputs), *p.shape), 2 * outputs[0].numel() / p.numel()) for n, p in parameters.items()
         }
+
+
+def _each(spread: float | tuple[float, ...] | None) -> tuple[float, ...]:
+    """Return a setting as a tuple: one number, or one per output; empty if it is None."""
+    return () if spread is None else spread if isinstance(spread, tuple) else (spread,)
+
+
+def _plain(values: tuple[float, ...]) -> float | tuple[float, ...]:
+    """Return the one number of a tuple, or the tuple."""
+    one, *others = values
+    return values if others else one
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ class computes it:
     parameter_information(outputs, targets, parameters)   name -> information of learned parameters, (B, ...)
     counted(outputs, targets), scored(outputs, targets)   the same targets as plain ones with weights
     average_log_prob(outputs_SBK, targets, parameters)    log (1/S) Σ_s p(y|f_s)
+    informed(targets, weights_N)         the likelihood with the `spread` of its targets; `asks()` whether it needs that
 
 A subclass that changes `log_prob`, or anything else that its base computes with, does not inherit them (`own`): its log
 probability is differentiated instead, at the observed targets.
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_counts, check_each, check_numbers, plain
+from torchbayes.checks import check_counts, check_each, check_flags, check_numbers, plain
 from torchbayes.model.priors.univariate import Prior, check_prior
 
 Parameters = Mapping[str, Tensor]
@@ -39,19 +40,30 @@ class Learned:
 
     Attributes:
         shape: its shape.
-        initial: the value a fit starts from.
+        initial: the value a fit starts from: one number, or one for each element on the last axis.
         prior: univariate prior of each element.
+        estimate: whether a fit that starts from a trained network, which does not hold the parameter, starts it at what
+            is most probable there instead.
     """
 
     shape: tuple[int, ...]
-    initial: float
+    initial: float | tuple[float, ...]
     prior: Prior
+    estimate: bool = False
 
     def __post_init__(self) -> None:
         plain(self)
         check_each(check_counts, least=0, shape=self.shape)
-        check_numbers(initial=self.initial)
+        if isinstance(self.initial, tuple):
+            check_each(check_numbers, initial=self.initial, length=self.shape[-1] if self.shape else 1)
+        else:
+            check_numbers(initial=self.initial)
         check_prior(prior=self.prior)
+        check_flags(estimate=self.estimate)
+
+    def start(self) -> Tensor:
+        """Return the value a fit starts from, float64, of the parameter's shape."""
+        return torch.tensor(self.initial, dtype=torch.float64).expand(self.shape).clone()
 
 
 @runtime_checkable

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+_ROUNDING = 1e-12  # standard deviations of equal numbers, relative to their size
+
 
 def per_datum(elementwise: Tensor, targets: Tensor, event: int = 0) -> Tensor:
     """Return the sum over the axes of the targets after the batch axis; the last `event` ones are summed already."""
@@ -30,6 +32,31 @@ def aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
     """Return targets (B,) with a trailing axis where the distribution kept that of its one-column outputs."""
     batch = distribution.batch_shape
     return like(targets, batch[-1]) if len(batch) == ndim and not distribution.event_shape else targets
+
+
+def spread(targets: Tensor, weights_N: Tensor | None = None, *, columns: int = 1) -> tuple[float, ...]:
+    """Return the standard deviation of targets: of each column, or the root mean square of all of theirs.
+
+    Where all values of a column are the same, it is their size, and 1 where they are zero.
+
+    Args:
+        targets: (N, ...) with the columns on the last axis; values that are not finite do not count.
+        weights_N: how often each row counts; once if None.
+        columns: how many numbers to return, 1 or one for each column.
+    """
+    values = targets.double().reshape(len(targets), -1, targets.shape[-1] if targets.ndim > 1 else 1)
+    weights = torch.ones_like(values) if weights_N is None else weights_N.double().view(-1, 1, 1).expand_as(values)
+    weights = torch.where(torch.isfinite(values), weights, 0.0)
+    values = torch.where(torch.isfinite(values), values, 0.0)
+    largest = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)  # whose square may be infinite
+    values = values / largest
+    total_K = weights.sum((0, 1)).clamp_min(torch.finfo(torch.float64).tiny)
+    mean_K = (weights * values).sum((0, 1)) / total_K
+    squares_K, sizes_K = ((weights * v**2).sum((0, 1)) / total_K for v in (values - mean_K, values))
+    squares, sizes = (t if columns > 1 else t.mean().unsqueeze(0) for t in (squares_K, sizes_K))
+    constant = squares <= _ROUNDING**2 * sizes
+    found = largest * torch.where(constant, sizes, squares).sqrt()
+    return tuple(torch.where(sizes > 0, found, 1.0).clamp(1e-150, 1e150).tolist())
 
 
 def columns_of(scale: Tensor) -> Tensor:

@@ -136,6 +136,44 @@ def observed(likelihood: Likelihood, targets: Any) -> Any:
     return targets
 
 
+def asks(likelihood: Likelihood) -> bool:
+    """Return whether a likelihood, weighted or not, takes something from targets that it does not have yet."""
+    plain = unweighted(likelihood)
+    return own(plain, "informed") and plain.asks()  # type: ignore[attr-defined]
+
+
+def informed(likelihood: Likelihood, targets: Any) -> Likelihood:
+    """Return the likelihood with what it takes from targets, weighted or not; itself if that is nothing."""
+    if not asks(likelihood):
+        return likelihood
+    around, weights_N = likelihood, None
+    while isinstance(around, Weighted) and own(around, "counted"):
+        around, (targets, weights) = around.base, targets
+        weights_N = weights.double() if weights_N is None else weights_N * weights
+    return _around(likelihood, around.informed(targets, weights_N))  # type: ignore[attr-defined]
+
+
+def spread_of(likelihood: Likelihood) -> tuple[float, ...]:
+    """Return the standard deviations of targets that a likelihood has taken from data; none where it has not."""
+    plain = unweighted(likelihood)
+    found: Any = getattr(plain, "spread", None) if own(plain, "informed") else None
+    return () if found is None else found if isinstance(found, tuple) else (found,)
+
+
+def having_spread(likelihood: Likelihood, spread: tuple[float, ...]) -> Likelihood:
+    """Return the likelihood with these standard deviations of targets; itself if it takes none."""
+    if not asks(likelihood):
+        return likelihood
+    plain: Any = unweighted(likelihood)
+    one, *others = spread
+    return _around(likelihood, replace(plain, spread=spread if others else one))
+
+
+def _around(likelihood: Likelihood, plain: Likelihood) -> Likelihood:
+    """Return the likelihood with another one of single observations."""
+    return replace(likelihood, base=_around(likelihood.base, plain)) if isinstance(likelihood, Weighted) else plain
+
+
 def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the fixed scales of normal noise, weighted or not: one, or one per output; empty if there are none.
 

@@ -1,5 +1,6 @@
 """p(w): what is believed about the weights before the data."""
 
+from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import (
     FanInNormal,
     Flat,
@@ -20,6 +21,7 @@ __all__ = [
     "FanInNormal",
     "Flat",
     "Laplace",
+    "LogInverseChi",
     "Logistic",
     "Normal",
     "NormalMixture",

@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 
 from torchbayes.model.layout import Layout, matches
 from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import (
     Flat,
     Normal,
@@ -50,7 +51,7 @@ class Segment:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | Flat | Joint):
+        if isinstance(self.prior, Normal | Flat | Joint | LogInverseChi):
             self.prior.add_gradient_(into, part, scale)
             return
         into.add_(_derivative(self.prior, part, order=1), alpha=scale)
@@ -60,30 +61,39 @@ class BoundPrior:
     """Prior rules resolved on a layout: log p(w) and its gradient on the flat vector."""
 
     def __init__(
-        self, layout: Layout, rules: PriorRules | Joint, *, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        layout: Layout,
+        rules: PriorRules | Joint,
+        *,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        own: Mapping[str, Prior] | None = None,
     ) -> None:
         """Resolve `rules` for every name of `layout`.
 
         Args:
             layout: the names and shapes of the random weights.
-            rules: one prior for all, or glob -> prior, first match wins; or a joint prior over all weights.
+            rules: one prior for all, or glob -> prior, first match wins; or a joint prior over all weights, or an
+                independent one over all but those of `own`.
             shapes: full shapes of parameters of which only some elements are random; a prior may depend on them.
+            own: priors by name of the last parameters of the layout, which go before the rules; a joint prior over all
+                weights speaks of them too.
 
         Raises:
             ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or not
                 over all real numbers, or a joint prior is over another number of weights.
             TypeError: if a prior has no log density.
         """
-        self.layout = layout
+        self.layout, self.made_of = layout, (rules, shapes)
         self.segments: list[Segment] = []
+        own = dict(own or {})
         if isinstance(rules, Joint):
-            if len(rules.loc_D) != layout.size:
-                raise ValueError(f"the joint prior is over {len(rules.loc_D)} weights; the model has {layout.size}.")
-            self.segments.append(Segment(rules, slice(0, layout.size)))
+            for prior, where in _joined(layout, rules, own):
+                self._append(prior, where)
             return
         table = rules if isinstance(rules, Mapping) else {"*": rules}
         if not table:
             raise ValueError("the `prior` is an empty mapping; got {}. Give a rule for all weights: {'*': Normal()}.")
+        table = {**own, **table}
         unused = [glob for glob in table if not layout.select(glob)]
         if unused:
             raise ValueError(
@@ -98,8 +108,11 @@ class BoundPrior:
             _check_support(prior, glob)
             self._append(prior, layout.slices[name])
 
-    def _append(self, prior: Prior, where: slice) -> None:
-        if self.segments and self.segments[-1].prior == prior:
+    def _append(self, prior: Prior | Joint, where: slice) -> None:
+        scales = len(prior.scales) if isinstance(prior, LogInverseChi) else 1
+        if scales not in {1, where.stop - where.start}:
+            raise ValueError(f"{prior!r} has {scales} scales for {where.stop - where.start} elements.")
+        if self.segments and self.segments[-1].prior == prior and scales == 1:
             where = slice(self.segments.pop().where.start, where.stop)
         self.segments.append(Segment(prior, where))
 
@@ -123,7 +136,7 @@ class BoundPrior:
     def joint(self) -> Joint | None:
         """The joint prior over all weights, if there is one."""
         prior = self.segments[0].prior
-        return prior if isinstance(prior, Joint) else None
+        return prior if isinstance(prior, Joint) and len(self.segments) == 1 else None
 
     def locs(self) -> Tensor:
         """Return the prior mean of every weight, float64 (D,); 0 where it is not known."""
@@ -198,25 +211,47 @@ class BoundPrior:
             segment.add_gradient_(gradient, weights, scale)
 
     def add_rest_(self, gradient: Tensor | None, weights: Tensor, scale: float) -> Tensor:
-        """Add what remains of log p(w) where −½ ((w − loc)/scale)² of the normal segments is computed elsewhere.
+        """Add what remains of log p(w) where normal segments and those of noise scales are computed elsewhere.
 
         Args:
-            gradient: tensor (..., D); receives the gradient of the segments that are not normal, unless it is None.
+            gradient: tensor (..., D); receives the gradient of the other segments, unless it is None.
             weights: tensor (..., D).
             scale: factor on the prior's gradient.
 
         Returns:
-            Float64 tensor (...): log p(w) without those squares.
+            Float64 tensor (...): log p(w) without what depends on the weights of those segments.
         """
         total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
         for segment in self.segments:
-            if isinstance(segment.prior, Normal):
+            if isinstance(segment.prior, Normal | LogInverseChi):
                 total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
             elif not isinstance(segment.prior, Flat):
                 if gradient is not None:
                     segment.add_gradient_(gradient, weights, scale)
                 total += _total(segment.prior, weights[..., segment.where])
         return total
+
+
+def rebound(bound: BoundPrior, own: Mapping[str, Prior]) -> BoundPrior:
+    """Return the same rules on the same layout, with other priors of its last parameters."""
+    rules, shapes = bound.made_of
+    return BoundPrior(bound.layout, rules, shapes=shapes, own=own)
+
+
+def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
+    """Return a joint prior, and those of the last parameters that it leaves out, each with its place.
+
+    Raises:
+        ValueError: if it is over another number of weights.
+    """
+    covered = len(joint.loc_D)
+    left: list[tuple[Prior | Joint, slice]] = [
+        (own[name], layout.slices[name]) for name in own if layout.slices[name].start >= covered
+    ]
+    rest = sum(where.stop - where.start for _, where in left)
+    if covered + rest != layout.size or (left and not joint.is_independent):
+        raise ValueError(f"the joint prior is over {covered} weights; the model has {layout.size}.")
+    return [(joint, slice(0, covered)), *left]
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _uniforms(shape: tuple[int, ...], generator: Generator) -> Tensor:
+def uniforms(shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Return numbers in (0, 1), midpoints of 2⁵² cells, so never 0 or 1."""
     return (torch.randint(2**52, shape, generator=generator).double() + 0.5) / 2**52
 
@@ -165,7 +165,7 @@ class Laplace:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: differences of two exponentials."""
-        return self.loc + self.scale * (_uniforms(shape, generator).log() - _uniforms(shape, generator).log())
+        return self.loc + self.scale * (uniforms(shape, generator).log() - uniforms(shape, generator).log())
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Logistic:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: loc + scale · logit u."""
-        return self.loc + self.scale * _uniforms(shape, generator).logit()
+        return self.loc + self.scale * uniforms(shape, generator).logit()
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class NormalMixture:
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: of a component drawn for each."""
         bounds = torch.tensor(self.proportions, dtype=torch.float64).cumsum(0)
-        component = torch.searchsorted(bounds[:-1] / bounds[-1], _uniforms(shape, generator))
+        component = torch.searchsorted(bounds[:-1] / bounds[-1], uniforms(shape, generator))
         return torch.tensor(self.scales, dtype=torch.float64)[component] * _normals(shape, generator)
 
 

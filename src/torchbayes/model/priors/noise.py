@@ -1,0 +1,85 @@
+"""What is believed about a noise scale before the data: a law that leaves no mode at zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, distributions
+
+from torchbayes.checks import check_each, check_positive, check_scale, plain
+from torchbayes.model.priors.univariate import Univariate, uniforms
+
+
+@dataclass(frozen=True)
+class LogInverseChi:
+    """w = log s of a noise scale s, with s² ~ Scaled-Inv-χ²(df, scale²): what `df` residuals of size `scale` would say.
+
+        log p(w) = −df (u + ½ e^{−2u}) + constant,    u = w − log scale
+
+    N residuals with the sum of squares S, and this prior, are most probable at s² = (S + df scale²)/(N + df), which is
+    above zero even where a network interpolates its rows and S = 0 (Gelman et al. 2013, section 3.2).
+
+    Attributes:
+        df: degrees of freedom: how many residuals the prior is worth.
+        scale: the most probable s, in units of the targets: one number, or one for each element of the parameter.
+    """
+
+    df: float = 1.0
+    scale: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(df=self.df)
+        if isinstance(self.scale, tuple):
+            check_each(check_scale, scale=self.scale)
+        else:
+            check_scale(scale=self.scale)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The scales: one, or one for each element."""
+        return self.scale if isinstance(self.scale, tuple) else (self.scale,)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of w, ½ √ψ′(df/2)."""
+        return 0.5 * math.sqrt(float(torch.special.polygamma(1, self._half)))
+
+    @property
+    def loc(self) -> Tensor:
+        """Mean of w, log scale + ½ (log(df/2) − ψ(df/2)), float64: one, or one for each element."""
+        return self._centre + 0.5 * (self._half.log() - torch.special.digamma(self._half))
+
+    @property
+    def log_constant(self) -> float:
+        """The negative constant of log p, log Γ(df/2) − log 2 − df/2 log(df/2)."""
+        half = self.df / 2
+        return math.lgamma(half) - math.log(2) - half * math.log(half)
+
+    @property
+    def _half(self) -> Tensor:
+        return torch.tensor(self.df / 2, dtype=torch.float64)
+
+    @property
+    def _centre(self) -> Tensor:
+        found = torch.tensor(self.scales, dtype=torch.float64).log()
+        return found if len(found) > 1 else found[0]
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return −df (u + ½ e^{−2u}) less `log_constant`, elementwise."""
+        u = weights - self._centre.to(weights)
+        return -self.df * (u + 0.5 * torch.exp(-2 * u)) - self.log_constant
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add scale · d log p / dw = scale df (e^{−2u} − 1) to `gradient` in place."""
+        u = weights - self._centre.to(weights)
+        gradient.add_(torch.expm1(-2 * u), alpha=scale * self.df)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: log scale + ½ (log(df/2) − log G) with G ~ Gamma(df/2, 1)."""
+        # G of few degrees of freedom would underflow: it is G′ U^{2/df} with G′ ~ Gamma(df/2 + 1, 1)
+        gamma = Univariate(distributions.Gamma(self._half + 1, torch.ones_like(self._half)))
+        log_gamma = gamma.sample(shape, generator).log() + uniforms(shape, generator).log() / self._half
+        return self._centre + 0.5 * (self._half.log() - log_gamma)
