@@ -32,8 +32,8 @@ HMC += ["--method.plan", "loop"]
 OWN = {
     "HMC": ["--method.trajectory", "0.2", "--method.mass", "diagonal"],
     "NUTS": ["--method.max_doublings", "3"],
-    "RandomWalk": ["--method.step_size", "0.01"],
-    "MALA": ["--method.step_size", "0.01"],
+    "RandomWalk": ["--method.step_size", "0.01", "--method.mass", "prior"],
+    "MALA": ["--method.mass", "diagonal"],
     "SGLD": ["--method.schedule", "Decay", "--method.schedule.offset", "50", "--method.batch_size", "20"],
     "SGHMC": ["--method.schedule", "Cycles", "--method.schedule.length", "4", "--method.batch_size", "20"],
     "SGNHT": ["--method.batch_size", "20", "--method.thin", "2"],

@@ -35,7 +35,12 @@ def _sampler(kind: type[Sampler], **own: Any) -> Make:
 
 SAMPLERS: dict[str, Make] = {
     "random_walk": _sampler(tb.RandomWalk),
+    "random_walk_dense": _sampler(tb.RandomWalk, mass="dense", burn_in=20, steps=24),
     "mala": _sampler(tb.MALA),
+    "mala_prior": _sampler(tb.MALA, mass="prior"),
+    "mala_diagonal": _sampler(tb.MALA, mass="diagonal", burn_in=20, steps=24),
+    "mala_layer": _sampler(tb.MALA, mass="layer", burn_in=20, steps=24),
+    "mala_dense": _sampler(tb.MALA, mass="dense", burn_in=20, steps=24),
     "hmc": _sampler(tb.HMC, jitter=0.2, trajectory=0.3),
     "hmc_fixed": _sampler(tb.HMC, step_size=0.05, trajectory=0.2, accept_in_burn_in=True),
     "hmc_diagonal": _sampler(tb.HMC, mass="diagonal", trajectory=0.3, burn_in=20, steps=24),

@@ -125,7 +125,7 @@ def test_a_strongly_correlated_normal_has_its_moments_and_costs_what_a_standard_
     assert cost < 0.25 * diagonal
 
 
-@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS, tb.MALA, tb.RandomWalk])
 def test_too_many_weights_are_refused_before_they_fill_the_memory(make: Callable[..., Sampler]):
     method = make(4, 30, 25, mass="dense")
     with pytest.raises(ValueError, match=r"at most 2,000 weights; got 2,001, for which .* of 4 chains .* 0\.3 GB"):

@@ -234,7 +234,7 @@ def test_the_mass_of_a_layer_is_the_mean_variance_of_its_weights():
     assert [len(state.inverse_mass_MD[0, where].unique()) for where in density.model.layout.slices.values()] == [1] * 4
 
 
-@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS, tb.MALA, tb.RandomWalk])
 @pytest.mark.parametrize(("tempering", "heat"), [("joint", 0.25), ("likelihood", 1.0)])
 def test_the_mass_of_the_prior_is_its_tempered_precision(make: Callable[..., Sampler], tempering: str, heat: float):
     prior = {"0.*": tb.priors.Normal(0.5), "*": tb.priors.Normal(2.0)}
@@ -269,7 +269,7 @@ def test_a_chain_that_stood_still_for_a_window_moves_again():
     assert torch.isfinite(infos[-1]["energy"]).all()
 
 
-@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS, tb.MALA, tb.RandomWalk])
 def test_a_mass_for_each_layer_is_refused_where_there_are_none(make: Callable[..., Sampler]):
     settings = {"trajectory": 1.0} if make is tb.HMC else {}
     with pytest.raises(ValueError, match="layer"):
@@ -293,14 +293,23 @@ def test_a_trajectory_is_a_quarter_of_the_period_of_the_widest_prior(tempering: 
     assert found == [8, 7, 7]
 
 
-@pytest.mark.parametrize("settings", [{}, {"mass": "prior"}, {"mass": "prior", "trajectory": 1.0}])
+@pytest.mark.parametrize(
+    ("make", "settings", "advice"),
+    [
+        (tb.HMC, {}, "Give `trajectory`, or choose another mass"),
+        (tb.HMC, {"mass": "prior"}, "Choose another mass"),
+        (tb.HMC, {"mass": "prior", "trajectory": 1.0}, "Choose another mass"),
+        (tb.NUTS, {"mass": "prior"}, "Choose another mass"),
+        (tb.MALA, {"mass": "prior"}, "Choose another mass"),
+        (tb.RandomWalk, {"mass": "prior"}, "Choose another mass"),
+    ],
+)
 @pytest.mark.parametrize("density", [gaussian(), network(tb.priors.Flat())], ids=["function", "flat"])
-def test_what_is_derived_from_a_prior_needs_one(settings: dict[str, Any], density: Any):
+def test_what_is_derived_from_a_prior_needs_one(make: Any, settings: dict[str, Any], advice: str, density: Any):
     size = 17 if isinstance(density, tb.LogDensity) else 3
-    with pytest.raises(
-        ValueError, match=r"prior's standard deviation, which is infinite or not known here. Give `traj"
-    ):
-        tb.HMC(1, step_size=0.1, **settings).init(density, normal(1, size), seeds=[0])
+    said = rf"prior's standard deviation, which is infinite or not known here. {advice}"
+    with pytest.raises(ValueError, match=said):
+        make(1, step_size=0.1, **settings).init(density, normal(1, size), seeds=[0])
 
 
 def test_where_no_prior_gives_a_length_the_mass_is_adapted():

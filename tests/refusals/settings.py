@@ -52,7 +52,7 @@ _SAMPLED: dict[str, tuple[Any, ...]] = {
     "plan": WORD,
     "chunk_size": COUNT,
 }
-_METROPOLIS = {**_SAMPLED, "step_size": maybe(POSITIVE), "target_acceptance": OPEN_SHARE}
+_METROPOLIS = {**_SAMPLED, "step_size": maybe(POSITIVE), "mass": WORD, "target_acceptance": OPEN_SHARE}
 _STOCHASTIC = {
     **_SAMPLED,
     "burn_in": (*WHOLE, 5000),
@@ -104,13 +104,12 @@ METHODS = {
             **_METROPOLIS,
             "trajectory": maybe(POSITIVE),
             "jitter": SHARE,
-            "mass": WORD,
             "max_leapfrogs": COUNT,
             "leapfrogs_in_burn_in": COUNT,
             "accept_in_burn_in": FLAG,
         },
     ),
-    "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "mass": WORD, "max_doublings": COUNT}),
+    "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "max_doublings": COUNT}),
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
     "SGLD": Case(tb.SGLD, wrong=_STOCHASTIC),

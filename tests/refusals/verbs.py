@@ -171,8 +171,9 @@ VERBS = {
                 torch.zeros(2, 3, dtype=torch.int64),
             ),
             "parameters": (*but(OBJECT, None), {"w": 3}, tb.Parameters, tb.Parameters(w=3)),
-            "seed": SEED,
+            "seed": but(SEED, None),
             "callbacks": ("text", 3, NAN, [3], [None]),
+            "resume": (*but(OBJECT, None), True, tb.Chains, things.chains()),
         },
     ),
     "Parameters": Case(

@@ -140,12 +140,25 @@ def velocity(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
         return momentum_MD
     if inverse_mass_MD.ndim < 3:
         return inverse_mass_MD * momentum_MD
-    return torch.einsum("mij,...mj->...mi", inverse_mass_MD, whitened(momentum_MD, inverse_mass_MD))
+    return displaced(whitened(momentum_MD, inverse_mass_MD), inverse_mass_MD)
 
 
-def whitened(momentum_MD: Tensor, factor_MDD: Tensor) -> Tensor:
-    """Return Rᵀ v, which is N(0, I) where v is N(0, M) and M⁻¹ = R Rᵀ; shape (..., M, D)."""
-    return torch.einsum("mij,...mi->...mj", factor_MDD, momentum_MD)
+def whitened(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
+    """Return Rᵀ v, which is N(0, I) where v is N(0, M) and M⁻¹ = R Rᵀ, as of `velocity`; shape (..., M, D)."""
+    if inverse_mass_MD is None:
+        return momentum_MD
+    if inverse_mass_MD.ndim < 3:
+        return inverse_mass_MD.sqrt() * momentum_MD
+    return torch.einsum("mij,...mi->...mj", inverse_mass_MD, momentum_MD)
+
+
+def displaced(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
+    """Return R z, which is N(0, M⁻¹) where z is N(0, I) and M⁻¹ = R Rᵀ, as of `velocity`; shape (..., M, D)."""
+    if inverse_mass_MD is None:
+        return standard_MD
+    if inverse_mass_MD.ndim < 3:
+        return inverse_mass_MD.sqrt() * standard_MD
+    return torch.einsum("mij,...mj->...mi", inverse_mass_MD, standard_MD)
 
 
 def check_value(value: Any) -> None:

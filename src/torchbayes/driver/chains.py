@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.diagnostics import Summary, summary
+from torchbayes.methods.protocol import Method
 from torchbayes.model.parameters import Parameters
 
 LEAST = 4  # draws per chain for R-hat: two for each half
@@ -47,6 +48,7 @@ class Chains:
             of its parameters.
         steps_S: the step after which each draw was retained, int64; the first is 1.
         burn_in: steps before draws were retained.
+        method: the sampler, which may be other than the one that was given where there is no prior.
     """
 
     weights_MSD: Tensor
@@ -57,6 +59,22 @@ class Chains:
     parameters: Parameters = field(kw_only=True)
     steps_S: Tensor = field(kw_only=True)
     burn_in: int = field(kw_only=True)
+    method: Method = field(kw_only=True)
+
+    def continued(self, later: Chains) -> Chains:
+        """Return these chains with the steps that followed them, as if all had been taken in one call.
+
+        Args:
+            later: the chains of those steps alone.
+        """
+        numbers = {name: torch.cat([seen, later.numbers[name]], 1) for name, seen in self.numbers.items()}
+        return replace(
+            later,
+            weights_MSD=torch.cat([self.weights_MSD, later.weights_MSD], 1),
+            numbers=numbers,
+            fault=self.fault or later.fault,
+            steps_S=torch.cat([self.steps_S, later.steps_S]),
+        )
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the draws of a parameter on its own scale, (M, S, *shape).
@@ -74,7 +92,7 @@ class Chains:
 
     def shaped(self) -> dict[str, Tensor]:
         """Return the draws of all parameters with their axes flattened into one, name -> (M, S, P)."""
-        return {name: values.reshape(*values.shape[:2], -1) for name, values in self.draws().items()}
+        return {name: values.unsqueeze(-1).flatten(2) for name, values in self.draws().items()}
 
     def sample_stats(self) -> dict[str, Tensor]:
         """Return what the step before each draw reported, by the names of arviz, each (M, S)."""
@@ -122,6 +140,19 @@ class Chains:
         return "\n".join([*lines, *more, said, *(f"Problem: {problem}." for problem in self.problems)])
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during burn-in.
+
+    Attributes:
+        chains: the chains so far, without draws, which `sample` resumes.
+    """
+
+    def __init__(self, chains: Chains, total: int) -> None:
+        """Keep the chains of an interrupted run of `total` steps."""
+        super().__init__(f"after {chains.state.step:,} of {total:,} steps, in burn-in; `resume` its `chains`")
+        self.chains = chains
+
+
 def judged(values: Tensor) -> Summary:
     """Return the diagnostics of draws (M, S, ...) on the CPU, without effective sizes where there are too few draws."""
     found = Summary(*(part.cpu() for part in summary(values)))
@@ -134,6 +165,8 @@ def judged(values: Tensor) -> Summary:
 def _numbers(values_MS: Tensor) -> dict[str, float]:
     """Return the numbers of one quantity."""
     values_MS = values_MS.detach().double()
+    if not values_MS.numel():
+        return dict.fromkeys(("mean", "sd", *_QUANTILES, "ess_bulk", "ess_tail", "rhat"), math.nan)
     found = {"mean": float(values_MS.mean()), "sd": float(values_MS.std()) if values_MS.numel() > 1 else math.nan}
     quantiles = np.quantile(values_MS.cpu().numpy(), list(_QUANTILES.values()))
     found |= dict(zip(_QUANTILES, map(float, quantiles), strict=True))

@@ -191,7 +191,7 @@ def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any
     Raises:
         ValueError: if they differ; the message names every differing entry.
     """
-    said = _differences({key: found.get(key) for key in about}, about)
+    said = differences({key: found.get(key) for key in about}, about)
     if said:
         raise ValueError(
             f"{path} belongs to another run: {'; '.join(said[:5])}. "
@@ -199,8 +199,15 @@ def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any
         )
 
 
-def _differences(found: Any, asked: Any, name: str = "") -> list[str]:
+def differences(found: Any, asked: Any, name: str = "") -> list[str]:
+    """Return where nested descriptions differ, one clause each.
+
+    Args:
+        found: of a run that was found.
+        asked: of the requested one.
+        name: dotted name of the entry that they are.
+    """
     if isinstance(found, Mapping) and isinstance(asked, Mapping):
         keys = {**found, **asked}
-        return [d for k in keys for d in _differences(found.get(k), asked.get(k), f"{name}.{k}" if name else k)]
+        return [d for k in keys for d in differences(found.get(k), asked.get(k), f"{name}.{k}" if name else k)]
     return [] if found == asked else [f"its {name} is {found!r}, now {asked!r}"]

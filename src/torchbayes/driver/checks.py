@@ -21,12 +21,17 @@ from torchbayes.checks import (
     given,
     seen,
 )
+from torchbayes.density.dynamics import Density
 from torchbayes.density.ranks import Ranks
+from torchbayes.driver.chains import Chains
+from torchbayes.driver.checkpoint import differences
+from torchbayes.driver.run import describe
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
 from torchbayes.model.rows.batch import tensors_of
 from torchbayes.model.subspace import Subspace
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -177,12 +182,13 @@ def check_callbacks(callbacks: Any) -> None:
         check_function("a list or tuple of functions", callbacks=callback)
 
 
-def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any) -> None:
+def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any, resume: Any) -> None:
     """Check the arguments of `sample` that are not numbers.
 
     Raises:
         TypeError: if one is of the wrong kind.
     """
+    check_kind(Chains, "the chains of an earlier call", **given(resume=resume))
     if isinstance(density, type) or not callable(density):
         raise TypeError(
             f"`density` must be a function that returns a log density, a LogDensity with data or a FunctionDensity; "
@@ -195,3 +201,49 @@ def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any) 
     if parameters is not None and hasattr(density, "leapfrog"):
         raise TypeError(f"`parameters` are the arguments of a function, given as `density`; got {seen(density)}.")
     check_callbacks(callbacks)
+
+
+def check_continues(resume: Chains, method: Method, start_MD: Any, *, names: Parameters, seed: int | None) -> None:
+    """Check that chains are of the run that is to go on.
+
+    Raises:
+        ValueError: if another method, other settings or other parameters are asked for, another seed, a start, or fewer
+            steps than the chains have.
+    """
+    if start_MD is not None:
+        raise ValueError("`start_MD` is for new chains; those of `resume` go on where they are. Leave it out.")
+    pairs = (resume.method, resume.parameters), (method, names)
+    found, asked = ({"method": describe(one), "parameters": own.described()} for one, own in pairs)
+    if method.needs.extendable:  # the same run however long it gets
+        found["method"].pop("steps", None)
+        asked["method"].pop("steps", None)
+    said = differences(found, asked)
+    if seed is not None and not said and list(resume.state.seeds) != member_seeds(seed, method.members):
+        said.append(f"its seed is {resume.state.seeds[0]}, now {seed}")
+    if said:
+        raise ValueError(
+            f"`resume` holds chains of another run: {'; '.join(said[:5])}. Resume with the same settings; there may be "
+            f"more `steps`."
+        )
+    if method.length(1) < resume.state.step:
+        raise ValueError(
+            f"`steps` must be at least the {resume.state.step:,} that the chains of `resume` have; got "
+            f"{method.length(1):,}."
+        )
+
+
+def check_same_density(resume: Chains, density: Density) -> None:
+    """Check that a density is that of the chains, where they know what it was: within what rounding may change.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    before_M = getattr(resume.state, "log_density_M", None)
+    if before_M is None:
+        return
+    now_M = density(resume.state.weights_MD).log_density
+    if now_M.shape != before_M.shape or not torch.allclose(now_M, before_M, rtol=1e-3, atol=0.1):
+        raise ValueError(
+            f"`resume` holds chains of another density: where chain 0 is, its log was {before_M[0].item():.6g}, and is "
+            f"now {now_M.flatten()[0].item():.6g}. Resume with the same function and the same data."
+        )

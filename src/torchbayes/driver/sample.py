@@ -1,4 +1,4 @@
-"""sample: run a sampler on any density, in memory; `fit` does the same for a model, with files and resume."""
+"""sample: run a sampler on any density, in memory; `fit` does the same for a model, with files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.density.functions import density_of, density_of_named
-from torchbayes.driver.chains import Chains
-from torchbayes.driver.checks import check_draws, check_sample
+from torchbayes.driver.chains import Chains, Interrupted
+from torchbayes.driver.checks import check_continues, check_draws, check_same_density, check_sample
 from torchbayes.driver.progress import Callback, Event, listeners
 from torchbayes.methods.mcmc.health import problems
 from torchbayes.methods.mcmc.starts import dispersed
@@ -30,8 +30,9 @@ def sample(
     start_MD: Tensor | Mapping[str, Any] | None = None,
     *,
     parameters: Parameters | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     callbacks: Sequence[Callback] | None = None,
+    resume: Chains | None = None,
 ) -> Chains:
     """Draw from a density, which need not be that of a network.
 
@@ -40,8 +41,12 @@ def sample(
 
     A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
     Samplers on minibatches have no proposals, and stop there. Ctrl-C during burn-in ends the program as ever; after
-    it, the draws so far are returned, with a problem that says so. A run cannot be resumed: draws are kept in memory
-    alone. `fit` of a model has checkpoints, and resumes.
+    it, the draws so far are returned, with a problem that says so. Chains of an interrupted or a finished run go on by
+
+        more = sample(density, NUTS(steps=5000), resume=chains)
+
+    and are then, bit for bit, those of one run of as many steps. They are kept in memory alone; `fit` of a model writes
+    checkpoints.
 
     Args:
         density: the target. A function of one vector (D,) that returns its log density, a tensor of shape (), with
@@ -54,27 +59,38 @@ def sample(
             names to numbers on their own scale does as well, or None: uniform on (−2, 2) without constraints, drawn
             again where the density is not finite.
         parameters: names, shapes and constraints of the arguments of the function.
-        seed: seed of the chains, and of where they start.
+        seed: seed of the chains, and of where they start; None is 0, or that of `resume`.
         callbacks: called with an `Event` after each step, where an epoch is one step; one that returns True ends the
             run. None shows a progress bar on a terminal, elsewhere a line after 5 s and then after ever longer waits,
             on standard error; an empty tuple shows nothing.
+        resume: what an earlier call returned, to be continued up to the steps of the method: with the same density,
+            parameters and settings, and without a start.
 
     Returns:
         Retained draws, what every step reported, and known problems, which are also given as a warning.
 
     Raises:
         ValueError: if `start_MD` does not have one row per chain, or the density there cannot be computed, is not
-            finite, has the wrong shape or no gradient, or no start with a finite density is found.
+            finite, has the wrong shape or no gradient, or no start with a finite density is found; or if `resume` holds
+            chains of another method, other settings but `steps`, other parameters or another density.
         DivergedError: if a sampler on minibatches reaches a point where the density is not finite, or cannot be
             computed.
         TypeError: if an argument is of another kind, or the function returns no floating tensor.
+        Interrupted: if Ctrl-C is pressed during burn-in: a KeyboardInterrupt, whose attribute `chains` can be resumed.
     """
-    check_sample(density, method, parameters=parameters, callbacks=callbacks)
-    density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
+    check_sample(density, method, parameters=parameters, callbacks=callbacks, resume=resume)
     if not hasattr(density, "prior_stds"):
         method = method.needs.without_prior or method
-    with listeners(callbacks, method, (0, method.length(1)), unit="steps") as heard:
-        found = run_chains(density, method, start_MD, seed=seed, parameters=parameters, callbacks=heard)
+    if resume is not None:
+        names = parameters or _names(density, resume.state.weights_MD)
+        check_continues(resume, method, start_MD, names=names, seed=seed)
+        start_MD = resume.state.weights_MD
+    seed = 0 if seed is None else seed
+    density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
+    begun = resume.state.step if resume is not None else 0
+    with listeners(callbacks, method, (begun, method.length(1)), unit="steps") as heard:
+        options = {"parameters": parameters, "callbacks": heard, "resume": resume}
+        found = run_chains(density, method, start_MD, seed=seed, **options)
     exact = "acceptance" in found.numbers
     columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
@@ -94,38 +110,56 @@ def run_chains(
     seed: int,
     parameters: Parameters | None = None,
     callbacks: Sequence[Callback] = (),
+    resume: Chains | None = None,
 ) -> Chains:
     """Return what `sample` does, for chains that are not judged together because each has its own target.
 
     Raises:
         ValueError: if the start does not fit, or a callback ends the run before a draw is retained.
-        KeyboardInterrupt: as it came, if none is retained yet.
+        Interrupted: if Ctrl-C is pressed before.
+        KeyboardInterrupt: as it came, if no step has been taken.
     """
     start_MD = _start(start_MD, method.members)
     check_draws(method, start_MD[0], start_MD.device)
-    state = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
+    if resume is None:
+        first = method.init(density, start_MD, {}, seeds=member_seeds(seed, method.members), steps_per_epoch=1)
+    else:
+        check_same_density(resume, density)
+        first = resume.state
+    if resume is not None and method.visit(first) is None:
+        return replace(resume, method=method, problems=())
     taken: list[_Taken] = []
-    interrupted = False
+    stopped: KeyboardInterrupt | None = None
     try:
-        state = _iterate(density, method, state, taken=taken, callbacks=callbacks)
-    except KeyboardInterrupt:
-        interrupted = True
-        if all(step.drawn_MD is None for step in taken):
+        _iterate(density, method, first, taken=taken, callbacks=callbacks)
+    except KeyboardInterrupt as error:
+        if not taken:
             raise
-        state = taken[-1].state
-    drawn = [(number, step.drawn_MD) for number, step in enumerate(taken, 1) if step.drawn_MD is not None]
-    if not drawn:
-        raise ValueError(f"the run ended after {len(taken)} steps, before a draw was retained. Sample longer.")
-    means, total = [step.means for step in taken], method.length(1)
+        stopped = error
+    found = _found(method, taken, start_MD, parameters=parameters or _names(density, start_MD), begun=first.step)
+    found, total = found if resume is None else resume.continued(found), method.length(1)
+    if stopped is not None:
+        found = replace(found, problems=(f"interrupted after {found.state.step:,} of {total:,} steps",))
+    if not found.weights_MSD.shape[1]:
+        if stopped is not None:
+            raise Interrupted(found, total) from stopped
+        raise ValueError(f"the run ended after {found.state.step} steps, before a draw was retained. Sample longer.")
+    return found
+
+
+def _found(method: Method, taken: Sequence[_Taken], start_MD: Tensor, *, parameters: Parameters, begun: int) -> Chains:
+    """Return the chains of the steps that were taken after the first `begun`, of which there is at least one."""
+    numbered = list(enumerate(taken, begun + 1))
+    drawn = [(number, step.drawn_MD) for number, step in numbered if step.drawn_MD is not None]
     return Chains(
-        torch.stack([drawn_MD for _, drawn_MD in drawn]).transpose(0, 1),
-        {name: torch.stack([seen[name] for seen in means], dim=1).double() for name in means[0]},
-        state,
-        next((step.fault for step in taken[method.needs.burn_in :] if step.fault), ""),
-        (f"interrupted after {len(taken):,} of {total:,} steps",) if interrupted else (),
-        parameters=parameters or _names(density, start_MD),
-        steps_S=torch.tensor([number for number, _ in drawn]),
+        torch.stack([drawn_MD for _, drawn_MD in drawn], dim=1) if drawn else start_MD[:, None][:, :0],
+        {name: torch.stack([step.means[name] for step in taken], dim=1).double() for name in taken[0].means},
+        taken[-1].state,
+        next((step.fault for number, step in numbered if step.fault and number > method.needs.burn_in), ""),
+        parameters=parameters,
+        steps_S=torch.tensor([number for number, _ in drawn], dtype=torch.int64),
         burn_in=method.needs.burn_in,
+        method=method,
     )
 
 
@@ -140,8 +174,8 @@ class _Taken(NamedTuple):
 
 def _iterate(
     density: Density, method: Method, state: Any, *, taken: list[_Taken], callbacks: Sequence[Callback]
-) -> Any:
-    """Return the last state; each step is appended to `taken` at once, so that an interrupt loses only its own."""
+) -> None:
+    """Take the steps; each is appended to `taken` at once, so that an interrupt loses only its own."""
     total = method.length(1)
     while method.visit(state) is not None:  # a density without a model has no rows to read
         state, info = method.step(density, state, None)
@@ -154,7 +188,6 @@ def _iterate(
             event = Event(state.step, total, state.step, state, info, {"step": state.step, **numbers})
             if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
                 break
-    return state
 
 
 def _target(

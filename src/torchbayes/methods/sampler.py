@@ -53,9 +53,9 @@ class Sampler(ABC):
 
     batch_size = None  # a setting of samplers on minibatches
     schedule = None  # likewise
-    searches = False  # a setting of the model, which these do
-    mass = None  # a setting of HMC and NUTS
-    without_prior = None  # of HMC, which takes the length of trajectories from a prior
+    searches = False  # for a setting of the model, as these do
+    mass = None  # a setting of samplers on all the data
+    without_prior = None  # of those that do with a unit mass where a prior says how wide a posterior may be
 
     def __post_init__(self) -> None:
         plain(self)

@@ -101,6 +101,10 @@ class Parameters:
         """Name -> shape on the parameter's own scale."""
         return {name: own.shape for name, own in self._parameters.items()}
 
+    def described(self) -> dict[str, str]:
+        """Return name -> shape and constraint, in words."""
+        return {name: f"{own.constraint} of shape {own.shape}" for name, own in self._parameters.items()}
+
     def constrained(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the parameters on their own scale.
 

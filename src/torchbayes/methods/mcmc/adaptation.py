@@ -112,15 +112,17 @@ class RunningVariance:
         mean_MD = self.mean_MD + before / count
         return RunningVariance(mean_MD, self.squares_MD + before * (weights_MD - mean_MD), count)
 
-    def inverse_mass(self, groups: Sequence[slice] = ()) -> Tensor:
+    def inverse_mass(self, groups: Sequence[slice] = (), *, least: int = 0) -> Tensor:
         """Return the variances, shrunk towards a thousandth of their mean with the weight of five observations.
 
         Args:
             groups: slices of the flat vector that share one variance, such as layers; none for one per weight.
+            least: not used; observations that a dense mass needs.
 
         Returns:
             Tensor (M, D), computed for each chain separately, so that chains stay independent.
         """
+        del least
         variance_MD = self.squares_MD / max(self.count - 1, 1)
         for where in groups:
             variance_MD[:, where] = variance_MD[:, where].mean(-1, keepdim=True)
@@ -155,17 +157,20 @@ class RunningCovariance:
         squares_MDD = self.squares_MDD + (1 - 1 / count) * before.unsqueeze(-1) * before.unsqueeze(-2)
         return RunningCovariance(mean_MD, squares_MDD, count)
 
-    def inverse_mass(self, groups: Sequence[slice] = ()) -> Tensor:
+    def inverse_mass(self, groups: Sequence[slice] = (), *, least: int = 0) -> Tensor:
         """Return Cholesky factors of the covariances, shrunk as the variances of `RunningVariance` to a multiple of I.
 
         Args:
             groups: not used; weights that share a variance are for a diagonal mass.
+            least: observations below which only the variances are taken, as if weights were not correlated.
 
         Returns:
             Lower triangular tensor (M, D, D); zero for a chain whose matrix is not positive definite.
         """
         del groups
         covariance_MDD = self.squares_MDD.double() / max(self.count - 1, 1)
+        if self.count < least:
+            covariance_MDD = torch.diag_embed(covariance_MDD.diagonal(dim1=-2, dim2=-1))
         mean_M1 = covariance_MDD.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
         prior_MDD = torch.diag_embed(1e-3 * mean_M1.expand_as(self.mean_MD))
         factor_MDD, failed_M = torch.linalg.cholesky_ex(_shrunk(covariance_MDD, prior_MDD, self.count))

@@ -32,17 +32,8 @@ from torchbayes.checks import check_flags, given
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import travelled
-from torchbayes.methods.mcmc.hamiltonian import (
-    Mass,
-    State,
-    check,
-    filled,
-    kinetic,
-    known_prior,
-    learned,
-    momenta,
-    start,
-)
+from torchbayes.methods.mcmc.hamiltonian import State, filled, kinetic, learned, momenta, start
+from torchbayes.methods.mcmc.mass import Mass, check, known_prior
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
 
@@ -161,4 +152,5 @@ class HMC(Sampler):
             return self.trajectory
         if self.mass != "unit":
             return math.pi / 2
-        return math.pi / 2 * float(known_prior(density, "the length of a trajectory").max())
+        advice = "Give `trajectory`, or choose another mass."
+        return math.pi / 2 * float(known_prior(density, "the length of a trajectory", advice=advice).max())

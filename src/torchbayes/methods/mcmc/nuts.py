@@ -20,7 +20,8 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_counts
-from torchbayes.methods.mcmc.hamiltonian import Mass, State, check, kinetic, learned, momenta, start
+from torchbayes.methods.mcmc.hamiltonian import State, kinetic, learned, momenta, start
+from torchbayes.methods.mcmc.mass import Mass, check
 from torchbayes.methods.mcmc.trees import Trees
 from torchbayes.methods.sampler import Info, Sampler, moved
 

@@ -1,0 +1,182 @@
+"""Masses: what they are at first, what they make of noise and gradients, and what burn-in teaches of them.
+
+HMC and NUTS draw momenta with covariance M; MALA and the random walk propose steps with covariance ε² M⁻¹. For a normal
+target of covariance M⁻¹ either is the method on N(0, I). Masses are learned in burn-in alone: a proposal that kept
+changing with the past of its chain would need conditions of its own to leave the target as it is (Haario, Saksman and
+Tamminen 2001).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, given
+from torchbayes.density.dynamics import Density
+from torchbayes.methods.checks import check_positive, check_share
+from torchbayes.methods.mcmc.adaptation import LEARNED, RunningCovariance, RunningVariance, StepSize, windows
+from torchbayes.methods.sampler import choose
+
+Mass = Literal["unit", "prior", "diagonal", "layer", "dense"]
+LARGEST_DENSE: Final = 2000  # weights whose dense mass is estimated
+
+
+class Adapting(Protocol):
+    """Settings that samplers with a step size and a mass share."""
+
+    @property
+    def burn_in(self) -> int:
+        """Steps that adapt."""
+        ...
+
+    @property
+    def step_size(self) -> float | None:
+        """ε; None adapts it."""
+        ...
+
+    @property
+    def mass(self) -> Mass:
+        """Unit, from the prior, or adapted."""
+        ...
+
+    @property
+    def target_acceptance(self) -> float:
+        """δ of the adaptation."""
+        ...
+
+
+def check(method: Adapting) -> None:
+    """Check the settings that all have.
+
+    Raises:
+        ValueError: if one is out of range.
+    """
+    check_share(target_acceptance=method.target_acceptance)
+    check_positive(target_acceptance=method.target_acceptance)
+    check_positive(**given(step_size=method.step_size))
+    check_choice(get_args(Mass), mass=method.mass)
+    if method.burn_in == 0 and (method.step_size is None or method.mass in LEARNED):
+        raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
+
+
+def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor:
+    """Return M⁻¹ before anything is learned.
+
+    Args:
+        method: the settings.
+        density: the target.
+        weights_MD: where the chains start.
+
+    Returns:
+        Its diagonal (M, D), or the Cholesky factors (M, D, D) of a dense one: see `velocity`.
+
+    Raises:
+        ValueError: if `mass="prior"` and the prior's spread is not known, or `mass="layer"` and there are no layers, or
+            `mass="dense"` and there are more than 2,000 weights.
+    """
+    if method.mass == "layer" and not hasattr(density, "model"):
+        raise ValueError("`mass='layer'` needs a network, whose tensors are the layers. Choose mass='diagonal'.")
+    if method.mass == "dense":
+        _check_size(weights_MD)
+        return torch.diag_embed(torch.ones_like(weights_MD))
+    if method.mass == "prior":
+        stds_D = known_prior(density, "`mass='prior'`", advice="Choose another mass.")
+        return stds_D.square().to(weights_MD).expand_as(weights_MD).clone()
+    return torch.ones_like(weights_MD)
+
+
+def first_spread(method: Adapting, weights_MD: Tensor) -> RunningVariance | RunningCovariance:
+    """Return what a mass is estimated from, before any weights are seen."""
+    return (RunningCovariance if method.mass == "dense" else RunningVariance).empty(weights_MD)
+
+
+def _check_size(weights_MD: Tensor) -> None:
+    """Check that a dense mass of the chains is not too large.
+
+    Raises:
+        ValueError: if it is.
+    """
+    chains, size = weights_MD.shape
+    if size > LARGEST_DENSE:
+        memory = 2 * chains * size**2 * weights_MD.element_size() / 1e9
+        raise ValueError(
+            f"`mass='dense'` takes at most {LARGEST_DENSE:,} weights; got {size:,}, for which the two matrices of each "
+            f"of {chains} chains would take {memory:,.1f} GB. Choose mass='diagonal'."
+        )
+
+
+def known_prior(density: Density, what: str, *, advice: str) -> Tensor:
+    """Return the prior standard deviation of every weight.
+
+    Args:
+        density: the target.
+        what: what it is needed for, in words.
+        advice: what to do where there is none.
+
+    Returns:
+        Float64 tensor (D,).
+
+    Raises:
+        ValueError: if the target has no prior, or one of infinite or unknown spread.
+    """
+    stds_D = density.prior_stds() if hasattr(density, "prior_stds") else torch.tensor(math.inf)  # type: ignore[attr-defined]
+    if not torch.isfinite(stds_D).all():
+        raise ValueError(
+            f"{what} is derived from the prior's standard deviation, which is infinite or not known here. {advice}"
+        )
+    return stds_D
+
+
+def learned(
+    method: Adapting,
+    density: Density,
+    state: Any,
+    *,
+    acceptance_M: Tensor,
+    first: Callable[[Any], Tensor],
+    longest: float = math.inf,
+    least: int = 0,
+) -> Any:
+    """Return the state after adaptation in burn-in: a new step size, and at the end of a window a new mass.
+
+    Args:
+        method: the settings.
+        density: the target; its layout says what a layer is.
+        state: the state after the step, with weights, step size, spread, inverse mass and number of the step.
+        acceptance_M: the step's probability of acceptance.
+        first: state -> step sizes (M,) to begin with after a change of mass, which puts them in other units.
+        longest: bound on the step size.
+        least: weights that a window must hold for a dense mass; a shorter one gives a diagonal mass.
+
+    Returns:
+        The state; the same after burn-in.
+    """
+    if state.step > method.burn_in:
+        return state
+    adapts, step_size = method.step_size is None, state.step_size
+    if adapts:
+        step_size = step_size.adapted(acceptance_M, method.target_acceptance, longest=longest)
+    start, ends = windows(method.burn_in)
+    if method.mass in LEARNED and state.step > start:
+        state = replace(state, spread=state.spread.collect(state.weights_MD))
+        if state.step in ends:
+            state = _renewed(method, density, state, least)
+            step_size = StepSize.at(first(state)) if adapts else step_size
+    if state.step == method.burn_in:
+        step_size = step_size.settled()
+    return replace(state, step_size=step_size)
+
+
+def _renewed(method: Adapting, density: Density, state: Any, least: int) -> Any:
+    """Return the state with the mass of the window that ends here, and the next window begun."""
+    layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
+    found_MD = state.spread.inverse_mass(tuple(layers), least=least)
+    scales_MD = found_MD if found_MD.ndim == 2 else found_MD.diagonal(dim1=-2, dim2=-1)
+    # a chain that has not moved keeps its mass
+    mass_MD = choose((scales_MD > 0).all(-1), found_MD, state.inverse_mass_MD)
+    return replace(state, spread=state.spread.empty(state.weights_MD), inverse_mass_MD=mass_MD)
