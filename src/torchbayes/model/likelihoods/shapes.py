@@ -56,7 +56,7 @@ def spread(targets: Tensor, weights_N: Tensor | None = None, *, columns: int = 1
     squares, sizes = (t if columns > 1 else t.mean().unsqueeze(0) for t in (squares_K, sizes_K))
     constant = squares <= _ROUNDING**2 * sizes
     found = largest * torch.where(constant, sizes, squares).sqrt()
-    return tuple(torch.where(sizes > 0, found, 1.0).clamp(1e-150, 1e150).tolist())
+    return tuple(torch.where(sizes > 0, found, 1.0).clamp(1e-140, 1e140).tolist())
 
 
 def columns_of(scale: Tensor) -> Tensor:
