@@ -3,8 +3,8 @@
     python -m benchmarks.statistical [POSTERIOR ...]        after benchmarks/peers/setup.sh
 
 Efficiency is the least effective size of the parameters and their squares per gradient after burn-in, by one estimator
-for all. |z| is the largest of their means, against closed forms or long runs (references.py). Gradients of burn-in are
-those of one chain.
+for all. |z| is the largest of their means, against closed forms, quadrature or long runs (references.py). Gradients of
+burn-in are those of one chain.
 """
 
 from __future__ import annotations

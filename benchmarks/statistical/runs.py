@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,11 +53,16 @@ class Run(NamedTuple):
         return float(((values_MSF.mean((0, 1)) - exact_F).abs() / (spread_F + error_F**2).sqrt()).max())
 
 
+def log_density_of(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the log density of a posterior on its data, vector (D,) -> number."""
+    posterior = POSTERIORS[name]
+    data = {key: torch.from_numpy(value) for key, value in posterior.data.items()}
+    return lambda weights_D: posterior.log_density(torch, data, weights_D)
+
+
 def ours(name: str, method: Sampler, *, seed: int = 1) -> Run:
     """Return a run of a sampler of this library."""
-    posterior, rows = POSTERIORS[name], 0
-    data = {key: torch.from_numpy(value) for key, value in posterior.data.items()}
-    each = vmap(lambda weights_D: posterior.log_density(torch, data, weights_D))
+    each, rows = vmap(log_density_of(name)), 0
 
     def log_density(weights_MD: Tensor) -> Tensor:
         nonlocal rows
