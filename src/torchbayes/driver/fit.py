@@ -135,6 +135,7 @@ def fit(
     del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
+        trim()  # of what steps took
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(*run.shelf.packed(posterior))

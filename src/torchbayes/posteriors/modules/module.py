@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.model.description import describe_model
-from torchbayes.model.functional_call import Held
+from torchbayes.model.functional_call import Held, without_memory
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.model.likelihoods.weighted import fixed_noise
@@ -170,12 +170,7 @@ def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
 def _hollow(network: nn.Module) -> nn.Module:
     """Return a copy of a network without the memory of its tensors."""
     tensors = [*network.parameters(), *network.buffers()]
-    return deepcopy(network, {id(t): _empty(t) for t in tensors})
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    bare = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return nn.Parameter(bare, requires_grad=False) if isinstance(tensor, nn.Parameter) else bare
+    return deepcopy(network, {id(t): without_memory(t) for t in tensors})
 
 
 def _tree(named: Mapping[str, Tensor]) -> nn.Module:
