@@ -133,8 +133,9 @@ class ModelAverage(PredictiveModule):
             inputs: tensor (B, ...); a tuple becomes positional arguments of the network, a mapping keyword arguments.
         """
         drawn, same = self.part("draws"), self.part("shared")
-        count = len(next(iter(drawn.values())))
-        states = ({**same, **{n: t[s] for n, t in drawn.items()}} for s in range(count))
+        first = next(iter(drawn.values()))
+        states = [{**same, **{n: t[s] for n, t in drawn.items()}} for s in range(len(first))]
+        self._network.ask(states[0], inputs, device=first.device)
         outputs_SBK = torch.stack([outputs_of(self._network.run(each, inputs), self._class_axis) for each in states])
         return self.summed_up(outputs_SBK.to(torch.promote_types(outputs_SBK.dtype, torch.float32)))
 
