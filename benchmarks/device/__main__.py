@@ -23,12 +23,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._dynamo.utils import counters  # no public count of graphs that were not captured
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchbayes as tb
 from benchmarks import prediction
 from benchmarks.device import works
 from benchmarks.harness import race
+from torchbayes.density.backend import Trajectory
+from torchbayes.density.compiled import Unrolled
 from torchbayes.density.precision import full_precision
 
 ROOT = Path(__file__).parents[2]
@@ -111,13 +115,10 @@ def compiled(bench: Bench) -> Numbers:
     """Take leapfrog steps by compiled code, which gives what the plain integrator gives."""
     if bench.small:
         raise Skipped("it compiles for a minute, and tests/density/test_compiled.py does so here")
-    inputs, targets = (t[:256] for t in works.images(256, bench.device))
-    model = works.model_of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 32), torch.nn.Tanh(),
-                                               torch.nn.Linear(32, works.CLASSES)).to(bench.device))  # fmt: skip
-    weights_MD, _ = model.starting_weights(range(4))
+    model, rows, weights_MD = _small_problem(bench)
     ways: dict[str, works.Work] = {}
     for name, plan in (("ours", "compiled"), ("plain", "vmap")):
-        density = tb.LogDensity(model, 256, tb.Batch(inputs, targets), plan=plan)  # type: ignore[arg-type]
+        density = tb.LogDensity(model, rows.size, rows, plan=plan)  # type: ignore[arg-type]
         start = {"gradient_MD": density(weights_MD).gradient, "steps_M": torch.full((4,), 8)}
         start["step_size_M"] = torch.full((4,), 1e-3, dtype=torch.float64)
         ways[name] = lambda density=density, start=start: density.leapfrog(weights_MD, weights_MD, **start)
@@ -126,10 +127,31 @@ def compiled(bench: Bench) -> Numbers:
     return bench.ratio(1.0, **ways)
 
 
+def _small_problem(bench: Bench) -> tuple[tb.Model, tb.Batch, Tensor]:
+    """Return a small network, rows and weights of four members, whose leapfrog steps cost mostly launches."""
+    inputs, targets = (t[:256] for t in works.images(256, bench.device))
+    model = works.model_of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 32), torch.nn.Tanh(),
+                                               torch.nn.Linear(32, works.CLASSES)).to(bench.device))  # fmt: skip
+    return model, tb.Batch(inputs, targets), model.starting_weights(range(4))[0]
+
+
 def graphs(bench: Bench) -> Numbers:
-    """CUDA graphs."""
-    del bench
-    raise Skipped("the library captures no CUDA graphs")
+    """Take compiled leapfrog steps as CUDA graphs, which give what those without give, also after further replays."""
+    if bench.device.type != "cuda":
+        raise Skipped("CUDA graphs need a CUDA device")
+    model, rows, weights_MD = _small_problem(bench)
+    scales = model.scales(rows.size, rows.size)
+    steps, size = torch.full((4,), 8), torch.full((4,), 1e-3, dtype=torch.float64)
+    gradient_MD = tb.LogDensity(model, rows.size, rows, plan="vmap")(weights_MD).gradient
+    start = Trajectory(weights_MD, weights_MD, gradient_MD, size, steps, None, rows, scales)
+    ways: dict[str, works.Work] = {}
+    for name, by_graphs in (("ours", True), ("plain", False)):
+        unrolled = Unrolled(model, rows, scales, graphs=by_graphs)
+        ways[name] = lambda unrolled=unrolled: unrolled(start)
+    ends: list[Any] = [ways["ours"](), ways["ours"](), ways["ours"](), ways["plain"]()]
+    for end in ends[:-1]:  # recorded at the second call, replayed at the third
+        torch.testing.assert_close(end.weights_MD, ends[-1].weights_MD, rtol=1e-4, atol=1e-5)
+    return {"not captured": counters["inductor"]["cudagraph_skips"], **bench.ratio(1.0, **ways)}
 
 
 def training(bench: Bench) -> Numbers:

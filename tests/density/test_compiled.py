@@ -11,7 +11,8 @@ from tests.oracles import assert_close, classes, normal
 from torch import Tensor, nn
 
 from torchbayes.density import LogDensity
-from torchbayes.density.compiled import LENGTH
+from torchbayes.density.backend import Trajectory
+from torchbayes.density.compiled import LENGTH, Unrolled
 from torchbayes.density.dynamics import leapfrog
 from torchbayes.model import Batch, Model, likelihoods, priors
 
@@ -74,6 +75,38 @@ def test_it_is_the_plain_integrator(quick: list[int], steps: list[int]) -> None:
         for found, expected in zip(go(target, target.leapfrog, steps, massive=massive), plain, strict=True):
             assert_close(found, expected)
     assert len(quick) == 1, "one function is compiled, once"
+
+
+def test_replayed_graphs_do_not_write_to_what_they_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA graphs do, the stand-in gives the same memory at every call."""
+    modes, own = [], dict[int, tuple[Tensor, ...]]()
+
+    def replaying(function: Any, **options: Any) -> Any:
+        modes.append(options["mode"])
+
+        def run(*given: Any) -> tuple[Tensor, ...]:
+            found = function(*given)
+            kept = own.setdefault(len(modes), tuple(torch.empty_like(t) for t in found))
+            return tuple(place.copy_(t) for place, t in zip(kept, found, strict=True))
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", replaying)
+    target, steps = density(priors.Normal(0.8), plan="vmap"), [2 * LENGTH, LENGTH, 1]
+    assert target.data is not None
+    unrolled = Unrolled(target.model, target.data, target.model.scales(N, N), graphs=True)
+
+    def by_graphs(*phase: Tensor, **about: Any) -> Any:
+        mass_MD = about.pop("inverse_mass_MD")
+        data, scales = target.data, target.model.scales(N, N)
+        assert data is not None
+        return unrolled(Trajectory(*phase, **about, inverse_mass_MD=mass_MD, data=data, scales=scales))
+
+    first = go(target, by_graphs, steps, massive=False)
+    go(target, by_graphs, steps, massive=True)
+    for found, expected in zip(first, go(target, partial(leapfrog, target), steps, massive=False), strict=True):
+        assert_close(found, expected)
+    assert modes == ["reduce-overhead"]
 
 
 def test_data_in_chunks_are_left_to_the_plain_integrator(quick: list[int]) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.driver import progress
+from torchbayes.methods.optimise import length
 from torchbayes.methods.optimise.length import FACTOR
 from torchbayes.methods.schedules import Constant
 from torchbayes.native.seeds import Purpose, generator
@@ -121,6 +122,22 @@ def test_every_row_is_held_out_once_where_rows_are_few(tmp_path: Path) -> None:
     assert chosen(tmp_path)["held_out"] == [20] * 5
     order = torch.randperm(100, generator=generator(Purpose.HELD_OUT, 0))
     assert order.sort()[0].tolist() == list(range(100))
+
+
+@ignored
+def test_first_runs_take_turns_at_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and slots are each run's own."""
+    seen: dict[str, set[int]] = {"gradient_MD": set(), "weights_MD": set()}
+    step = length.descend
+
+    def noted(density: Any, run: Any, batch: Any, **settings: Any) -> Any:
+        for name, places in seen.items():
+            places.add(getattr(run, name).data_ptr())
+        return step(density, run, batch, **settings)
+
+    monkeypatch.setattr(length, "descend", noted)
+    fit(table(60), tb.MAP(epochs=2), validation=0.2)
+    assert [len(places) for places in seen.values()] == [1, 5]
 
 
 @ignored

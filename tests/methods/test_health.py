@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,15 @@ def test_rows_are_spread_over_the_data() -> None:
 # --- the numbers ---
 
 
+def best_constant(model: tb.Model, batches: Sequence[Batch]) -> float:
+    return constant_log_likelihood(model, batches, model.given_weights())
+
+
 def _best(likelihood: Any, targets: Tensor, outputs: int = 1) -> float:
     model = tb.Model(nn.Linear(FEATURES, outputs).double(), likelihood)
     inputs = normal(len(targets), FEATURES, seed=1)
     halves = [Batch(inputs[:20], targets[:20]), Batch(inputs[20:], targets[20:])]
-    return constant_log_likelihood(model, halves)
+    return best_constant(model, halves)
 
 
 def test_the_best_constant_is_the_closed_form() -> None:
@@ -154,8 +159,8 @@ def test_the_best_constant_is_the_closed_form() -> None:
 
 def test_too_few_rows_have_no_best_constant() -> None:
     """Two rows and a learned noise scale: the likelihood has no bound."""
-    assert constant_log_likelihood(linear("learned"), [Batch(*table(3))]) == -math.inf
-    assert constant_log_likelihood(linear("learned"), [Batch(*table(4))]) > -math.inf
+    assert best_constant(linear("learned"), [Batch(*table(3))]) == -math.inf
+    assert best_constant(linear("learned"), [Batch(*table(4))]) > -math.inf
 
 
 def test_log_likelihood_is_that_of_each_member() -> None:
@@ -240,7 +245,7 @@ def test_half_of_what_was_gained_may_be_lost() -> None:
     shifted = best_MD + torch.tensor([0.0, 0, 0, 0.3]).double()
     batches = [Batch(inputs, targets)]
     best, seen = (float(log_likelihoods(tb.Point(model, w), batches).mean()) for w in (best_MD, shifted))
-    lost, gained = best - seen, best - constant_log_likelihood(model, batches)
+    lost, gained = best - seen, best - best_constant(model, batches)
     assert 0.5 < lost < gained / 2
     assert _averaged(shifted, torch.full((1, 4), 1e-8).double(), best_MD, model) == []
     far = best_MD + torch.tensor([0.0, 0, 0, 3.0]).double()
@@ -299,8 +304,8 @@ def test_networks_that_see_all_rows_together_are_checked_by_whole_batches(method
     assert tb.fit(model, data, method, callbacks=(), directory=tmp_path).problems == ()
     assert tb.load(tmp_path / "posterior.safetensors", model).problems == ()
     (batch,) = as_source(model, data, 16).some(512)
-    expected = constant_log_likelihood(linear(), [Batch(*table(1100))])
-    assert constant_log_likelihood(model, [batch]) == pytest.approx(expected, abs=1e-3)
+    expected = best_constant(linear(), [Batch(*table(1100))])
+    assert best_constant(model, [batch]) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("method", [tb.MAP(epochs=2), tb.HMC(chains=2, steps=30, burn_in=10)])
@@ -352,14 +357,14 @@ def test_targets_that_are_all_the_same_tell_nothing(likelihood: Any) -> None:
     family = tb.likelihoods.HeteroscedasticGaussian() if wide else tb.likelihoods.Gaussian(likelihood)
     model = tb.Model(nn.Linear(FEATURES, 2 if wide else 1).double(), family)
     inputs, still = normal(ROWS, FEATURES, seed=1), torch.full((ROWS, 1), 0.3).double()
-    assert constant_log_likelihood(model, [Batch(inputs, still)]) == -math.inf
-    assert constant_log_likelihood(model, [Batch(inputs, still.index_fill(0, torch.tensor([7]), 1.0))]) > -math.inf
+    assert best_constant(model, [Batch(inputs, still)]) == -math.inf
+    assert best_constant(model, [Batch(inputs, still.index_fill(0, torch.tensor([7]), 1.0))]) > -math.inf
     two = tb.Model(nn.Linear(FEATURES, 4 if wide else 2).double(), family)
-    assert constant_log_likelihood(two, [Batch(inputs, torch.cat([still, table()[1][:, None]], 1))]) == -math.inf
+    assert best_constant(two, [Batch(inputs, torch.cat([still, table()[1][:, None]], 1))]) == -math.inf
     weights = torch.ones(ROWS).double()  # these may all be the same
     weighted = tb.Model(nn.Linear(FEATURES, 2 if wide else 1).double(), tb.likelihoods.Weighted(family))
-    assert constant_log_likelihood(weighted, [Batch(inputs, (still, weights))]) == -math.inf
-    assert constant_log_likelihood(weighted, [Batch(inputs, (table()[1][:, None], weights))]) > -math.inf
+    assert best_constant(weighted, [Batch(inputs, (still, weights))]) == -math.inf
+    assert best_constant(weighted, [Batch(inputs, (table()[1][:, None], weights))]) > -math.inf
 
 
 def test_a_likelihood_without_bound_has_no_best_constant() -> None:
@@ -369,8 +374,8 @@ def test_a_likelihood_without_bound_has_no_best_constant() -> None:
         lambda f: distributions.Independent(distributions.Cauchy(f[..., :1], f[..., 1:].exp(), validate_args=False), 1),
     )
     targets = torch.where(torch.arange(ROWS)[:, None] % 4 == 0, normal(ROWS, 1, seed=2), 0.0)
-    assert constant_log_likelihood(model, [Batch(normal(ROWS, FEATURES), targets)]) == -math.inf
-    assert constant_log_likelihood(model, [Batch(normal(ROWS, FEATURES), normal(ROWS, 1, seed=2))]) > -math.inf
+    assert best_constant(model, [Batch(normal(ROWS, FEATURES), targets)]) == -math.inf
+    assert best_constant(model, [Batch(normal(ROWS, FEATURES), normal(ROWS, 1, seed=2))]) > -math.inf
 
 
 def test_a_class_that_is_not_among_the_rows_takes_no_best_constant() -> None:
@@ -441,9 +446,10 @@ def test_only_what_layers_are_given_is_large() -> None:
     mask = torch.where(normal(ROWS, FEATURES) > 1, -1e30, 0.0)
     batch = Batch((inputs, mask, 9000 + torch.arange(ROWS).double()), None)
     model = tb.Model(Scaling(1e4), tb.likelihoods.Categorical())
-    assert _unscaled(model, [batch]) == []
+    assert _unscaled(model, [batch], model.given_weights()) == []
     size = float(inputs.square().mean().sqrt())
-    (said,) = _unscaled(tb.Model(nn.Linear(FEATURES, 2).double(), tb.likelihoods.Categorical()), [Batch(inputs, None)])
+    plain = tb.Model(nn.Linear(FEATURES, 2).double(), tb.likelihoods.Categorical())
+    (said,) = _unscaled(plain, [Batch(inputs, None)], plain.given_weights())
     assert said.startswith(f"the inputs are of size {size:.3g} where the first layer")
     assert not any(module._forward_pre_hooks for module in model.network.module.modules())
 

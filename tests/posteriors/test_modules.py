@@ -201,6 +201,31 @@ def test_inputs_are_not_written_to() -> None:
     assert torch.equal(inputs, normal(ROWS, 4))
 
 
+class Noting(nn.Linear):
+    """Notes where its inputs are."""
+
+    seen: list[int]
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.append(input.data_ptr())
+        return super().forward(input)
+
+
+def test_inputs_that_are_not_written_to_are_not_copied() -> None:
+    """But for the first call, which finds out."""
+    net, inputs = nn.Sequential(Noting(4, 5), nn.Tanh(), nn.Linear(5, CLASSES)), normal(ROWS, 4).float()
+    net[0].seen = []  # type: ignore[assignment]
+    whole = tb.Model(net, tb.likelihoods.Categorical())
+    last = tb.Model(net, tb.likelihoods.Categorical(), random="2.*")
+    closed = tb.Linearised(tb.Gaussian(last, last.given_weights()[None], Diagonal(torch.ones(1, last.layout.size))))
+    for module in (tb.Point(whole, whole.given_weights().expand(3, -1)).module(), closed.module()):
+        module(inputs)
+        layer = next(part for part in module._network._module.modules() if isinstance(part, Noting))
+        layer.seen.clear()
+        module(inputs)
+        assert set(layer.seen) == {inputs.data_ptr()}
+
+
 def test_one_draw_is_the_network() -> None:
     model = tb.Model(net := dense(1), tb.likelihoods.Gaussian(0.5))
     found = tb.Point(model, model.given_weights().unsqueeze(0)).module()(inputs := normal(ROWS, 4))

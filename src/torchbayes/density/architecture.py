@@ -71,12 +71,13 @@ class Architecture:
         return self.stages[-1].channels[1] * high * wide == self.layers[0].fan_in
 
 
-def architecture(module: nn.Module, layout: Layout) -> Architecture:
+def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> Architecture:
     """Return the kernel's description of a module.
 
     Args:
         module: the network.
         layout: names and shapes of all random weights.
+        device: of the weights.
 
     Returns:
         The network.
@@ -104,11 +105,13 @@ def architecture(module: nn.Module, layout: Layout) -> Architecture:
             stages += _stage(part, names, layout, stages)
         else:
             raise UnavailableError(f"the network has a {type(part).__name__} where the kernel knows none")
-    _check(module, stages, layers)
+    _check(stages, layers)
+    if device.type != "cpu" or any(p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
+        raise UnavailableError("the kernel runs float32 and float64 on a CPU")
     return Architecture(tuple(stages), tuple(layers), flatten)
 
 
-def _check(module: nn.Module, stages: list[Stage], layers: list[Layer]) -> None:
+def _check(stages: list[Stage], layers: list[Layer]) -> None:
     """Check the network that the parts make up.
 
     Raises:
@@ -121,8 +124,6 @@ def _check(module: nn.Module, stages: list[Stage], layers: list[Layer]) -> None:
         raise UnavailableError("the network is not a plain stack of layers with weights of their own")
     if layers[-1].activation != Activation.IDENTITY:
         raise UnavailableError("the network ends in an activation")
-    if any(p.device.type != "cpu" or p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
-        raise UnavailableError("the kernel runs float32 and float64 on a CPU")
 
 
 def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[Stage]) -> list[Stage]:

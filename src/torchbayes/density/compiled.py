@@ -57,15 +57,17 @@ class Compiled(Backend):
 class Unrolled:
     """Leapfrog on the log joint density of a model and all its data, which go through the network at once."""
 
-    def __init__(self, model: Model, data: Batch, scales: Scales) -> None:
+    def __init__(self, model: Model, data: Batch, scales: Scales, *, graphs: bool = False) -> None:
         """Bind a model to its data; nothing is compiled before it is needed.
 
         Args:
             model: the model.
             data: all rows.
             scales: factors on log likelihood and log prior.
+            graphs: whether a CUDA device replays the steps as one CUDA graph. No plan asks for it: it has not run on
+                hardware yet, and `make gpu` checks and times it there.
         """
-        self._model, self._data, self._scales = model, data, scales
+        self._model, self._data, self._scales, self._graphs = model, data, scales, graphs
         self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
 
     def __call__(self, trajectory: Trajectory) -> Phase:
@@ -76,14 +78,15 @@ class Unrolled:
         sizes_LM = step_sizes(step_size_M, steps_M, -(-most // length) * length).to(weights_MD)
         mass_MD = torch.ones_like(weights_MD) if inverse_mass_MD is None else inverse_mass_MD
         if length not in self._functions:
-            self._functions[length] = torch.compile(self._steps, dynamic=False)
+            mode = "reduce-overhead" if self._graphs else None
+            self._functions[length] = torch.compile(self._steps, dynamic=False, mode=mode)
         phase = (weights_MD, momentum_MD, gradient_MD)
         likelihood_M = prior_M = step_size_M  # set by the first call: at least one step is taken
         with full_precision(weights_MD.device), torch.no_grad():
             for sizes_UM in sizes_LM.split(length):
-                *phase, likelihood_M, prior_M = self._functions[length](
-                    *phase, mass_MD, sizes_UM.unsqueeze(-1), self._data
-                )
+                found = self._functions[length](*phase, mass_MD, sizes_UM.unsqueeze(-1), self._data)
+                # the next replay of a graph writes to the same memory
+                *phase, likelihood_M, prior_M = [t.clone() for t in found] if self._graphs else found
         value_M = self._scales.likelihood * likelihood_M + self._scales.prior * prior_M
         return Phase(phase[0], phase[1], Value(value_M, phase[2], likelihood_M))
 

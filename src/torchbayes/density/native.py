@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchbayes.checks import SettingError
 from torchbayes.density.architecture import Architecture, architecture
@@ -239,31 +239,21 @@ def kernel_of(model: Model) -> DenseModel | UnavailableError:
     """Return the kernel that runs a model, or why there is none; most plain stacks of layers on a CPU have one."""
     if model not in _KERNELS:
         try:
-            _KERNELS[model] = dense_model(
-                model.network.module, model.layout, likelihood=model.likelihood, prior=model.prior
-            )
+            _KERNELS[model] = dense_model(model)
         except UnavailableError as error:  # a copy: this one's traceback holds the tensors of the calls that led here
             _KERNELS[model] = UnavailableError(str(error))
     return _KERNELS[model]
 
 
-def dense_model(module: nn.Module, layout: Layout, *, likelihood: Likelihood, prior: BoundPrior) -> DenseModel:
-    """Return the kernel for a model.
-
-    Args:
-        module: the network.
-        layout: names and shapes of all random weights.
-        likelihood: p(y | f).
-        prior: p(w), bound to the layout.
-
-    Returns:
-        The kernel and what it takes.
+def dense_model(model: Model) -> DenseModel:
+    """Return the kernel for a model, and what it takes.
 
     Raises:
         UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
     """
-    network, dtype = architecture(module, layout), next(module.parameters()).dtype
-    noise, targets = _noise(likelihood, layout, network.layers[-1].fan_out)
+    layout, prior, dtype = model.layout, model.prior, next(model.network.module.parameters()).dtype
+    network = architecture(model.network.module, layout, device=model.network.device)
+    noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
     segments = [part for segment in prior.segments for part in _parts(segment)]
     kernel = DenseKernel(layout.size, network.layers, stages=network.stages, noise=noise, segments=segments)
     complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in prior.segments)

@@ -104,15 +104,14 @@ def fit(
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
         TypeError: if an argument is of the wrong kind, such as a class in the place of an object.
     """
-    options = {"directory": directory, "resume": resume, "steps": steps, "callbacks": callbacks, "ranks": ranks}
-    check_fit(model, method, start, **options, space=space)
+    options: dict[str, Any] = {"directory": directory, "resume": resume, "callbacks": callbacks, "ranks": ranks}
+    check_fit(model, method, start, **options, steps=steps, space=space)
     check_validation(method, validation, start)
     seed = as_seed(seed)
-    about: dict[str, Any] = {"validation": validation, "callbacks": callbacks, "ranks": ranks, "space": space}
     method = _of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
-    about |= {"space": space, "directory": directory, "resume": resume}
-    method, start, sought = _at_modes(model, data, method, start, seed=seed, **about)
+    options |= {"validation": validation, "space": space}
+    method, start, sought = _at_modes(model, data, method, start, seed=seed, **options)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
@@ -130,7 +129,7 @@ def fit(
         model, method, chosen = choose(
             model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first
         )
-    about = {**_about(model, source, method, seed, space), **sought, **chosen}
+    about: dict[str, Any] = {**_about(model, source, method, seed, space), **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
@@ -138,6 +137,7 @@ def fit(
     del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
+        trim()  # of what steps took
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(*run.shelf.packed(posterior))

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import check_model
-from torchbayes.model.initialisation import copied
 from torchbayes.model.likelihoods.protocol import counted
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import Batch, Model
-from torchbayes.model.network import Network
+from torchbayes.model.network import Network, module_at
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
@@ -55,9 +54,8 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     source = as_source(model, data, 1024)
     source.check()
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)
-    module = copied(model.network.module).double().requires_grad_(True)  # only such parameters can be random
     own = model.network
-    network = Network(module, own.random if own.mask.indices else own.layout.names)
+    network = Network(module_at(own, loc_D).double(), own.random if own.mask.indices else own.layout.names)
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
     plain, targets, weights_N = counted(model.likelihood, centre_NK, rows.targets)
     noise_NK = plain.noise(centre_NK).expand_as(centre_NK)  # type: ignore[attr-defined]

@@ -99,10 +99,14 @@ class Held:
         trim()  # of these copies, and of those that were made of the network before
 
 
-def functional_copy(module: nn.Module) -> nn.Module:
+def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     """Return a copy of a module that can be run with other weights, without wrappers.
 
     Its gradients are dense: all go into one vector, which cannot hold sparse ones.
+
+    Args:
+        module: the module.
+        instead: identity of a parameter -> what the copy holds in its place.
 
     Raises:
         TypeError: if there is none.
@@ -110,7 +114,7 @@ def functional_copy(module: nn.Module) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
     try:
-        made = unwrapped(module_copy(module))
+        made = unwrapped(module_copy(module, instead))
     except (RuntimeError, TypeError) as error:
         raise TypeError(
             f"the `network` cannot be copied: {str(error).rstrip('.')}. It may hold a tensor made from parameters, "
@@ -121,6 +125,12 @@ def functional_copy(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False
     return made
+
+
+def without_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor on the meta device like another one; a parameter stays one."""
+    bare = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(bare, requires_grad=False) if isinstance(tensor, nn.Parameter) else bare
 
 
 def _counts(tensors: Iterable[Tensor]) -> list[int]:

@@ -78,29 +78,44 @@ class _Sizes(NamedTuple):
         )
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module, with its sparse buffers, not all of which torch can copy in the usual way."""
-    return copy.deepcopy(module, {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided})
+def copied(module: nn.Module, instead: Mapping[int, Tensor] | None = None) -> nn.Module:
+    """Return a copy of a module, with its sparse buffers, not all of which torch can copy in the usual way.
+
+    Args:
+        module: the module.
+        instead: identity of a tensor -> what the copy holds in its place; nothing if None.
+    """
+    sparse = {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided}
+    return copy.deepcopy(module, {**sparse, **(instead or {})})
 
 
-def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (), *, warn: bool = True) -> nn.Module:
+def without_values(tensor: Tensor) -> bool:
+    """Return whether a tensor is on the meta device; a subclass that says so may have values all the same."""
+    return tensor.is_meta and type(tensor) in {Tensor, nn.Parameter}
+
+
+def reinitialised(
+    module: nn.Module, layout: Layout, loaded: Sequence[str] = (), *, device: torch.device, warn: bool = True
+) -> nn.Module:
     """Return a copy of a module with fresh random parameters, drawn from the global generators.
+
+    What is on the meta device gets memory, and its values from initialisers alone.
 
     Args:
         module: the network as it was given.
         layout: its random parameters.
         loaded: names of parameters loaded from a checkpoint: their magnitude says nothing about initialisation.
-
+        device: of what is on the meta device.
         warn: whether to warn of parameters whose magnitude in the module is not explained by chance.
 
     Returns:
         The copy; its other parameters may have been drawn afresh too.
 
     Raises:
-        ValueError: if nothing initialises a random parameter, an initialiser fails, or the magnitude of a parameter in
-            the module is far from what its initialisers give.
+        ValueError: if nothing initialises a random parameter or a buffer without values, an initialiser fails, or the
+            magnitude of a parameter in the module is far from what its initialisers give.
     """
-    made = copied(module)
+    made = copied(module, _memory(module, device))
     for part in made.modules():
         part.__dict__.pop(_HF_MARK, None)
     random = random_ids(made, layout)
@@ -108,6 +123,7 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
         for parameter in made.parameters():
             if id(parameter) in random:
                 parameter.fill_(_UNSET)
+        blank = _marked(module, made)
         adapters = [adapter for adapter in _adapters(made) if adapter.own & random]
         adapted = frozenset[int]().union(*(adapter.own for adapter in adapters))
         _initialise(made, random, random - adapted)
@@ -117,7 +133,11 @@ def reinitialised(module: nn.Module, layout: Layout, loaded: Sequence[str] = (),
                     reset()
         given, fresh = dict(module.named_parameters()), dict(made.named_parameters())
         compared = list[str]()
+        if never := _still_marked(made, blank):
+            raise ValueError(_unwritten(made, never[0]))
         for name in layout.names:
+            if without_values(given[name]):
+                continue
             if _is_constant(given[name]):
                 fresh[name].copy_(given[name])
             elif (fresh[name] == fresh[name].new_tensor(_UNSET)).all():
@@ -155,6 +175,33 @@ def warn_of_loaded(names: Sequence[str]) -> None:
             f"start at fresh ones all the same. Pass `start=` the network to start at what it holds.",
             stacklevel=2,
         )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _memory(module: nn.Module, device: torch.device) -> dict[int, Tensor]:
+    """Return tensors with memory for what is on the meta device, by identity."""
+    bare = {id(t): (t, torch.empty_like(t, device=device)) for t in _tensors(module).values() if without_values(t)}
+    return {i: nn.Parameter(m, requires_grad=False) if isinstance(t, nn.Parameter) else m for i, (t, m) in bare.items()}
+
+
+def _marked(module: nn.Module, made: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Return what has no values in the module, marked, and its version, by name."""
+    given = _tensors(module)
+    blank = {name: tensor for name, tensor in _tensors(made).items() if without_values(given[name])}
+    return {name: (tensor.fill_(_UNSET), tensor._version) for name, tensor in blank.items()}
+
+
+def _still_marked(made: nn.Module, blank: Mapping[str, tuple[Tensor, int]]) -> list[str]:
+    """Return the names of what no initialiser has written, in place, through `.data`, or by another tensor."""
+    now = _tensors(made)
+    return [
+        name
+        for name, (tensor, version) in blank.items()
+        if now[name] is tensor and tensor._version == version and (tensor == tensor.new_tensor(_UNSET)).all()
+    ]
 
 
 def _warn_of_sizes(found: Sequence[_Sizes]) -> None:

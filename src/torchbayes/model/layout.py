@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -58,8 +59,8 @@ class Layout:
     @cached_property
     def slices(self) -> dict[str, slice]:
         """Name -> slice of the last axis of `weights`."""
-        ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
-        return {name: slice(a, b) for name, a, b in zip(self.shapes, ends[:-1], ends[1:], strict=True)}
+        bounds = pairwise(accumulate(self.sizes, initial=0))
+        return {name: slice(*pair) for name, pair in zip(self.shapes, bounds, strict=True)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,14 +89,15 @@ class Layout:
         shapes = zip(self.shapes.items(), parts, strict=True)
         return {n: part if len(shape) == 1 else part.view((*lead, *shape)) for (n, shape), part in shapes}
 
-    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def join(self, tensors: Mapping[str, Tensor], *, out: Tensor | None = None) -> Tensor:
         """Return the flat vector of named tensors that share their leading axes: the inverse of `split`.
 
         Args:
             tensors: name -> tensor (..., *shape), at least the names of this layout.
+            out: tensor (..., D) to write to; a new one if None.
 
         Returns:
-            Tensor (..., D), newly allocated.
+            Tensor (..., D).
 
         Raises:
             ValueError: if a name is missing or a shape differs from the layout.
@@ -110,7 +112,7 @@ class Layout:
             if tuple(tensor.shape[len(lead) :]) != tuple(shape):
                 raise ValueError(f"`{name}` must end in shape {shape}; got {tuple(tensor.shape)}.")
             parts.append(tensor.reshape(*lead, math.prod(shape)))
-        return torch.cat(parts, dim=-1)
+        return torch.cat(parts, dim=-1, out=out)
 
     def select(self, globs: Globs) -> tuple[str, ...]:
         """Return the names that match `globs`, in order.

@@ -40,8 +40,10 @@ class RandomMask:
             The mask.
 
         Raises:
+            TypeError: as of `_check_random`.
             ValueError: if a name is not that of a parameter, or a tensor is not a mask of its shape.
         """
+        _check_random(random)
         if not isinstance(random, Mapping):
             return cls()
         indices = {}
@@ -55,7 +57,7 @@ class RandomMask:
                 )
             if not mask.all() and mask.any():
                 indices[name] = mask.flatten().nonzero()[:, 0].to(named[name].device)
-        return cls(indices, {name: widened(named[name].detach()) for name in indices})
+        return cls(indices, {name: widened(named[name].detach().clone()) for name in indices})
 
     def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters; of partly random ones only the random elements, (n,)."""
@@ -77,7 +79,7 @@ class RandomMask:
         return {**views, **filled}
 
 
-def check_random(random: Random) -> None:
+def _check_random(random: Random) -> None:
     """Check the type of `random`, before names are looked up.
 
     Raises:

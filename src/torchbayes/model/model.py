@@ -81,7 +81,8 @@ class Model:
         Args:
             network: any nn.Module (copied, never written to), or a function that builds a fresh one; the latter is
                 needed for several members where the constructor draws weights in a way that the modules' own
-                initialisers do not. A network that changes its inputs in place is given copies of them.
+                initialisers do not, and its weights take no memory beside the members'; nor do those of a module on the
+                meta device, which its initialisers draw. A network that changes its inputs in place is given copies.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
             prior: one prior for all weights, or a mapping glob -> prior, or a joint prior over all of them. None leaves
                 it open: N(0, 1), but where samplers on minibatches are given no step size, held-out rows may choose
@@ -116,7 +117,7 @@ class Model:
         self.tempering = tempering
         self.shared = _names_of_shared(shared)
         self._hook = batch
-        self._labels = Labels(self.network.module)
+        self._labels = Labels(self.network)
 
     def unpack(self, batch: Any) -> Batch:
         """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
@@ -208,11 +209,11 @@ class Model:
     def starting_weights(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised weights (M, D) and buffers (M, ...), one member per seed."""
         weights, buffers = self.network.fresh(seeds)
-        return _with_learned(weights, self._learned), buffers
+        return with_learned(self, weights), buffers
 
     def given_weights(self) -> Tensor:
         """Return the weights of the given network, (D,), with learned likelihood parameters at their initial values."""
-        return _with_learned(self.network.weights().unsqueeze(0), self._learned)[0]
+        return with_learned(self, self.network.weights().unsqueeze(0))[0]
 
     def check(self, batch: Batch) -> Tensor:
         """Check one batch against network and likelihood, and say in one sentence what does not fit.
@@ -322,9 +323,9 @@ def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
     return tuple(name if isinstance(name, str) else int(name) for name in names)
 
 
-def _with_learned(weights_MD: Tensor, learned: Mapping[str, Learned]) -> Tensor:
-    """Return weights followed by the likelihood's learned parameters, at their initial values."""
-    extra = [p.start().to(weights_MD).flatten().expand(len(weights_MD), -1) for p in learned.values()]
+def with_learned(model: Model, weights_MD: Tensor) -> Tensor:
+    """Return weights of the network followed by the likelihood's learned parameters, at their initial values."""
+    extra = [p.start().to(weights_MD).flatten().expand(len(weights_MD), -1) for p in model._learned.values()]
     return torch.cat([weights_MD, *extra], dim=1) if extra else weights_MD
 
 

@@ -3,11 +3,14 @@
 The user's module is copied once and never written to. Parameters that are random (matched by the glob and with
 `requires_grad`) live in the flat vector; the others are constants. Modules under which no parameter is random always
 run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and its dropout stays off.
+
+The random weights of a given module are kept. Those that a factory draws, or for a module on the meta device its own
+initialisers, are drawn again where they are asked for: a large network takes no memory beside what moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -16,17 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase  # no public base class covers every batch norm
 
-from torchbayes.checks import seen
 from torchbayes.model.functional_call import Held, functional_copy
-from torchbayes.model.initialisation import loaded, random_ids, reinitialised, warn_of_loaded
+from torchbayes.model.initialisation import copied, loaded, random_ids, warn_of_loaded, without_values
 from torchbayes.model.layout import Layout, only
-from torchbayes.model.masked import Random, RandomMask, check_random, is_random, names_of
+from torchbayes.model.masked import Random, RandomMask, is_random, names_of
+from torchbayes.model.origin import Given, Origin, check_known, device_of, made_by, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.rows.batch import batch_size, on_rows, unshared
-from torchbayes.model.wrappers import bare, plainly_named
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.model.wrappers import plainly_named
 
-Given = nn.Module | Callable[[], nn.Module]
 Buffers = dict[str, Tensor]
 """name -> tensor; with a leading axis M or S where a function says so."""
 
@@ -39,13 +40,13 @@ class Network:
     """A network as a function (weights, inputs, buffers) -> outputs.
 
     Attributes:
-        module: a copy of the given module, read-only.
+        module: a copy of the given module, read-only; its random parameters may be without memory.
         layout: names and shapes of the random weights.
+        shapes: names and shapes of the parameters that are random, in part or wholly.
         random: which those are, as given by the user.
         class_axis: which axis of what the module returns becomes the last one of the outputs.
         precision: the dtypes of weights, inputs and parameters.
         mask: parameters of which only some elements are random.
-        initial: name -> random weights as the given module holds them: views that must not be changed.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
@@ -56,43 +57,38 @@ class Network:
         """Copy the module and lay out its random weights.
 
         Args:
-            module: a network, or a function without arguments that makes a freshly initialised one.
+            module: a network, or a function without arguments that makes a freshly initialised one. All random
+                parameters of a network may be on the meta device.
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
             class_axis: which axis of what it returns becomes the last one of the outputs.
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of unlike dtypes.
-            ValueError: if no parameter is random, a parameter is not initialised yet or split over processes, or a mask
-                does not fit.
+            ValueError: if no parameter is random, a parameter is not initialised yet or split over processes, a mask
+                does not fit, or what is not random has no values.
         """
-        self._factory = None if isinstance(module, nn.Module) else module
-        self.class_axis, made = class_axis, bare(_made(module))
-        self.module = functional_copy(made)
-        named = dict(self.module.named_parameters())
-        _check_parameters(named)
-        check_random(random)
+        factory = None if isinstance(module, nn.Module) else module
+        self.class_axis, made = class_axis, made_by(module)
+        named = _parameters(made)
         self.random, self.mask = random, RandomMask.of(named, random)
-        chosen = {n: p.detach() for n, p in named.items() if p.requires_grad and is_random(n, random)}
-        if not chosen:
-            trainable = [n for n, p in named.items() if p.requires_grad]
-            raise ValueError(
-                f"no parameter is random: `random={names_of(random)!r}` matches none of the {len(trainable)} trainable "
-                f"parameters ({_listed(trainable)}). Widen the glob or unfreeze some."
-            )
-        self.precision = Precision.of(named, chosen)
-        chosen = self.mask.select(chosen)
+        chosen = _chosen(named, random)
+        self.precision, chosen = Precision.of(named, chosen), self.mask.select(chosen)
         self.layout = Layout.of(chosen)
-        self.constants = {n: p.detach() for n, p in named.items() if n not in chosen}
-        self._initial = self.layout.join(chosen)  # of low precision where all of them are
-        self.initial = self.layout.split(self._initial)
-        for name in self.initial.keys() - self.mask.indices.keys():
-            if named[name].dtype == self._initial.dtype:  # the module needs no memory of its own for these
-                named[name].data = self.initial[name]
-        self._loaded = () if self._factory else loaded(made, self.layout)
+        self.shapes = Layout.of(only(self.layout.names, named))
+        self.device = device_of(made, chosen, factory)
+        held = factory is None and not any(map(without_values, chosen.values()))
+        self._held_D = self.layout.join(chosen) if held else None  # of low precision where all of them are
+        self.module = functional_copy(made, places(named, self.layout, self.mask, held_D=self._held_D))
+        self.constants = {n: p.detach() for n, p in self.module.named_parameters() if n not in chosen}
+        come = () if factory else loaded(made, self.layout)
+        self._origin = Origin(factory, self.module, self.layout, self.mask, device=self.device, loaded=come)
         live = _live_modules(self.module, self.layout)
         self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
         moving = [(n, b) for n, b in self.module.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
+        if any(map(without_values, self.buffers.values())):
+            self.buffers = only([*self.buffers], self._origin.drawn()[1])
+        check_known(self.module, {*self.layout.names, *self.buffers} - self.mask.indices.keys())
         norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
@@ -104,9 +100,9 @@ class Network:
         return self.precision.weights
 
     @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self._initial.device
+    def initial(self) -> dict[str, Tensor]:
+        """Name -> random weights as the given module holds them, or as they are drawn again: not to be changed."""
+        return self._origin.drawn()[0] if self._held_D is None else self.layout.split(self._held_D)
 
     @cached_property
     def convolutional(self) -> bool:
@@ -127,8 +123,9 @@ class Network:
         return on_rows(_channels_last, inputs) if self.convolutional else inputs
 
     def weights(self) -> Tensor:
-        """Return the random weights the given module holds, a new tensor (D,)."""
-        return self._initial.to(self.dtype, copy=True)
+        """Return the random weights the given module holds, or those that are drawn again, a new tensor (D,)."""
+        own_D = self.layout.join(self.initial) if self._held_D is None else self._held_D
+        return own_D.to(self.dtype, copy=self._held_D is not None)
 
     def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
         """Return the outputs f_w(x).
@@ -185,11 +182,15 @@ class Network:
             ValueError: if the module cannot be initialised as by its constructor, or the factory's networks do not all
                 have the same parameters.
         """
-        warn_of_loaded(self._loaded)
-        drawn = [_drawn(self, seed, warn=seed == seeds[0]) for seed in seeds]
-        stacked = {n: torch.stack([buffers[n] for _, buffers in drawn]) for n in self.buffers}
-        weights = [weights_D for weights_D, _ in drawn]
-        return (torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0)).to(self.device), stacked
+        warn_of_loaded(self._origin.loaded)
+        weights_MD = torch.empty(len(seeds), self.layout.size, dtype=self.dtype, device=self.device)
+        buffers_M = {name: buffer.new_empty(len(seeds), *buffer.shape) for name, buffer in self.buffers.items()}
+        for m, seed in enumerate(seeds):
+            weights, buffers = self._origin.drawn(seed, warn=m == 0)
+            self.layout.join(weights, out=weights_MD[m])
+            for name, buffer_M in buffers_M.items():
+                buffer_M[m] = buffers[name]
+        return weights_MD, buffers_M
 
     def stacked_buffers(self, count: int) -> Buffers:
         """Return `count` copies of the module's own buffers, each with a leading axis."""
@@ -237,37 +238,29 @@ class Network:
         return buffers
 
 
-def _drawn(network: Network, seed: int, *, warn: bool) -> tuple[Tensor, Buffers]:
-    """Return the weights (D,) and buffers of one freshly initialised network.
+def module_at(network: Network, weights_D: Tensor) -> nn.Module:
+    """Return a copy of the network's module that holds weights, all of whose parameters can be trained."""
+    named, buffers = dict(network.module.named_parameters()), dict(network.module.named_buffers())
+    views = network.mask.fill(network.layout.split(weights_D.detach()))
+    own = {id(named[name]): nn.Parameter(view.to(named[name].dtype, copy=True)) for name, view in views.items()}
+    others = {id(buffers[name]): buffer.clone() for name, buffer in network.buffers.items()}
+    return copied(network.module, {**own, **others}).requires_grad_(True)
+
+
+def _chosen(named: Mapping[str, Tensor], random: Random) -> dict[str, Tensor]:
+    """Return the random parameters by name.
 
     Raises:
-        ValueError: if the factory made another network before.
+        ValueError: if there is none.
     """
-    with seeded(Purpose.INITIALISATION, seed, device=network.device):
-        own = (network.module, network.layout, network._loaded)
-        module = bare(network._factory()) if network._factory else reinitialised(*own, warn=warn)
-    named = plainly_named([*module.named_parameters(), *module.named_buffers()])
-    if not named.keys() >= set(network.layout.names):
-        raise ValueError("the factory must make networks with the same parameter names at every call.")
-    weights_D = network.layout.join(network.mask.select(only(network.layout.names, named))).detach()
-    return weights_D.to(network.dtype), {n: named[n].clone() for n in network.buffers}
-
-
-def _made(module: Any) -> nn.Module:
-    """Return a module, or the one that a factory makes.
-
-    Raises:
-        TypeError: if there is none.
-    """
-    if isinstance(module, nn.Module):
-        return module
-    if not callable(module):
-        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)}.")
-    with seeded(Purpose.FACTORY):  # a factory draws from the global generator, which is the user's
-        made = module()
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
-    return made
+    trainable = {name: parameter.detach() for name, parameter in named.items() if parameter.requires_grad}
+    chosen = {name: tensor for name, tensor in trainable.items() if is_random(name, random)}
+    if not chosen:
+        raise ValueError(
+            f"no parameter is random: `random={names_of(random)!r}` matches none of the {len(trainable)} trainable "
+            f"parameters ({_listed([*trainable])}). Widen the glob or unfreeze some."
+        )
+    return chosen
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -312,12 +305,19 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
 
 
-def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
+def _parameters(made: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a network by name.
+
+    Raises:
+        ValueError: if there are none, or one is not initialised yet.
+    """
+    named = plainly_named(made.named_parameters())
     lazy = [n for n, p in named.items() if isinstance(p, nn.UninitializedParameter)]
     if lazy:
         raise ValueError(f"`{lazy[0]}` is not initialised yet. Run one batch through the network first.")
     if not named:
         raise ValueError("the `network` has no parameters, so there is nothing to infer.")
+    return named
 
 
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:

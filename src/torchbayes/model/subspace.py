@@ -85,10 +85,11 @@ class Subspace:
         check_tensor("D", origin=origin)
         check_tensor("R", "D", basis_RD=basis_RD)
         size = _check_weights(model, origin=origin, basis_RD=basis_RD)
-        self.whole, like = model, model.network.weights()
-        self.origin_D, self.basis_RD = (t[..., :size].detach().to(like) for t in (origin, basis_RD))
+        self.whole, network = model, model.network
+        held = (t[..., :size].detach().to(network.device, network.dtype) for t in (origin, basis_RD))
+        self.origin_D, self.basis_RD = held
         self.rank = len(basis_RD)
-        self._set_axes(model.prior.locs()[:size].to(like.device))
+        self._set_axes(model.prior.locs()[:size].to(network.device))
 
     def _set_axes(self, loc_D: Tensor) -> None:
         """Find origin and directions of the coordinates u.

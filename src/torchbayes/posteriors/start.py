@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchbayes.model.layout import Layout
-from torchbayes.model.model import Model
+from torchbayes.model.layout import Layout, only
+from torchbayes.model.model import Model, with_learned
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.subspace import Subspace
 from torchbayes.model.wrappers import bare, plainly_named
@@ -16,6 +16,7 @@ from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import is_finite
 from torchbayes.posteriors.subspace import InSubspace
+from torchbayes.posteriors.trained import check_values
 
 
 def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
@@ -103,14 +104,14 @@ def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor,
     held = plainly_named(module.named_parameters())
     own = model.network
     shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
-    said = Layout.of(own.mask.fill(own.layout.split(own.weights()))).differences(shapes)
+    said = own.shapes.differences(shapes)
     if said:
         raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
+    check_values({**only(own.layout.names, held), **dict(module.named_buffers())}, "`start`")
     network = Network(module, own.random if own.mask.indices else own.layout.names)
-    weights_D = model.given_weights()
-    check_finite_start(start=network.weights())
-    weights_D[: network.layout.size] = network.layout.join(network.mask.select(held)).detach()
-    return weights_D.expand(members, -1).clone(), network.stacked_buffers(members)
+    weights_MD = with_learned(model, network.weights().to(own.device, own.dtype).expand(members, -1))
+    check_finite_start(start=weights_MD[:1])
+    return weights_MD if weights_MD.is_contiguous() else weights_MD.clone(), network.stacked_buffers(members)
 
 
 def check_finite_start(**starts: Tensor) -> None:

@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from torchbayes.checks import as_file, seen
+from torchbayes.model.initialisation import without_values
 from torchbayes.model.layout import Layout, only
-from torchbayes.model.model import Model
+from torchbayes.model.model import Model, with_learned
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.problems import note
 
@@ -102,21 +103,17 @@ def weights_of(model: Model, trained: Trained, what: str) -> Weights:
     if not held:
         raise ValueError(f"{what} holds no tensors by name, as a state dict does. {_SAVE}")
     network, held = model.network, _renamed(model, {n: t.detach() for n, t in held.items()}, what)
-    found = network.mask.fill(network.layout.split(network.weights()))
-    _check_shapes({**found, **network.buffers}, held, what)
-    absent = [n for n, t in held.items() if t.is_meta]
-    if absent:
-        raise ValueError(f"{what} has no values for {_listed(absent)}, as on the meta device. Load its weights first.")
+    _check_shapes(network.shapes + Layout.of(network.buffers), held, what)
+    check_values(held, what)
     _check_constants(model, held, what)
-    mine = {n: t.to(network.device, network.dtype) for n, t in only(found, held).items()}
+    mine = {n: t.to(network.device, network.dtype) for n, t in only(network.layout.names, held).items()}
     _check_finite(mine, what)
-    weights_D = model.given_weights()
-    weights_D[: network.layout.size] = network.layout.join(network.mask.select(mine))
+    weights_D = with_learned(model, network.layout.join(network.mask.select(mine)).unsqueeze(0))[0]
     own = model.layout.shapes.keys() - network.layout.shapes.keys()
     learned = bool(own) and own <= held.keys()
     if learned:
         views = only(own, model.layout.split(weights_D))
-        _check_shapes(views, held, what)
+        _check_shapes(Layout.of(views), held, what)
         _check_finite(only(own, held), what)
         for name, view in views.items():
             view.copy_(held[name])
@@ -201,14 +198,29 @@ def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _check_shapes(wanted: Mapping[str, Tensor], held: Mapping[str, Tensor], what: str) -> None:
+def check_values(held: Mapping[str, Tensor], what: str) -> None:
+    """Check that tensors hold values.
+
+    Args:
+        held: tensors by name.
+        what: what holds them, for messages.
+
+    Raises:
+        ValueError: if one is on the meta device.
+    """
+    absent = [name for name, tensor in held.items() if without_values(tensor)]
+    if absent:
+        raise ValueError(f"{what} has no values for {_listed(absent)}, as on the meta device. Load its weights first.")
+
+
+def _check_shapes(wanted: Layout, held: Mapping[str, Tensor], what: str) -> None:
     """Check the shapes of parameters and buffers.
 
     Raises:
         ValueError: if one differs.
     """
-    there = {n: t for n, t in wanted.items() if n in held}
-    said = Layout.of(there).differences(Layout.of(only(there, held)))
+    there = Layout({n: shape for n, shape in wanted.shapes.items() if n in held})
+    said = there.differences(Layout.of(only(there.names, held)))
     if said:
         more = f" and {len(said) - 5} more" if len(said) > 5 else ""
         raise ValueError(
@@ -224,7 +236,7 @@ def _check_constants(model: Model, held: Mapping[str, Tensor], what: str) -> Non
         ValueError: if a parameter differs.
     """
     network = model.network
-    _check_shapes(network.constants, held, what)
+    _check_shapes(Layout.of(network.constants), held, what)
     changed = [n for n, t in network.constants.items() if n in held and not _same(t, held[n])]
     for name, whole in network.mask.tensors.items():
         mask = torch.ones(whole.shape, dtype=torch.bool, device=whole.device).flatten()

@@ -112,9 +112,10 @@ class LinearisedModule(PredictiveModule):
         Raises:
             ValueError: as a call does.
         """
-        passed = self._passed[0]
+        passed, state = self._passed[0], self.part("shared")
+        self._network.ask(state, inputs, device=self.part("head")["weight_MKI"].device)
         passed.gave = ()
-        made = tensor_of(self._network.run(self.part("shared"), inputs))
+        made = tensor_of(self._network.run(state, inputs))
         gave, passed.gave = passed.gave, ()
         if not torch.compiler.is_dynamo_compiling() and (len(gave) != 1 or made is not gave[0]):
             raise ValueError(
@@ -148,7 +149,8 @@ def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
         return torch.diag_embed(spread) if full else spread
     if not full:
         return spread @ rows.square().mT
-    return (rows.unsqueeze(1) * spread.unsqueeze(2)) @ rows.mT.unsqueeze(1)
+    pairs_MKQ = (rows.mT.unsqueeze(-1) * rows.mT.unsqueeze(-2)).flatten(-2)  # one product for all rows, not one each
+    return (spread @ pairs_MKQ).unflatten(-1, rows.shape[1:])
 
 
 def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:

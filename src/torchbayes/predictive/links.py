@@ -41,9 +41,9 @@ def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
         Tensor (..., K), normalised.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
-    apart = (variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2 * covariance).clamp_min(0)
-    scaled = (mean.unsqueeze(-1) - mean.unsqueeze(-2)) / (1 + math.pi / 8 * apart).sqrt()
-    return (-torch.logsumexp(-scaled, dim=-1)).log_softmax(-1)
+    apart = (variance.unsqueeze(-1) + variance.unsqueeze(-2)).sub(covariance, alpha=2).clamp_min(0)
+    less = (mean.unsqueeze(-2) - mean.unsqueeze(-1)) * mean.new_ones(()).add(apart, alpha=math.pi / 8).rsqrt()
+    return (-torch.logsumexp(less, dim=-1)).log_softmax(-1)
 
 
 def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:

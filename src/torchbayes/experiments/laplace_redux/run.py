@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torchbayes.experiments.shared.classifiers import METRICS, classifier
 from torchbayes.metrics import reliability
 from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
+from torchbayes.model.network import module_at
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point, Posterior
 from torchbayes.predictive.linearised import Linearised
@@ -71,20 +71,12 @@ def approximate(
     Returns:
         The posterior, under the prior precision chosen by the evidence.
     """
-    module = trained(ensemble.model, ensemble.weights_MD[0])
+    module = module_at(ensemble.model.network, ensemble.weights_MD[0])
     random = "*" if variant == VARIANTS[2] else f"{last_layer(module)}.*"
     model = Model(module, Categorical(), recipe.prior(len(data.train.targets)), random=random)
     posterior = fit(model, data.train, recipe.laplace(variant), seed=seed, start=module)
     assert isinstance(posterior, LaplacePosterior)
     return posterior
-
-
-def trained(model: Model, weights_D: Tensor) -> nn.Module:
-    """Return a copy of the model's module that holds these weights."""
-    module = copy.deepcopy(model.network.module)
-    views = {name: view.clone() for name, view in model.network.layout.split(weights_D).items()}
-    module.load_state_dict(views, strict=False)
-    return module.requires_grad_(requires_grad=True)  # the model's own module is frozen
 
 
 def last_layer(module: nn.Module) -> str:

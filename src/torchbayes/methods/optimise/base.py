@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchbayes.density.density import LogDensity
@@ -39,13 +39,14 @@ class Descent(ABC):
     def candidates(self) -> Sequence[Mapping[str, Any]]:
         """Other settings, among which held-out rows choose."""
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+    def chosen(
+        self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
+    ) -> Chosen:
         """Return the settings that held-out rows choose: epochs, and with these one of the candidates."""
-        found = choose_epochs(self, density, folds, **begin)
+        found = choose_epochs(self, density, folds, told=told, **begin)
         if not found.settings or not self.candidates:
             return found
         each = [{**found.settings, **settings} for settings in self.candidates]
-        begin.pop("told", None)
         best, nlls = most_likely(self, each, density, folds=folds, **begin)
         tried = [{**settings, "nll": nll} for settings, nll in zip(self.candidates, nlls, strict=True)]
         return Chosen(best, {**found.record, "tried": tried})

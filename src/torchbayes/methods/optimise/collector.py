@@ -113,7 +113,7 @@ class Collector(Generic[_Result]):
         """
         check_kind(Model, "a Model", model=model)
         check_kind((str, PathLike), "the path of a file", **given(resume=resume))
-        empty_MD = torch.zeros_like(model.given_weights()).unsqueeze(0)
+        empty_MD = torch.zeros(1, model.layout.size, dtype=model.network.dtype, device=model.network.device)
         needed = (rank + 2) * method.members * empty_MD.nbytes
         check_memory(needed, "the moments of all members", model.network.device, members=method.members)
         self.model, self.method = model, method

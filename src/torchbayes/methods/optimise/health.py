@@ -89,8 +89,9 @@ def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) 
         about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration}
         last = Point(posterior.model, end.weights_MD, **about)
     last_M = log_likelihoods(last, batches)[0].sum(-1) / num_targets(last.model, batches)
-    constant = constant_log_likelihood(last.model, batches)
-    found += _worthless(last_M, constant) + _exploded(last.model, end.weights_MD) + _unscaled(last.model, batches)
+    model, weights_D = last.model, end.weights_MD[0]
+    constant = constant_log_likelihood(model, batches, weights_D)
+    found += _worthless(last_M, constant) + _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
     if averaged:
         found += _broken(posterior, batches, last_M=last_M, constant=constant)
     return found or noise_problems(posterior, source)
@@ -126,18 +127,20 @@ def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tens
     return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
-def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
+def constant_log_likelihood(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> float:
     """Return the mean log likelihood of the targets under the best constant outputs and learned likelihood parameters.
 
     Args:
         model: the model.
         batches: the rows.
+        weights_D: any weights, which are not part of the result: they tell the shape of outputs.
 
     Returns:
         c in nats; −∞ where the rows do not determine it: there are too few of them or too many outputs, output shapes
         differ, a target is the same in all rows, or the likelihood is unbounded.
     """
-    (shape, *others), rows = {_shape(model, batch) for batch in batches}, sum(batch.size for batch in batches)
+    shape, *others = {tuple(_outputs(model, batch, weights_D).shape[1:]) for batch in batches}
+    rows = sum(batch.size for batch in batches)
     own = model.likelihood.parameters()
     free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
     if others or rows <= free + 1 or free > _CONSTANTS or _still(model, batches):
@@ -149,10 +152,10 @@ def constant_log_likelihood(model: Model, batches: Sequence[Batch]) -> float:
     )
 
 
-def _shape(model: Model, batch: Batch) -> tuple[int, ...]:
-    """Return the shape of the outputs of a row."""
+def _outputs(model: Model, batch: Batch, weights_D: Tensor) -> Tensor:
+    """Return the outputs of rows."""
     with torch.no_grad(), taking(batch.inputs):
-        return tuple(model.network(model.network.initial, batch.inputs).shape[1:])
+        return model.network(model.split(weights_D)[0], batch.inputs)
 
 
 def _still(model: Model, batches: Sequence[Batch]) -> bool:
@@ -277,11 +280,11 @@ def _distances(prior: BoundPrior, weights_MD: Tensor) -> Tensor:
     return (total_M / weights_MD.shape[-1]).sqrt()
 
 
-def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
+def _unscaled(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> list[str]:
     """Return the problem of large inputs to a network without normalisation layers."""
     if any("Norm" in type(module).__name__ for module in model.network.module.modules()):
         return []
-    size = _size_at_first_layer(model, batches[0])
+    size = _size_at_first_layer(model, batches[0], weights_D)
     if size < _LARGE:
         return []
     return [
@@ -290,7 +293,7 @@ def _unscaled(model: Model, batches: Sequence[Batch]) -> list[str]:
     ]
 
 
-def _size_at_first_layer(model: Model, batch: Batch) -> float:
+def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float:
     """Return the root mean square of the inputs to the first layer with random weights; 0 where it is not known.
 
     Not of the network's inputs: it may scale them first, add them as a mask or look them up in a table. Only layers of
@@ -309,7 +312,7 @@ def _size_at_first_layer(model: Model, batch: Batch) -> float:
     layers = [m for m in owners.values() if type(m).__module__.startswith("torch.nn.") and not any(m.children())]
     hooks = [layer.register_forward_pre_hook(see) for layer in layers]
     try:
-        _shape(model, batch)
+        _outputs(model, batch, weights_D)
     finally:
         for hook in hooks:
             hook.remove()

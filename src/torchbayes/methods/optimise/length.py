@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -79,9 +80,9 @@ def choose_epochs(
     per_epoch = folds[0].rows.steps_per_epoch
     most = method.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
     optimizer, epoch, seen = method.optimizer, 0, dict[int, float]()
-    runs = [
-        start(weights_MD, buffers, seeds, optimizer=optimizer, epochs=most, steps_per_epoch=per_epoch) for _ in folds
-    ]
+    first = start(weights_MD, buffers, seeds, optimizer=optimizer, epochs=most, steps_per_epoch=per_epoch)
+    # they take turns at one gradient, and hold weights and slots of their own
+    runs = [first, *(replace(first.clone(), gradient_MD=first.gradient_MD) for _ in folds[1:])]
     try:
         while epoch < most and not _out_of_patience(seen, per_epoch):
             runs = [_epoch(density, run, fold.rows, optimizer) for run, fold in zip(runs, folds, strict=True)]

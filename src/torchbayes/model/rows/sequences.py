@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import SettingError
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.weighted import map_values, unweighted
+from torchbayes.model.network import Network
 from torchbayes.model.rows.batch import Batch, arguments, copied, rows_of
 
 IGNORED = -100  # the label that Hugging Face ignores
@@ -29,9 +31,9 @@ IGNORED = -100  # the label that Hugging Face ignores
 class Labels:
     """Aligns labels of tokens with the outputs that they are compared with."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, network: Network) -> None:
         """Keep the network; it is probed once, at the first batch of labelled tokens."""
-        self._module = module
+        self._network = network
         self._asked, self._later = False, None
 
     def placed(self, batch: Batch, likelihood: Likelihood) -> Batch:
@@ -87,7 +89,7 @@ class Labels:
     def _compares_later(self, inputs: Any, labels: Tensor) -> bool | None:
         """Return whether the network compares outputs with labels one place later; it is probed once."""
         if not self._asked:
-            self._asked, self._later = True, _compares_later(self._module, inputs, labels)
+            self._asked, self._later = True, _compares_later(self._network, inputs, labels)
         return self._later
 
     def _placed(self, labels: Any, inputs: Any, ignored: int | None) -> Any:
@@ -133,21 +135,21 @@ def _tokens(inputs: Any, targets: Any) -> Tensor | None:
     return next((t for t in found if not t.is_floating_point()), None)
 
 
-def _compares_later(module: nn.Module, inputs: Any, targets: Tensor) -> bool | None:
+def _compares_later(network: Network, inputs: Any, targets: Tensor) -> bool | None:
     """Return whether a network's own loss compares outputs with the labels one place later; None if it has no loss.
 
     Such a loss depends on the last label and not on the first.
     """
     args, kwargs = arguments(copied(rows_of(inputs, slice(2))))
     labels = targets[:2].clamp_min(0)
-    losses = []
+    state, losses = {**network.precision.cast(network.mask.fill(network.initial)), **network.buffers}, []
     for place in (None, 0, -1):
         changed = labels.clone()
         if place is not None:
             changed[:, place] = (labels[:, place] == 0).to(labels)
         try:
             with torch.no_grad():
-                made: Any = module(*args, **kwargs, labels=changed)
+                made: Any = functional_call(network.module, state, args, {**kwargs, "labels": changed})
         except Exception:  # whatever a network raises that takes no labels
             return None
         loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.model.description import describe_model
-from torchbayes.model.functional_call import Held
+from torchbayes.model.functional_call import Held, without_memory
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.model.likelihoods.weighted import fixed_noise
@@ -133,8 +133,9 @@ class ModelAverage(PredictiveModule):
             inputs: tensor (B, ...); a tuple becomes positional arguments of the network, a mapping keyword arguments.
         """
         drawn, same = self.part("draws"), self.part("shared")
-        count = len(next(iter(drawn.values())))
-        states = ({**same, **{n: t[s] for n, t in drawn.items()}} for s in range(count))
+        first = next(iter(drawn.values()))
+        states = [{**same, **{n: t[s] for n, t in drawn.items()}} for s in range(len(first))]
+        self._network.ask(states[0], inputs, device=first.device)
         outputs_SBK = torch.stack([outputs_of(self._network.run(each, inputs), self._class_axis) for each in states])
         return self.summed_up(outputs_SBK.to(torch.promote_types(outputs_SBK.dtype, torch.float32)))
 
@@ -170,12 +171,7 @@ def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
 def _hollow(network: nn.Module) -> nn.Module:
     """Return a copy of a network without the memory of its tensors."""
     tensors = [*network.parameters(), *network.buffers()]
-    return deepcopy(network, {id(t): _empty(t) for t in tensors})
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    bare = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return nn.Parameter(bare, requires_grad=False) if isinstance(tensor, nn.Parameter) else bare
+    return deepcopy(network, {id(t): without_memory(t) for t in tensors})
 
 
 def _tree(named: Mapping[str, Tensor]) -> nn.Module:

@@ -1,0 +1,159 @@
+"""Where random weights come from: the module that holds them, a factory, or the initialisers of a module without any.
+
+The weights that a module holds are kept, once. Those of a factory, or of a module on the meta device, are drawn again
+where they are asked for, so that a large network takes no memory beside what moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import seen
+from torchbayes.model.functional_call import without_memory
+from torchbayes.model.initialisation import reinitialised, without_values
+from torchbayes.model.layout import Layout, only
+from torchbayes.model.masked import RandomMask
+from torchbayes.model.wrappers import bare, plainly_named
+from torchbayes.native.seeds import Purpose, seeded
+
+Given = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What draws the random weights of a network.
+
+    Attributes:
+        factory: makes freshly initialised networks; None where the module's own initialisers draw.
+        module: the network.
+        layout: its random weights.
+        mask: parameters of which only some elements are random.
+        device: of the weights.
+        loaded: names of parameters that were loaded from a checkpoint.
+    """
+
+    factory: Callable[[], nn.Module] | None
+    module: nn.Module
+    layout: Layout
+    mask: RandomMask
+    device: torch.device
+    loaded: Sequence[str] = ()
+
+    def drawn(self, seed: int | None = None, *, warn: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the random weights, and all buffers, of one freshly initialised network, by name.
+
+        Args:
+            seed: of a member; None for the network that a model is made of.
+            warn: as of `reinitialised`.
+
+        Raises:
+            ValueError: if the factory made another network before, or as of `reinitialised`.
+        """
+        with _seeded(seed, self.device):
+            if self.factory is not None:
+                module = bare(self.factory())
+            else:
+                module = reinitialised(self.module, self.layout, self.loaded, device=self.device, warn=warn)
+        named = plainly_named(module.named_parameters())
+        if not named.keys() >= set(self.layout.names):
+            raise ValueError("the factory must make networks with the same parameter names at every call.")
+        weights = self.mask.select(only(self.layout.names, named))
+        return {n: t.detach() for n, t in weights.items()}, plainly_named(module.named_buffers())
+
+
+def made_by(given: Given) -> nn.Module:
+    """Return a module without wrappers around it, or the one that a factory makes.
+
+    Raises:
+        TypeError: if there is none.
+        ValueError: as of `bare`.
+    """
+    if isinstance(given, nn.Module):
+        return bare(given)
+    if not callable(given):
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(given)}.")
+    with _seeded(None):  # a factory draws from the global generator, which is the user's
+        made = given()
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
+    return bare(made)
+
+
+def _seeded(seed: int | None, device: torch.device | str = "cpu") -> AbstractContextManager[None]:
+    """Return the context in which a network is drawn."""
+    if seed is None:
+        return seeded(Purpose.FACTORY, device=device)
+    return seeded(Purpose.INITIALISATION, seed, device=device)
+
+
+def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[], nn.Module] | None) -> torch.device:
+    """Return the device of random weights; where they have no values that of the rest, or else the default one.
+
+    Args:
+        made: the network.
+        chosen: its random parameters.
+        factory: what made it; None if it was given.
+
+    Raises:
+        ValueError: if only some of them have values, or a factory or the default device gives none.
+    """
+    absent = [name for name, tensor in chosen.items() if without_values(tensor)]
+    if not absent:
+        return next(iter(chosen.values())).device
+    there = [tensor.device for tensor in (*made.parameters(), *made.buffers()) if not without_values(tensor)]
+    device = (there or [torch.get_default_device()])[0]
+    if factory is not None or device.type == "meta":
+        raise ValueError(
+            f"`{absent[0]}` is made on the meta device, where it gets no values. Call Model outside of `with "
+            f"torch.device('meta')`, and let a function make networks that have values."
+        )
+    if len(absent) < len(chosen):
+        raise ValueError(
+            f"{len(absent)} of the {len(chosen)} random parameters are on the meta device, without values, such as "
+            f"`{absent[0]}`. Load their values, or put all of them there."
+        )
+    return device
+
+
+def places(
+    named: Mapping[str, Tensor], layout: Layout, mask: RandomMask, *, held_D: Tensor | None
+) -> dict[int, nn.Parameter]:
+    """Return what the network's module holds in the place of random parameters, by their identity.
+
+    Args:
+        named: the parameters of the module that it is a copy of.
+        layout: the random ones.
+        mask: which of these are random in part; they are copied.
+        held_D: the weights that are kept, of which the module gets views; it gets tensors without memory if None.
+    """
+    whole = [name for name in layout.names if name not in mask.indices]
+    if held_D is None:
+        return {id(named[name]): nn.Parameter(without_memory(named[name]), requires_grad=False) for name in whole}
+    views = layout.split(held_D)
+    same = [name for name in whole if named[name].dtype == held_D.dtype]  # others are copied, and cast in a call
+    return {id(named[name]): nn.Parameter(views[name], requires_grad=False) for name in same}
+
+
+def check_known(module: nn.Module, drawn: Container[str]) -> None:
+    """Check that all that is not drawn has values.
+
+    Args:
+        module: the network; what it declares as `derived` is computed from what is drawn.
+        drawn: names of parameters and buffers that initialisers or a factory draw.
+
+    Raises:
+        ValueError: if a parameter or a buffer has none.
+    """
+    named, derived = [*module.named_parameters(), *module.named_buffers()], getattr(module, "derived", ())
+    others = [(name, tensor) for name, tensor in named if name not in drawn and name not in derived]
+    absent = [name for name, tensor in others if without_values(tensor)]
+    if absent:
+        raise ValueError(
+            f"`{absent[0]}` is on the meta device, without values, and is not random, so that nothing draws them. Load "
+            f"its values first, or widen `random`."
+        )
