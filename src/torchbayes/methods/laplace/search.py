@@ -30,7 +30,6 @@ SEEKER = MAP()
 
 FACTORS = tuple(10.0 ** (power / 2) for power in range(-2, 11))  # 0.1 to 100,000
 _EQUAL = 0.005  # nats a row
-_FOLDS = 3  # at most, for a training run whose prior the evidence chooses, which is long
 
 
 def search(
@@ -111,7 +110,7 @@ def search_online(
     found = choose_epochs(descent, density, folds, told=told, **begin)
     if not found.settings:
         return found
-    folds, tried = folds[:_FOLDS], []
+    tried = []
     for epochs in (found.settings["epochs"], method.epochs_of_descent):
         having = replace(method, epochs_of_descent=epochs, check_mode=False)
         nlls = _by_factor([trial(having, density, fold, **begin) for fold in folds], folds)
