@@ -12,7 +12,7 @@ from torch import nn
 import torchbayes as tb
 
 METHODS = [tb.MAP(epochs=20), tb.MAP(members=2, epochs=20), tb.SWAG(epochs=20), tb.SGHMC(steps=200, burn_in=100),
-           tb.HMC(steps=30, burn_in=20, chains=2, trajectory=0.1)]  # fmt: skip
+           tb.OnlineLaplace(epochs_of_descent=20), tb.HMC(steps=30, burn_in=20, chains=2, trajectory=0.1)]  # fmt: skip
 LIKELIHOODS = [
     (tb.likelihoods.Gaussian(1.0), 1),
     (tb.likelihoods.Gaussian("learned"), 1),
@@ -37,10 +37,11 @@ def problems(method: Any, likelihood: Any, outputs: int, scale: float) -> list[s
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{type(method).__name__}{method.members}")
 @pytest.mark.parametrize(("likelihood", "outputs"), LIKELIHOODS, ids=["fixed", "learned", "heteroscedastic"])
-def test_targets_of_another_scale_are_said(method: Any, likelihood: Any, outputs: int) -> None:
-    if isinstance(method, tb.HMC | tb.SGHMC) and likelihood == tb.likelihoods.Gaussian("learned"):
-        pytest.skip("the noise begins as large as the targets, which explains them")
-    assert problems(method, likelihood, outputs, 1e5)
+@pytest.mark.parametrize("scale", [1e-4, 1e5])
+def test_targets_of_another_scale_are_said(method: Any, likelihood: Any, outputs: int, scale: float) -> None:
+    found = problems(method, likelihood, outputs, scale)
+    # a noise of 1 is no error in units of such targets, and a network can give such small numbers
+    assert found or (scale < 1 and likelihood != tb.likelihoods.Gaussian("learned"))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{type(method).__name__}{method.members}")

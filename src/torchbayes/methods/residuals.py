@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import torch
+
 from torchbayes.model.likelihoods import Gaussian, HeteroscedasticGaussian
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
 _ROWS = 512
 _FAR = 30.0  # noise standard deviations; a network that is merely trained too little is a few away
+_LARGE, _SMALL = 100.0, 0.01  # targets of this root mean square, or standard deviation, are on a scale of their own
+_NOTHING = 0.95  # of the standard deviation of the targets; what residuals are where a network explains nothing of them
 
 
 def unexplained(posterior: Posterior, source: Source) -> list[str]:
-    """Return a problem, as one clause, where residuals of training rows are many times the noise.
+    """Return a problem, as one clause, where targets and network are not on one scale.
 
     With m and s the mean and the noise of a draw, the root mean square of (y − m)/s is about 1 for a good fit. Targets
     of size 10,000 under a noise of 1, or of one that is learned in small steps, give thousands, and a log likelihood of
-    minus millions that no other check minds: it may be far better than that of a constant.
+    minus millions that no other check minds: it may be far better than that of a constant. A learned noise may also
+    grow to the size of such targets, which then explains them without the network: residuals as large as the standard
+    deviation of the targets show it, where that is far from 1.
 
     Args:
-        posterior: the result; one draw of each member is looked at.
+        posterior: the result; one draw of each member is looked at, and their mean.
         source: the training data.
     """
     likelihood = posterior.model.likelihood
     if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
         return []
-    drawn, total, count = posterior.functions(posterior.members), 0.0, 0
+    drawn, squares, targets, residuals = posterior.functions(posterior.members), [], [], []
     for batch in source.some(_ROWS):
         outputs_SBK = drawn(batch.inputs, chunk_size=batch.size)
-        for s, outputs_BK in enumerate(outputs_SBK):
-            noise = likelihood.distribution(outputs_BK, {name: part[s] for name, part in drawn.parameters.items()})
-            z = (batch.targets.view_as(noise.mean) - noise.mean).double() / noise.stddev.double()
-            total, count = total + float(z.square().sum()), count + z.numel()
-    size = (total / max(count, 1)) ** 0.5
-    if not size > _FAR:
-        return []
-    return [
-        f"the residuals of the training rows are {size:.3g} noise standard deviations, so nothing near the posterior "
-        f"was reached: targets, network and noise are probably not on one scale (standardise inputs and targets, or "
-        f"give the noise scale in units of the targets)"
-    ]
+        each = [{name: part[s] for name, part in drawn.parameters.items()} for s in range(len(outputs_SBK))]
+        noises = [likelihood.distribution(out, own) for out, own in zip(outputs_SBK, each, strict=True)]
+        mean_SB, sd_SB = (torch.stack([getattr(n, part) for n in noises]).double() for part in ("mean", "stddev"))
+        target_B = batch.targets.double().view_as(mean_SB[0])
+        squares.append(((target_B - mean_SB) / sd_SB).square().flatten())
+        residuals.append((target_B - mean_SB.mean(0)).flatten())
+        targets.append(target_B.flatten())
+    size = float(torch.cat(squares).mean().sqrt())
+    if size > _FAR:
+        return [
+            f"the residuals of the training rows are {size:.3g} noise standard deviations, so nothing near the "
+            f"posterior was reached: targets, network and noise are probably not on one scale (standardise inputs and "
+            f"targets, or give the noise scale in units of the targets)"
+        ]
+    target, residual = torch.cat(targets), torch.cat(residuals).square().mean().sqrt()
+    spread = target.std(correction=0)
+    if (target.square().mean().sqrt() > _LARGE or spread < _SMALL) and residual > _NOTHING * spread > 0:
+        return [
+            f"the network explains nothing of the targets: its residuals on the training rows are "
+            f"{float(residual):.3g}, and the standard deviation of the targets is {float(spread):.3g}, so that they "
+            f"are probably not on one scale (standardise inputs and targets)"
+        ]
+    return []

@@ -44,12 +44,14 @@ from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.problems import not_finite
 
 PriorName = Literal["model", "scalar", "layer", "weight"]
@@ -295,9 +297,10 @@ class OnlineLaplace:
         return found.with_problems(problems)
 
     def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite; problems of the mode are in the posterior already."""
-        del state, history, source
-        return not_finite(posterior.tensors())
+        """Return whether numbers are not finite, or the mean explains nothing; other problems it has already."""
+        del state, history
+        mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
+        return not_finite(posterior.tensors()) or unexplained(mean, source)
 
 
 def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:
