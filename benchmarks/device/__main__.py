@@ -31,8 +31,8 @@ import torchbayes as tb
 from benchmarks import prediction
 from benchmarks.device import works
 from benchmarks.harness import race
-from torchbayes.density.backend import Trajectory
-from torchbayes.density.compiled import Unrolled
+from torchbayes.density.backend import Evaluation, Trajectory
+from torchbayes.density.compiled import Compiled, Unrolled
 from torchbayes.density.precision import full_precision
 
 ROOT = Path(__file__).parents[2]
@@ -154,6 +154,31 @@ def graphs(bench: Bench) -> Numbers:
     return {"not captured": counters["inductor"]["cudagraph_skips"], **bench.ratio(1.0, **ways)}
 
 
+def replays(bench: Bench) -> Numbers:
+    """Take gradients on minibatches, as SG-MCMC does, as CUDA graphs, which give what those without give."""
+    if bench.device.type != "cuda":
+        raise Skipped("CUDA graphs need a CUDA device")
+    model, rows, weights_MD = _small_problem(bench)
+    found: dict[str, list[Tensor]] = {}
+    ways: dict[str, works.Work] = {}
+    for name, by_graphs in (("ours", True), ("plain", False)):
+        backend, kept = Compiled(model, graphs=by_graphs), found.setdefault(name, [])
+
+        def way(backend: Compiled = backend, kept: list[Tensor] = kept) -> None:
+            gradient_MD = torch.zeros_like(weights_MD)
+            scales = model.scales(rows.size, rows.size)
+            total_M, _ = backend.evaluate(Evaluation(weights_MD, rows, True, None, None, scales, gradient_MD))
+            kept[:] = [*kept[-4:], total_M, gradient_MD]
+
+        ways[name] = way
+    for _ in range(3):  # recorded at the second call, replayed at the third
+        for work in ways.values():
+            work()
+    for ours, plain in zip(found["ours"], found["plain"], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-3)
+    return {"not captured": counters["inductor"]["cudagraph_skips"], **bench.ratio(1.0, **ways)}
+
+
 def training(bench: Bench) -> Numbers:
     """Time steps of MAP against a loop by hand with fused Adam."""
     method = tb.MAP(epochs=10**6, batch_size=bench.sizes.batch, optimizer=tb.Adam(works.LR), schedule=tb.Constant())
@@ -220,6 +245,7 @@ PARTS: dict[str, Callable[[Bench], Numbers]] = {
     "one process": one_process,
     "compiled leapfrog": compiled,
     "cuda graphs": graphs,
+    "cuda graphs of gradients": replays,
     "training step": training,
     "30-draw prediction": predicting,
     "sghmc step": sampling,

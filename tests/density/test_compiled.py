@@ -11,8 +11,8 @@ from tests.oracles import assert_close, classes, normal
 from torch import Tensor, nn
 
 from torchbayes.density import LogDensity
-from torchbayes.density.backend import Trajectory
-from torchbayes.density.compiled import LENGTH, Unrolled
+from torchbayes.density.backend import Evaluation, Trajectory
+from torchbayes.density.compiled import LENGTH, Compiled, Unrolled
 from torchbayes.density.dynamics import leapfrog
 from torchbayes.model import Batch, Model, likelihoods, priors
 
@@ -106,6 +106,41 @@ def test_replayed_graphs_do_not_write_to_what_they_gave(monkeypatch: pytest.Monk
     go(target, by_graphs, steps, massive=True)
     for found, expected in zip(first, go(target, partial(leapfrog, target), steps, massive=False), strict=True):
         assert_close(found, expected)
+    assert modes == ["reduce-overhead"]
+
+
+def test_replayed_evaluations_do_not_write_to_what_they_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, kept = [], list[Tensor]()
+
+    def replaying(function: Any, **options: Any) -> Any:
+        modes.append(options["mode"])
+
+        def run(*given: Any) -> Tensor:
+            found = function(*given)
+            if kept:
+                kept[0].copy_(found.detach())
+                found.data = kept[0]  # the same memory at every call, with the graph of this one
+            else:
+                kept.append(found.detach())
+            return found
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", replaying)
+    target = density(priors.Normal(0.8), plan="vmap")
+    backend, data = Compiled(target.model, graphs=True), target.data
+    assert data is not None
+    weights_MD, seen = normal(M, target.model.layout.size), []
+    for scale in (1.0, 0.5):
+        gradient_MD = torch.zeros_like(weights_MD)
+        own = Evaluation(scale * weights_MD, data, True, None, None, target.model.scales(N, N), gradient_MD)
+        seen.append((backend.evaluate(own)[0], gradient_MD))
+    for (found_M, gradient_MD), scale in zip(seen, (1.0, 0.5), strict=True):
+        expected = target(scale * weights_MD)
+        assert_close(found_M, expected.log_likelihood)
+        own_MD = torch.zeros_like(gradient_MD)
+        target.model.prior.add_gradient_(own_MD, scale * weights_MD, target.model.scales(N, N).prior)
+        assert_close(gradient_MD + own_MD, expected.gradient)
     assert modes == ["reduce-overhead"]
 
 

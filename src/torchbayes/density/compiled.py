@@ -29,8 +29,18 @@ class Compiled(Backend):
 
     name, words, automatic = "compiled", "compiled members", "never"
 
-    def __init__(self, model: Model, *, training: bool = False, chunk_size: int = 1024) -> None:
+    def __init__(self, model: Model, *, training: bool = False, chunk_size: int = 1024, graphs: bool = False) -> None:
+        """Bind a model; nothing is compiled before it is needed.
+
+        Args:
+            model: the model.
+            training: whether networks are in training mode.
+            chunk_size: rows that go through a network at once.
+            graphs: whether a CUDA device replays an evaluation, or leapfrog steps, as a CUDA graph. No plan asks for
+                it: it has not run on hardware yet, and `make gpu` checks and times it there.
+        """
         super().__init__(model, training=training, chunk_size=chunk_size)
+        self._graphs = graphs
         self._stacks: dict[bool, Stack] = {}
         self._unrolled: Unrolled | None = None
 
@@ -43,15 +53,22 @@ class Compiled(Backend):
         shared = evaluation.shared
         if shared not in self._stacks:
             # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
-            self._stacks[shared] = torch.compile(stack(self.model, shared))
-        return evaluate_stack(self, evaluation, self._stacks[shared], under=nullcontext), None
+            self._stacks[shared] = torch.compile(stack(self.model, shared), mode=_mode(self._graphs))
+        total_M = evaluate_stack(self, evaluation, self._stacks[shared], under=nullcontext)
+        return total_M.clone() if self._graphs else total_M, None  # the next replay writes to the same memory
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
         """Return where leapfrog steps lead; None where there are too many data to go through the network at once."""
         if trajectory.data.size > self.chunk_size:
             return None
-        self._unrolled = self._unrolled or Unrolled(self.model, trajectory.data, trajectory.scales)
+        about = (self.model, trajectory.data, trajectory.scales)
+        self._unrolled = self._unrolled or Unrolled(*about, graphs=self._graphs)
         return self._unrolled(trajectory)
+
+
+def _mode(graphs: bool) -> str | None:
+    """Return the mode of `torch.compile` that records CUDA graphs, or its usual one."""
+    return "reduce-overhead" if graphs else None
 
 
 class Unrolled:
@@ -64,8 +81,7 @@ class Unrolled:
             model: the model.
             data: all rows.
             scales: factors on log likelihood and log prior.
-            graphs: whether a CUDA device replays the steps as one CUDA graph. No plan asks for it: it has not run on
-                hardware yet, and `make gpu` checks and times it there.
+            graphs: as of `Compiled`.
         """
         self._model, self._data, self._scales, self._graphs = model, data, scales, graphs
         self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
@@ -78,14 +94,13 @@ class Unrolled:
         sizes_LM = step_sizes(step_size_M, steps_M, -(-most // length) * length).to(weights_MD)
         mass_MD = torch.ones_like(weights_MD) if inverse_mass_MD is None else inverse_mass_MD
         if length not in self._functions:
-            mode = "reduce-overhead" if self._graphs else None
-            self._functions[length] = torch.compile(self._steps, dynamic=False, mode=mode)
+            self._functions[length] = torch.compile(self._steps, dynamic=False, mode=_mode(self._graphs))
         phase = (weights_MD, momentum_MD, gradient_MD)
         likelihood_M = prior_M = step_size_M  # set by the first call: at least one step is taken
         with full_precision(weights_MD.device), torch.no_grad():
             for sizes_UM in sizes_LM.split(length):
                 found = self._functions[length](*phase, mass_MD, sizes_UM.unsqueeze(-1), self._data)
-                # the next replay of a graph writes to the same memory
+                # the next replay writes to the same memory
                 *phase, likelihood_M, prior_M = [t.clone() for t in found] if self._graphs else found
         value_M = self._scales.likelihood * likelihood_M + self._scales.prior * prior_M
         return Phase(phase[0], phase[1], Value(value_M, phase[2], likelihood_M))
