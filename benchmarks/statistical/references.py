@@ -12,8 +12,7 @@
 | horseshoe | a long run of NUTS in its seven scales, the coefficients integrated out |
 
 Long runs must agree with one of blackjax, or they are not written. Errors of quadrature are what a wider spacing
-changes. In the file, logistic, arma and garch are still those of a long run of blackjax (4 chains of 5,000 draws):
-their quadrature takes minutes, and has not been run to its end.
+changes.
 """
 
 from __future__ import annotations
