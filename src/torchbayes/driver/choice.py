@@ -16,8 +16,9 @@ from torchbayes.density.density import LogDensity
 from torchbayes.driver.progress import Callback, search
 from torchbayes.driver.run import recorded
 from torchbayes.methods.protocol import Fold, Method
-from torchbayes.model.model import Model, having_scale
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.rows.informed import as_recorded
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.native.seeds import Purpose, generator
 
@@ -88,8 +89,7 @@ def _as_recorded(
     model: Model, method: Method, record: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> tuple[Model, Method, dict[str, Any]]:
     """Return model and method with the settings of a record, and the entries of the run's description."""
-    scale = record.get("prior_scale")
-    chosen = model if scale is None or model.open_scale is None else having_scale(model, scale)
+    chosen = as_recorded(model, {"open_scale": record.get("prior_scale")})
     return chosen, having_settings(method, record["settings"]), {**asked, "chosen": dict(record)}
 
 
