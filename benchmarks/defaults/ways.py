@@ -118,6 +118,7 @@ METHODS: dict[str, Way] = {
     "MultiSWAG": _method(tb.SWAG(members=5)),
     "Laplace": _method(tb.Laplace()),
     "online Laplace": _method(tb.OnlineLaplace()),
+    "mean field": _method(tb.VI()),
     "SGLD": _method(tb.SGLD()),
     "SGHMC": _method(tb.SGHMC()),
     "SGNHT": _method(tb.SGNHT()),

@@ -25,6 +25,7 @@ from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.variational.vi import VI
 
 __all__ = [
     "HMC",
@@ -36,6 +37,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "VI",
     "Laplace",
     "OnlineLaplace",
     "RandomWalk",
@@ -113,6 +115,13 @@ def plain_settings(kind: type, usual: Usual) -> Any:
 def _online(usual: Usual) -> OnlineLaplace:
     b = usual.budget
     return OnlineLaplace(optimizer=b.optimizer, epochs_of_descent=b.epochs, batch_size=b.batch_size, plan=usual.plan)
+
+
+def _mean_field(usual: Usual, members: int = 1) -> VI:
+    b = usual.budget
+    return VI(
+        members=members, epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0, plan=usual.plan
+    )
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -203,6 +212,18 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#4f8a10", "X"),
             predicts="linearised",
             cost="One training run with regular passes for the curvature.",
+        ),
+        MethodEntry(
+            "mean_field",
+            "variational inference: independent normal weights, fitted by a lower bound on the evidence",
+            "torchbayes.methods.variational.vi:VI",
+            label="mean field",
+            usual=_mean_field,
+            look=Look("#c7509a", "h"),
+            also=("vi", "bbb", "bayes_by_backprop"),
+            predicts="drawn",
+            cost="A training run of about twice the work, and a forward pass for each function drawn.",
+            small={"kl_weight": 1.0},
         ),
         MethodEntry(
             "hmc",

@@ -38,7 +38,7 @@ class LogDensity:
         training: whether the network runs in training mode (dropout on, batch-norm statistics of the batch).
         chunk_size: rows per evaluation in the full-data form: the bound on memory.
         plan: the plan in use; None before the first call when it is chosen by measuring.
-        ranks: the processes among which rows are split.
+        ranks: the processes that split rows.
     """
 
     def __init__(
@@ -116,9 +116,6 @@ class LogDensity:
         Args:
             weights_MD: tensor (M, D).
             batch: as in a call.
-
-        Returns:
-            `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
         return ValueOnly(*self._scaled(1.0, weights_MD, batch, None, None, None))
 
@@ -130,6 +127,7 @@ class LogDensity:
         buffers: Buffers | None = None,
         seeds: Sequence[int] | None = None,
         out: Tensor | None = None,
+        prior: float = 1.0,
     ) -> Value:
         """Return the objective of optimisers: the negative log joint density per observation, T removed.
 
@@ -141,15 +139,15 @@ class LogDensity:
             batch: as in a call.
             buffers: as in a call.
             seeds: as in a call.
-            out: tensor (M, D) that receives the gradient, so that its memory is used again; a new one if None.
+            out: tensor (M, D) that receives the gradient; a new one if None.
+            prior: factor on the prior; 0 leaves the data's part alone.
 
         Returns:
             `Value` with the loss (M,) and its gradient (M, D), per observation, and the log likelihood (M,).
         """
-        temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
-        factor = -temperature / self.num_data
-        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out)
+        factor = -heat(self.model) / self.num_data
+        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out, prior)
         return Value(value_M, out, log_likelihood_M)
 
     def _scaled(
@@ -160,10 +158,11 @@ class LogDensity:
         buffers: Buffers | None,
         seeds: Sequence[int] | None,
         gradient_MD: Tensor | None,
+        prior: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
 
-        The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
+        The factors enter each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
 
         Raises:
             SettingError: if there is neither a batch nor data, or a batch has no rows.
@@ -177,8 +176,8 @@ class LogDensity:
         rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
         if rows == 0:
             raise SettingError("the batch has no rows.")
-        likelihood, prior = self.model.scales(self.num_data, rows)
-        scales = Scales(factor * likelihood, factor * prior)
+        full = self.model.scales(self.num_data, rows)
+        scales = Scales(factor * full.likelihood, factor * full.prior * prior)
         if batch is not None and self.ranks.data > 1:
             own = self.ranks.rows(rows)
             batch = batch.map(lambda t: t[:, own])
@@ -230,6 +229,11 @@ class LogDensity:
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
 
 
+def heat(model: Model) -> float:
+    """Return T where likelihood and prior are both divided by it, else 1: what `LogDensity.loss` multiplies by."""
+    return model.temperature if model.tempering == "joint" else 1.0
+
+
 def _taken(density: LogDensity, batch: Batch) -> Batch:
     """Return a minibatch with its shared inputs wrapped; the first minibatch is checked."""
     if density.model.shared or not density._checked:
@@ -249,6 +253,8 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
         evaluation = evaluation._replace(scales=scales._replace(prior=0.0))
     value_M, log_prior_M = _backend(density, evaluation).evaluate(evaluation)
     ranks.sum_(value_M) if gradient_MD is None else ranks.sum_(gradient_MD, value_M)
+    if scales.prior == 0:  # whatever it is, infinite too
+        return value_M, torch.zeros_like(value_M)
     if log_prior_M is None:
         if gradient_MD is not None:
             model.prior.add_gradient_(gradient_MD, weights_MD, scales.prior)

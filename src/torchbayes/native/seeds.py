@@ -52,6 +52,12 @@ class Purpose(enum.IntEnum):
     DIFFUSION = 18  # of stochastic-gradient samplers
     THERMOSTAT = 19  # momentum that SGNHT starts with
     DISPERSED = 20  # where chains start that are given no start
+    # variational methods
+    VARIATIONAL = 110  # weights of a step
+    FACTOR = 111  # of the covariance that a low-rank family starts with
+    LAYER_WEIGHTS = 112  # of a pass by layers: what no layer takes as a distribution
+    LAYER_OUTPUTS = 113  # noise of a layer
+    LAYER_SIGNS = 114  # of flipout
     # priors, posteriors and predictives
     PRIOR = 21
     DISTRIBUTION = 22  # a prior that is a torch Distribution

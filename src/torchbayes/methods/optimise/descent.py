@@ -163,15 +163,32 @@ def descend(
     loss_M, gradient_MD, log_likelihood_M = density.loss(
         now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
     )
-    unseen = (*now.unseen, Seen.of(now.step, lr, value_M=loss_M, gradient_MD=gradient_MD))
-    if due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
-        if (bad := first_unsound(unseen)) is not None:
-            raise DivergedError(
-                f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
-                f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values "
-                f"up to {_largest(batch):.3g}: standardise inputs and targets if they are large, or lower the "
-                f"learning rate."
-            )
-        unseen = ()
+    unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=gradient_MD)
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
     return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, log_likelihood_M / -density.num_data, lr)
+
+
+def looked_at(now: Trajectory, batch: Batch, *, lr: float, value_M: Tensor, gradient_MD: Tensor) -> tuple[Seen, ...]:
+    """Return the steps that are still to be looked at, this one included, after looking at those that are due.
+
+    Args:
+        now: where the members are before the step.
+        batch: rows of the step.
+        lr: its learning rate.
+        value_M: loss of each member.
+        gradient_MD: its gradient, or one that is finite where this is.
+
+    Raises:
+        DivergedError: if a step was not finite.
+    """
+    unseen = (*now.unseen, Seen.of(now.step, lr, value_M=value_M, gradient_MD=gradient_MD))
+    if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
+        return unseen
+    if (bad := first_unsound(unseen)) is not None:
+        raise DivergedError(
+            f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
+            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values "
+            f"up to {_largest(batch):.3g}: standardise inputs and targets if they are large, or lower the "
+            f"learning rate."
+        )
+    return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.predict import predict
 
 _DRAWS = 16  # at most
+_FOLDS, _EQUAL = 3, 0.02  # of `lowered`: folds at most, and nats that are no gain
 _ROWS = 500  # of each fold that predictions are made for, in whole batches
 
 
@@ -89,6 +90,47 @@ class _Kept:
     def weights_MSD(self) -> Tensor:
         """Return them, (M, S, D)."""
         return torch.stack(self._draws, 1)
+
+
+def lowered(
+    values: Sequence[float],
+    density: Callable[[float], LogDensity],
+    method: Callable[[float], Any],
+    *,
+    folds: Sequence[Fold],
+    told: Callable[[int, int, float], object],
+    **begin: Any,
+) -> tuple[float, dict[float, float]]:
+    """Return the first of falling values of a setting after which the next gains less than 0.02 nats a held-out row.
+
+    The search goes down step by step, and ends where a step does not make the held-out rows more likely by as much.
+
+    Args:
+        values: the first is what the setting is where nothing is gained.
+        density: a target under a value.
+        method: the settings under a value.
+        folds: rows to train on with those held out; at most three, as values that matter differ by more than the noise
+            of so many.
+        told: called after each value with their number, the largest there can be, and the negative log likelihood.
+        **begin: weights, buffers and seeds, as of `trial`.
+
+    Returns:
+        The value, and the mean negative log likelihood of the held-out rows under the average prediction for each value
+        that was tried, in nats a row; infinite where a run diverged.
+    """
+    nlls: dict[float, float] = {}
+    chosen, folds = values[0], folds[:_FOLDS]
+    for value in values:
+        try:
+            target, having = density(value), method(value)
+            nlls[value] = mean_nll([trial(having, target, fold, **begin) for fold in folds], folds)
+        except DivergedError:
+            nlls[value] = math.inf
+        told(len(nlls), len(values), nlls[value])
+        if value != chosen and not nlls[value] < nlls[chosen] - _EQUAL:
+            break
+        chosen = value
+    return chosen, nlls
 
 
 def _score(posterior: Posterior, fold: Fold) -> float:

@@ -11,7 +11,6 @@ even its exact posterior predicts worse than a network whose training was stoppe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,14 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.optimise.trials import mean_nll, trial
-from torchbayes.methods.protocol import Chosen, DivergedError, Fold
+from torchbayes.methods.optimise.trials import lowered
+from torchbayes.methods.protocol import Chosen, Fold
 from torchbayes.model.model import having_scale
 from torchbayes.model.network import Buffers
 
 SCALES = tuple(2.0**-power for power in range(7))  # 1 to 1/64
-_EQUAL = 0.02  # nats: a wider prior that is as good to within this is preferred
-_FOLDS = 3  # at most: scales that matter differ by more than the noise of so many
 
 
 def choose_scale(
@@ -53,22 +50,14 @@ def choose_scale(
     Returns:
         The scale, and a record of the search; 1 where chains diverged.
     """
-    few, begin = replace(method, chains=len(seeds)), {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
-    nlls: dict[float, float] = {}
-    chosen = SCALES[0]
-    for scale in SCALES:
-        under = LogDensity(having_scale(density.model, scale), density.num_data, None, plan=method.plan)
-        nlls[scale] = _nll(few, under, folds[:_FOLDS], **begin)
-        told(len(nlls), len(SCALES), nlls[scale])
-        if scale != chosen and not nlls[scale] < nlls[chosen] - _EQUAL:
-            break
-        chosen = scale
+    chosen, nlls = lowered(
+        SCALES,
+        lambda scale: LogDensity(having_scale(density.model, scale), density.num_data, None, plan=method.plan),
+        lambda _: replace(method, chains=len(seeds)),
+        folds=folds,
+        told=told,
+        weights_MD=weights_MD,
+        buffers=buffers,
+        seeds=seeds,
+    )
     return Chosen({}, {"tried": [{"prior_scale": scale, "nll": nll} for scale, nll in nlls.items()]}, chosen)
-
-
-def _nll(method: Any, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> float:
-    """Return the mean negative log likelihood of the held-out rows; ∞ where a chain diverged."""
-    try:
-        return mean_nll([trial(method, density, fold, **begin) for fold in folds], folds)
-    except DivergedError:
-        return math.inf

@@ -1,0 +1,1 @@
+"""Layers that take their weights as distributions."""

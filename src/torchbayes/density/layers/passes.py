@@ -1,0 +1,226 @@
+r"""The density of weights that are given as normal distributions instead of points: each layer takes or draws them.
+
+Weights w = μ + σ ∘ ε are independent. A linear or convolutional layer with the inputs x can say what that means for its
+outputs, and every example then has noise of its own, so that the gradient of a minibatch is less noisy (Kingma,
+Salimans and Welling 2015):
+
+    local      a = x μᵀ + √(x² (σ²)ᵀ) ∘ ζ,    ζ standard normal: the outputs' own distribution
+    flipout    a = x μᵀ + s ∘ ((r ∘ x)(σ ∘ ε)ᵀ),    r, s = ±1 for each example (Wen et al. 2018)
+
+`local` is exact where the weights serve one position of an example. Where they serve several (convolutions, tokens), it
+draws these independently, although they share their weights: each has the right distribution, but what is summed over
+them later varies too little, so the objective itself is another one. Signs of `flipout` are the same for all positions
+of an example, and keep their covariance. With "auto" layers of one position are local, others flipped.
+
+All that is not the weight or bias of exactly one such layer is drawn once: tied weights, those of norms and embeddings,
+and learned likelihood parameters. Layers are found by the functions that a network calls, not by the classes of its
+modules, so that attention and modules of other libraries count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchbayes.checks import SettingError
+from torchbayes.density.autograd import leaves_of
+from torchbayes.density.density import LogDensity, heat
+from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size
+from torchbayes.native.noise import fill_normal
+from torchbayes.native.seeds import Purpose, generator, mix, seeded
+
+_LEAST = 1e-20  # of a variance whose root is differentiated
+
+
+class Gradients(NamedTuple):
+    """What a step knows after a pass.
+
+    Attributes:
+        loss_M: the data's part of the loss, float64.
+        log_likelihood_M: Σ log p(y|f) on the full-data scale, float64.
+        mean_MD: gradient of the loss by μ.
+        scale_MD: gradient by σ.
+    """
+
+    loss_M: Tensor
+    log_likelihood_M: Tensor
+    mean_MD: Tensor
+    scale_MD: Tensor
+
+
+def by_layers(
+    density: LogDensity,
+    mean_MD: Tensor,
+    scale_MD: Tensor,
+    *,
+    batch: Batch,
+    estimator: Estimator,
+    buffers: Buffers,
+    seeds: Sequence[int],
+) -> Gradients:
+    """Return the mean negative log likelihood per observation under random weights, and its gradient.
+
+    Args:
+        density: the density: its model and its ranks.
+        mean_MD: μ.
+        scale_MD: σ.
+        batch: one minibatch per member, (M, B, ...).
+        estimator: how layers take their weights.
+        buffers: the network's buffers, (M, ...), changed in place in training mode.
+        seeds: one per member, for all that is random.
+
+    Raises:
+        SettingError: if the network uses a weight in another way than when it was watched.
+    """
+    model, ranks = density.model, density.ranks
+    rows = batch_size(batch.inputs, 1)
+    factor = -heat(model) / density.num_data * model.scales(density.num_data, rows).likelihood
+    if ranks.data > 1:
+        own = ranks.rows(rows)
+        batch = batch.map(lambda t: t[:, own])
+        seeds = [mix(Purpose.SHARE, seed, ranks.data_rank) for seed in seeds]
+    found_MD = torch.zeros(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
+    totals = []
+    with torch.enable_grad(), model.network.training():
+        for m, seed in enumerate(seeds):
+            alone = batch.map(lambda t, m=m: t[m])
+            alone = alone._replace(inputs=model.network.arrange(alone.inputs))
+            kept = {name: buffer[m] for name, buffer in buffers.items()}
+            means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in (mean_MD, scale_MD))
+            hows = how(density, alone, estimator)
+            layers = _Layers(means, scales, hows, rows=alone.size, seed=seed)
+            with seeded(Purpose.DROPOUT, seed, device=mean_MD.device), layers:
+                total = model.log_likelihood(layers.held, alone, kept or None).sum(dtype=torch.float64)
+            leaves = {"mean": means, "scale": scales}
+            _write(total * factor, leaves, [model.layout.split(part_MD[m]) for part_MD in found_MD])
+            totals.append(total.detach())
+    total_M = torch.stack(totals)
+    ranks.sum_(found_MD, total_M)
+    return Gradients(factor * total_M, total_M * (density.num_data / rows), *found_MD)
+
+
+def _write(total: Tensor, leaves: Mapping[str, Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
+    """Differentiate a total into named views of the gradients by means and scales."""
+    flat = [leaf for part in leaves.values() for leaf in part.values()]
+    views = [part[name] for part, named in zip(into, leaves.values(), strict=True) for name in named]
+    for view, gradient in zip(views, torch.autograd.grad(total, flat, allow_unused=True), strict=True):
+        if gradient is not None:
+            view.copy_(gradient)
+
+
+@dataclass
+class _Places:
+    """The random tensors of layers, by the identity of what the network holds in their place."""
+
+    mean: dict[int, Tensor] = field(default_factory=dict)
+    scale: dict[int, Tensor] = field(default_factory=dict)
+    how: dict[int, How] = field(default_factory=dict)
+
+
+class _Layers(TorchFunctionMode):
+    """While active, layers take their weights as distributions.
+
+    Attributes:
+        held: by name what the network holds: means for layers to take, draws of all else.
+    """
+
+    def __init__(
+        self,
+        means: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        hows: Mapping[str, How],
+        *,
+        rows: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._rows, self._seed, self._calls = rows, seed, 0
+        self._places, self.held = _Places(), dict[str, Tensor]()
+        for number, (name, mean) in enumerate(means.items()):
+            if hows[name] == "drawn":
+                noise = _normals(mean, seed=seed, stream=mix(Purpose.LAYER_WEIGHTS, number))
+                self.held[name] = torch.addcmul(mean, scales[name], noise)
+                continue
+            self.held[name] = mean
+            self._places.mean[id(mean)], self._places.scale[id(mean)] = mean, scales[name]
+            self._places.how[id(mean)] = hows[name]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what the call gives, with noise where it is that of a layer with random weights.
+
+        Raises:
+            SettingError: if the network uses a weight in another way than when it was watched.
+        """
+        call = layer_call(func, args, kwargs or {})
+        if call is None or not (self._is_random(call.weight) or self._is_random(call.bias)):
+            if any(self._is_random(given) for given in args):
+                raise SettingError(
+                    f"the network passes a weight to `{getattr(func, '__name__', func)}` that it gave to a layer alone "
+                    f"before. Its layers depend on its inputs: fit with estimator='weights'."
+                )
+            return func(*args, **(kwargs or {}))
+        self._calls += 1
+        if self._places.how[id(call.weight if self._is_random(call.weight) else call.bias)] == "local":
+            return self._local(func, call)
+        return self._flipped(func, call)
+
+    def _is_random(self, tensor: Any) -> bool:
+        return id(tensor) in self._places.mean
+
+    def _scale(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else self._places.scale.get(id(tensor))
+
+    def _local(self, func: Callable[..., Tensor], call: Call) -> Tensor:
+        """Return outputs drawn from their own distribution."""
+        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
+        weight, bias = self._scale(call.weight), self._scale(call.bias)
+        bias = None if bias is None else bias.square()
+        weight = torch.zeros_like(call.weight) if weight is None else weight.square()
+        variance = func(call.inputs.square(), weight, bias, *call.rest, **call.named)
+        noise = _normals(mean, **self._stream("outputs"))
+        return torch.addcmul(mean, variance.clamp_min(_LEAST).sqrt(), noise)
+
+    def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
+        """Return outputs under one draw of the weights, whose deviation has signs of its own for each example."""
+        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
+        weight, bias = self._scale(call.weight), self._scale(call.bias)
+        drawn = [
+            None if scale is None else scale * _normals(scale, **self._stream(name))
+            for name, scale in (("weight", weight), ("bias", bias))
+        ]
+        change = torch.zeros_like(call.weight) if drawn[0] is None else drawn[0]
+        if len(call.inputs) != self._rows:  # no axis of examples: one draw for all
+            return mean + func(call.inputs, change, drawn[1], *call.rest, **call.named)
+        axis = -1 if func is F.linear else 1
+        before, after = (self._signs(tensor, axis, n) for n, tensor in enumerate((call.inputs, mean)))
+        return mean + after * func(call.inputs * before, change, drawn[1], *call.rest, **call.named)
+
+    def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
+        """Return ±1 for each example and channel, the same at all its positions."""
+        shape = [1] * like.ndim
+        shape[0], shape[axis] = like.shape[0], like.shape[axis]
+        random = generator(Purpose.LAYER_SIGNS, self._seed, self._calls, number, device=like.device)
+        return torch.randint(0, 2, shape, generator=random, device=like.device).mul_(2).sub_(1).to(like.dtype)
+
+    def _stream(self, name: Literal["outputs", "weight", "bias"]) -> dict[str, int]:
+        number = ("outputs", "weight", "bias").index(name)
+        return {"seed": self._seed, "stream": mix(Purpose.LAYER_OUTPUTS, self._calls, number)}
+
+
+def _normals(like: Tensor, *, seed: int, stream: int) -> Tensor:
+    """Return standard normals of the shape, dtype and device of a tensor."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return fill_normal(torch.empty(like.shape, dtype=dtype, device=like.device), seed=seed, stream=stream).to(
+        like.dtype
+    )

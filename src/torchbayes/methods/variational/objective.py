@@ -1,0 +1,157 @@
+"""The objective of variational inference, from what draws of the weights, or layers that take distributions, say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity, heat
+from torchbayes.density.layers.passes import by_layers
+from torchbayes.methods.noise import normals
+from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.variational.families import Family, Slopes
+from torchbayes.model.model import Batch
+from torchbayes.model.priors.expected import add_expected_, is_closed
+from torchbayes.native.seeds import Purpose, mix
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """From which distributions weights are drawn, and how.
+
+    Attributes:
+        family: of distributions.
+        estimator: whether weights are drawn, or layers take distributions.
+        draws: S, at a step.
+        antithetic: whether they come in pairs ±ε.
+    """
+
+    family: Family
+    estimator: Literal["weights", "auto", "local", "flipout"]
+    draws: int
+    antithetic: bool
+
+
+class Terms(NamedTuple):
+    """The objective of a step.
+
+    Attributes:
+        loss_M: all of it, per observation.
+        nll_M: mean negative log likelihood, untempered.
+        kl_M: KL(q ‖ p), in nats.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    kl_M: Tensor
+
+
+class _Pass(NamedTuple):
+    """What a step knows of the data.
+
+    Attributes:
+        loss_M: the data's part of the loss.
+        nll_M: mean negative log likelihood, untempered.
+        weights_MSD: weights that were drawn; none (S = 0) where nothing needs them.
+        noise_MSE: their noise.
+        slopes: of the loss, by draws or by marginal means and variances.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    weights_MSD: Tensor
+    noise_MSE: Tensor
+    slopes: Slopes
+
+
+def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, kl_weight: float) -> Terms:
+    """Return the objective of a step, and write its gradient by the parameters; buffers are brought up to date.
+
+    Args:
+        density: the hot function, in training mode.
+        now: parameters, (M, P), and where their gradient goes.
+        batch: one minibatch per member, (M, B, ...).
+        drawing: from which distributions weights are drawn, and how.
+        kl_weight: β.
+    """
+    family, model, parameters_MP = drawing.family, density.model, now.weights_MD
+    scale = -kl_weight / density.num_data
+    entropy_scale = scale * heat(model)
+    seen = (_by_weights if drawing.estimator == "weights" else _by_layers)(density, now, batch, drawing)
+    mean_MD, variance_MD = parameters_MP[:, : model.layout.size], family.variance(parameters_MP)
+    expected_M = torch.zeros_like(seen.nll_M)
+    for segment in model.prior.segments:
+        if is_closed(segment):
+            expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=seen.slopes[1:3])
+        else:
+            drawn = seen.weights_MSD[..., segment.where]
+            segment.add_gradient_(seen.slopes.weights_MSD, seen.weights_MSD, scale / drawing.draws)
+            expected_M += segment.prior.log_prob(drawn).double().sum(-1).mean(1)
+    slopes = seen.slopes._replace(entropy=entropy_scale)
+    family.pull(parameters_MP, seen.noise_MSE, slopes, out=now.gradient_MD)
+    entropy_M = family.entropy(parameters_MP)
+    loss_M = seen.loss_M + scale * expected_M + entropy_scale * entropy_M
+    return Terms(loss_M, seen.nll_M, -expected_M - entropy_M)
+
+
+def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
+    """Return what S draws of the weights say, as one stack of M · S networks; draws of a member see the same rows.
+
+    The buffers of a member become the average over its draws.
+    """
+    noise_MSE, draws = _noise(drawing, now, density.model.layout.size), drawing.draws
+    weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
+    seeds = [mix(Purpose.STEP, seed, now.step, s) for seed in now.seeds for s in range(draws)]
+    buffers, rows = now.buffers, batch
+    if draws > 1:
+        buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
+        rows = batch.map(lambda t: t.repeat_interleave(draws, 0))
+    loss, slope, log_likelihood = density.loss(weights_MSD.flatten(0, 1), rows, buffers=buffers, seeds=seeds, prior=0.0)
+    for name, buffer in buffers.items() if draws > 1 else ():
+        each = buffer.unflatten(0, (-1, draws))
+        now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
+    slope_MSD = slope.view_as(weights_MSD)
+    slope_MSD = slope_MSD.div_(draws) if draws > 1 else slope_MSD
+    by_mean_MD, by_variance_MD = weights_MSD.new_zeros(2, len(noise_MSE), weights_MSD.shape[-1]).unbind()
+    loss_M, nll_M = (part.view(-1, draws).mean(1) for part in (loss, log_likelihood / -density.num_data))
+    return _Pass(loss_M, nll_M, weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0))
+
+
+def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
+    """Return what S passes say in which each layer takes its weights as distributions.
+
+    Weights are drawn where the expectation of the prior has no closed form, and for that alone.
+    """
+    mean_MD, log_scale_MD = now.weights_MD.chunk(2, dim=1)
+    scale_MD = log_scale_MD.exp()
+    closed = all(is_closed(segment) for segment in density.model.prior.segments)
+    noise_MSE = _noise(drawing, now, mean_MD.shape[1]) if not closed else mean_MD.new_empty(len(mean_MD), 0, 1)
+    weights_MSD = mean_MD.new_empty(len(mean_MD), 0, mean_MD.shape[1])
+    if not closed:
+        weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
+    found = [
+        by_layers(
+            density,
+            mean_MD,
+            scale_MD,
+            batch=batch,
+            estimator=drawing.estimator,
+            buffers=now.buffers,
+            seeds=[mix(Purpose.STEP, seed, now.step, s) for seed in now.seeds],
+        )
+        for s in range(drawing.draws)
+    ]
+    loss_M, log_likelihood_M, by_mean_MD, by_scale_MD = [torch.stack(part).mean(0) for part in zip(*found, strict=True)]
+    slopes = Slopes(torch.zeros_like(weights_MSD), by_mean_MD, by_scale_MD.div_(scale_MD).mul_(0.5), 0.0)
+    return _Pass(loss_M, log_likelihood_M / -density.num_data, weights_MSD, noise_MSE, slopes)
+
+
+def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:
+    """Return the standard normals of a step for D weights, (M, S, E)."""
+    pairs, count = 2 if drawing.antithetic else 1, drawing.family.noise_size(size)
+    like = now.weights_MD.new_empty(len(now.seeds), drawing.draws // pairs * count)
+    noise_MSE = normals(now.seeds, Purpose.VARIATIONAL, now.step, like=like).unflatten(1, (-1, count))
+    return torch.cat([noise_MSE, -noise_MSE], dim=1) if drawing.antithetic else noise_MSE

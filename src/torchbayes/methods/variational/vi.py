@@ -1,0 +1,267 @@
+r"""Variational inference: a normal q(w) fitted by gradient descent (Graves 2011; Bayes by backprop, Blundell et al. 2015).
+
+    minimise  −ELBO = E_q[−Σ_n log p(y_n | x_n, w)] + β KL(q ‖ p)
+
+with β = 1 for Bayes. Weights w_s = t(θ, ε_s) of a step are drawn from the family (families.py) by standard normals ε_s:
+the gradient by its parameters θ is that of log p(y | w_s) at the weights, pulled back (Kingma and Welling 2014).
+The KL divergence is exact where the prior's expectation has a closed form (`torchbayes.model.priors.expected`); else
+log p(w_s) takes its place, and the entropy of q is exact all the same.
+
+On the scale of the mean loss per observation, as for all optimisers here, and with the temperature T of the model,
+
+    loss = (1/S) Σ_s nll(w_s) − (β/N) E_q log p(w) − (β T'/N) H(q)
+
+T' is T where likelihood and prior are both tempered, and 1 where the likelihood alone is (nll is then divided by T).
+With M members q is a mixture of M normals, each fitted by itself from a start of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, check_flags, check_object, check_positive, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import BackendName
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.noise import normals
+from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, clone, looked_at, start
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily
+from torchbayes.methods.variational.objective import Drawing, differentiate
+from torchbayes.methods.variational.search import choose_kl_weight
+from torchbayes.methods.variational.weighting import Weighting
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
+from torchbayes.native.seeds import Purpose
+from torchbayes.posteriors.gaussian import Gaussian
+
+_USUAL_STEPS = 5000  # a scale takes longer to settle than a weight
+_SMALLEST = 1e-8  # of a scale that is relative to its weight
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of M fits.
+
+    Attributes:
+        descent: of the parameters of the family, (M, P); their first D are the means.
+        size: D.
+    """
+
+    descent: Trajectory
+    size: int
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.descent.step
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The descent of the means."""
+        return replace(self.descent, weights_MD=self.descent.weights_MD[:, : self.size])
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log.
+
+    Attributes:
+        loss_M: the objective per observation, in nats.
+        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats.
+        kl_M: KL(q ‖ p) of all weights, in nats; from the draws where the prior has no closed form.
+        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats.
+        lr: learning rate of the step.
+        kl_weight: β of the step.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    kl_M: Tensor
+    elbo_M: Tensor
+    lr: float
+    kl_weight: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.loss_M, "nll": self.nll_M, "kl": self.kl_M, "elbo": self.elbo_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr, "kl_weight": self.kl_weight}
+
+
+@dataclass(frozen=True)
+class VI:
+    """Variational inference with normal distributions; with structure="diagonal" mean field, or Bayes by backprop.
+
+    Attributes:
+        structure: of the covariance: diagonal, low_rank (with a diagonal) or dense.
+        members: M, independent fits, whose mixture is the posterior.
+        epochs: passes over the data; None for 50, or as many as make 5,000 steps.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
+        estimator: of the gradient: "weights" draws all weights, in one stack of networks; "local" and "flipout" go
+            layer by layer, with noise for each example; "auto" is exact local noise where there is such, else flipout.
+            See `torchbayes.density.layers.passes`; `uses.how` says what each parameter gets.
+        draws: S, draws for each step.
+        antithetic: whether draws come in pairs ±ε, which takes the noise of the gradient by the means that is odd in ε.
+        rank: R, of structure="low_rank".
+        initial_scale: standard deviation of every weight at first.
+        relative_scale: δ, for scales δ|μ| at first in its place, around the weights of a trained network (MOPED;
+            Krishnan et al. 2020).
+        kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
+            `torchbayes.methods.variational.search`.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+    """
+
+    structure: Literal["diagonal", "low_rank", "dense"] = "diagonal"
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+    estimator: Literal["weights", "auto", "local", "flipout"] = "weights"
+    draws: int = 1
+    antithetic: bool = False
+    rank: int = 10
+    initial_scale: float = 0.02
+    relative_scale: float | None = None
+    kl_weight: float | Weighting | None = None
+    plan: BackendName | str = "auto"
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(draws=self.draws, rank=self.rank, **given(epochs=self.epochs))
+        check_choice(("diagonal", "low_rank", "dense"), structure=self.structure)
+        check_schedule(self.schedule)
+        check_flags(antithetic=self.antithetic)
+        check_positive(initial_scale=self.initial_scale, **given(relative_scale=self.relative_scale))
+        if isinstance(self.kl_weight, int | float):
+            check_positive(kl_weight=self.kl_weight)
+        else:
+            check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=self.kl_weight))
+        check_choice(("weights", "auto", "local", "flipout"), estimator=self.estimator)
+        if self.estimator != "weights" and (self.structure != "diagonal" or self.antithetic):
+            raise ValueError(
+                f"`estimator` {self.estimator!r} is for independent weights with noise in the layers; got structure "
+                f"{self.structure!r}, antithetic {self.antithetic}. Give structure='diagonal' and no antithetic draws, "
+                f"or estimator='weights'."
+            )
+        if self.antithetic and self.draws % 2:
+            raise ValueError(f"`antithetic` draws come in pairs; got `draws` {self.draws}. Give an even number.")
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
+        open_ = "needed" if self.kl_weight is None else "none"
+        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return _epochs(self, steps_per_epoch) * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose: see `choose_kl_weight`."""
+        return choose_kl_weight(self, density, folds, **begin)
+
+    @property
+    def family(self) -> Family:
+        """The family of distributions."""
+        if self.structure == "low_rank":
+            return LowRankFamily(self.rank)
+        return DiagonalFamily() if self.structure == "diagonal" else DenseFamily()
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step: means at the given weights.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+        """
+        del density
+        scale_MD = torch.full_like(weights_MD, self.initial_scale)
+        if self.relative_scale is not None:
+            scale_MD = (self.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
+        parameters_MP = self.family.start(
+            weights_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like)
+        )
+        about = {"optimizer": self.optimizer, "epochs": _epochs(self, steps_per_epoch)}
+        descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
+        return State(descent, weights_MD.shape[1])
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.descent
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            DivergedError: as of `descend`.
+        """
+        old = state.descent
+        now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
+        lr = self.optimizer.lr * self.schedule.factor(now.done)
+        drawing = Drawing(self.family, self.estimator, self.draws, self.antithetic)
+        weight = _kl_weight(self, now)
+        loss_M, nll_M, kl_M = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
+        info = Info(loss_M, nll_M, kl_M, -density.num_data * nll_M - kl_M, lr, weight)
+        unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=now.gradient_MD)
+        self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
+        return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+        """Return the mixture of the members' normal distributions."""
+        del shelf
+        parameters_MP = state.descent.weights_MD
+        mean_MD = parameters_MP[:, : state.size].clone()
+        buffers = state.descent.buffers or None
+        return Gaussian(density.model, mean_MD, self.family.covariance(parameters_MP), buffers_M=buffers)
+
+    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
+        del history
+        return problems_of(posterior, state, source) or unexplained(posterior, source)
+
+
+def _epochs(method: VI, steps_per_epoch: int) -> int:
+    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than 5,000 steps."""
+    return max(USUAL_EPOCHS, -(-_USUAL_STEPS // steps_per_epoch)) if method.epochs is None else method.epochs
+
+
+def _kl_weight(method: VI, now: Trajectory) -> float:
+    """Return β of a step."""
+    if method.kl_weight is None or isinstance(method.kl_weight, int | float):
+        return float(method.kl_weight or 1.0)
+    return method.kl_weight.at(now.step, steps_per_epoch=now.steps_per_epoch, total_steps=now.total_steps)

@@ -1,0 +1,57 @@
+r"""The weight β of the KL divergence in the objective of a step.
+
+constant      β = 1 is Bayes; below 1 the posterior is colder
+halving       β_i = 2^{B−i} B / (2^B − 1) for the i-th of the B minibatches of an epoch; their mean is 1, and the
+first ones are governed by the prior, the last ones by the data (Blundell et al. 2015, section 3.4)
+warm-up       β grows from 0 to 1 over a share of the run, so that weights are not given up before the data have
+spoken (Sønderby et al. 2016)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchbayes.checks import plain
+from torchbayes.methods.checks import check_positive
+
+
+class Weighting(Protocol):
+    """How much the KL divergence counts, step by step."""
+
+    def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
+        """Return β of a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Halving:
+    """β_i = 2^{B−i} B / (2^B − 1), i = 1..B in an epoch of B minibatches."""
+
+    def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
+        """Return β of a step."""
+        del total_steps
+        place = step % steps_per_epoch + 1
+        return steps_per_epoch * 0.5**place / (1 - 0.5**steps_per_epoch)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """β = min(1, t/(share · T)) after t of T steps.
+
+    Attributes:
+        share: of the run after which β is 1.
+    """
+
+    share: float = 0.3
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(share=self.share)
+        if self.share > 1:
+            raise ValueError(f"`share` must be at most 1, the whole run; got {self.share}.")
+
+    def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
+        """Return β of a step."""
+        del steps_per_epoch
+        return min(1.0, (step + 1) / (self.share * total_steps))

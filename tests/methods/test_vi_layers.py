@@ -1,0 +1,196 @@
+"""Layers that take their weights as distributions: unbiased, exact where they say so, and less noisy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.laws.cases import Tied, normal
+from torch import Tensor, nn
+
+import torchbayes as tb
+from torchbayes.checks import SettingError
+from torchbayes.density.density import LogDensity
+from torchbayes.density.layers.passes import by_layers
+from torchbayes.density.layers.uses import how
+from torchbayes.model.rows.batch import Batch
+
+ROWS = 6
+
+
+def small(layers: nn.Module) -> nn.Module:
+    return layers.double()
+
+
+MLP = lambda: small(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))  # noqa: E731
+CNN = lambda: small(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2)))  # noqa: E731
+
+
+class Attention(nn.Module):
+    """Tokens, attention, a norm, a head on the average over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mixed, _ = self.attention(inputs, inputs, inputs)
+        return self.head(self.norm(inputs + mixed).mean(1))
+
+
+SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (MLP, (3,)),
+    "cnn": (CNN, (1, 3, 3)),
+    "attention": (lambda: small(Attention()), (5, 4)),
+}
+
+
+def prepared(name: str) -> tuple[tb.Model, LogDensity, Batch, Tensor, Tensor]:
+    """Model, density, one minibatch, means and scales."""
+    make, shape = SHAPES[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = tb.Model(make(), tb.likelihoods.Categorical(), tb.priors.Normal())
+    density = LogDensity(model, 40, None, training=True)
+    inputs = normal(1, ROWS, *shape, seed=5)
+    batch = Batch(inputs, (inputs.flatten(2).sum(-1) > 0).long())
+    mean_MD = model.given_weights().unsqueeze(0)
+    return model, density, batch, mean_MD, 0.2 * normal(1, model.layout.size, seed=6).exp()
+
+
+def drawn(name: str, estimator: str, seeds: int) -> Tensor:
+    """Gradients by means and scales for many seeds, (S, 2, D)."""
+    model, density, batch, mean_MD, scale_MD = prepared(name)
+    found = []
+    for seed in range(seeds):
+        if estimator == "weights":
+            noise = normal(1, model.layout.size, seed=seed + 10_000)
+            gradient = density.loss(mean_MD + scale_MD * noise, batch, prior=0.0).gradient
+            found.append(torch.stack([gradient, gradient * noise])[:, 0])
+        else:
+            parts = by_layers(
+                density,
+                mean_MD,
+                scale_MD,
+                batch=batch,
+                estimator=estimator,
+                buffers={},
+                seeds=[seed],  # type: ignore[arg-type]
+            )
+            found.append(torch.stack([parts.mean_MD, parts.scale_MD])[:, 0])
+    return torch.stack(found)
+
+
+def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
+    """For one layer and squared loss, E loss and its gradients are known: Σ ((m − y)² + v)/2."""
+    net = nn.Linear(3, 1).double()
+    model = tb.Model(net, tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
+    density = LogDensity(model, ROWS, None, training=True)
+    inputs, targets = normal(1, ROWS, 3, seed=1), normal(1, ROWS, 1, seed=2)
+    mean_MD, scale_MD = model.given_weights().unsqueeze(0), torch.full((1, 4), 0.3, dtype=torch.float64)
+    batch = Batch(inputs, targets)
+    found = [
+        by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[seed])
+        for seed in range(4000)
+    ]
+    rows = torch.cat([inputs[0], torch.ones(ROWS, 1, dtype=torch.float64)], dim=1)
+    residual = rows @ mean_MD[0] - targets[0, :, 0]
+    exact = torch.stack([rows.T @ residual / ROWS, rows.square().T.sum(1) * 0.3 / ROWS])
+    seen = torch.stack([torch.stack([part.mean_MD[0], part.scale_MD[0]]) for part in found])
+    error = seen.std(0) / len(seen) ** 0.5
+    assert ((seen.mean(0) - exact).abs() < 4.5 * error).all()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_estimators_are_unbiased(name: str) -> None:
+    """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
+    reference = drawn(name, "weights", 3000)
+    for estimator in ("auto", "flipout", *(["local"] if name == "mlp" else [])):
+        found = drawn(name, estimator, 1500)
+        error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()
+        z = (found.mean(0) - reference.mean(0)) / error.clamp_min(1e-12)
+        assert float(z.abs().max()) < 5, estimator
+        assert float(z.square().mean()) < 1.6, estimator
+
+
+def test_noise_of_each_example_lowers_the_variance() -> None:
+    """By scales: local < flipout < weights."""
+    variance = {name: float(drawn("mlp", name, 400)[:, 1].var(0).mean()) for name in ("local", "flipout", "weights")}
+    assert variance["local"] < 0.8 * variance["flipout"]
+    assert variance["flipout"] < variance["weights"]
+
+
+def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> None:
+    """The average over a 6 x 6 map varies as it should by flipout, and too little by local noise."""
+    layer = nn.Conv2d(1, 1, 3, bias=False).double()
+    net = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = tb.Model(net, tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
+    density = LogDensity(model, 1, None, training=True)
+    image, scale = normal(1, 1, 1, 8, 8, seed=3), 0.3
+    patches = F.unfold(image[0], 3)[0].mean(1)
+    exact = float((patches.square() * scale**2).sum())
+    target = net(image[0]).detach().unsqueeze(0)
+    zero = torch.full((1, 9), scale, dtype=torch.float64)
+    about: dict[str, Any] = {"batch": Batch(image, target), "buffers": {}}
+    seen = {}
+    for estimator in ("flipout", "local"):
+        loss = [
+            float(by_layers(density, model.given_weights()[None], zero, estimator=estimator, seeds=[s], **about).loss_M)  # type: ignore[arg-type]
+            for s in range(4000)
+        ]
+        seen[estimator] = 2 * (sum(loss) / len(loss) - 0.5 * torch.log(torch.tensor(2 * torch.pi)).item())
+    assert seen["flipout"] == pytest.approx(exact, rel=0.1)
+    assert seen["local"] < 0.7 * exact
+
+
+def test_what_each_parameter_gets_can_be_read() -> None:
+    _, density, batch, *_ = prepared("attention")
+    found = how(density, batch.map(lambda t: t[0]), "auto")
+    assert found["attention.in_proj_weight"] == found["attention.in_proj_bias"] == "flipout"
+    assert found["head.weight"] == found["head.bias"] == "local"
+    assert found["norm.weight"] == "drawn"
+
+
+def test_tied_weights_are_drawn_once() -> None:
+    model = tb.Model(Tied().double(), tb.likelihoods.Categorical(), tb.priors.Normal())
+    density = LogDensity(model, 10, None, training=True)
+    found = how(density, Batch(normal(5, 4), torch.zeros(5).long()), "local")
+    assert {name: value for name, value in found.items() if value == "drawn"}.keys() >= {"first.weight"}
+    assert found["head.weight"] == "local"
+
+
+def test_zero_inputs_have_finite_gradients() -> None:
+    """√v has no derivative at v = 0."""
+    net = nn.Linear(3, 2, bias=False).double()
+    model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal())
+    density = LogDensity(model, 4, None, training=True)
+    batch = Batch(torch.zeros(1, 4, 3, dtype=torch.float64), torch.zeros(1, 4).long())
+    ones = torch.ones(1, 6, dtype=torch.float64)
+    parts = by_layers(density, ones, ones, batch=batch, estimator="local", buffers={}, seeds=[0])
+    assert all(part.isfinite().all() for part in parts)
+
+
+class Fickle(nn.Module):
+    """Uses its weight as a layer's, but for large inputs as a plain matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.layer.weight.T if float(inputs.max()) > 100 else self.layer(inputs)
+
+
+def test_a_network_that_changes_its_mind_is_refused() -> None:
+    model = tb.Model(Fickle().double(), tb.likelihoods.Categorical(), tb.priors.Normal())
+    density = LogDensity(model, 4, None, training=True)
+    weights = model.given_weights().unsqueeze(0)
+    about: dict[str, Any] = {"estimator": "local", "buffers": {}, "seeds": [0]}
+    labels = torch.zeros(1, 4).long()
+    by_layers(density, weights, weights.abs(), batch=Batch(normal(1, 4, 3), labels), **about)
+    with pytest.raises(SettingError, match="estimator='weights'"):
+        by_layers(density, weights, weights.abs(), batch=Batch(1000 + normal(1, 4, 3), labels), **about)
