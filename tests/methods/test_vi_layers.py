@@ -30,15 +30,16 @@ CNN = lambda: small(nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), n
 
 
 class Attention(nn.Module):
-    """Tokens, attention, a norm, a head on the average over tokens."""
+    """Tokens, attention by linear layers, a norm, a head on the average over tokens."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.projection = nn.Linear(4, 12)
         self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        mixed, _ = self.attention(inputs, inputs, inputs)
+        query, key, value = self.projection(inputs).chunk(3, dim=-1)
+        mixed = F.scaled_dot_product_attention(query, key, value)
         return self.head(self.norm(inputs + mixed).mean(1))
 
 
@@ -95,7 +96,7 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
     batch = Batch(inputs, targets)
     found = [
         by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[seed])
-        for seed in range(4000)
+        for seed in range(1500)
     ]
     rows = torch.cat([inputs[0], torch.ones(ROWS, 1, dtype=torch.float64)], dim=1)
     residual = rows @ mean_MD[0] - targets[0, :, 0]
@@ -108,9 +109,9 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_estimators_are_unbiased(name: str) -> None:
     """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
-    reference = drawn(name, "weights", 3000)
+    reference = drawn(name, "weights", 1500)
     for estimator in ("auto", "flipout", *(["local"] if name == "mlp" else [])):
-        found = drawn(name, estimator, 1500)
+        found = drawn(name, estimator, 1000)
         error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()
         z = (found.mean(0) - reference.mean(0)) / error.clamp_min(1e-12)
         assert float(z.abs().max()) < 5, estimator
@@ -140,7 +141,7 @@ def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> N
     for estimator in ("flipout", "local"):
         loss = [
             float(by_layers(density, model.given_weights()[None], zero, estimator=estimator, seeds=[s], **about).loss_M)  # type: ignore[arg-type]
-            for s in range(4000)
+            for s in range(1500)
         ]
         seen[estimator] = 2 * (sum(loss) / len(loss) - 0.5 * torch.log(torch.tensor(2 * torch.pi)).item())
     assert seen["flipout"] == pytest.approx(exact, rel=0.1)
@@ -150,7 +151,7 @@ def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> N
 def test_what_each_parameter_gets_can_be_read() -> None:
     _, density, batch, *_ = prepared("attention")
     found = how(density, batch.map(lambda t: t[0]), "auto")
-    assert found["attention.in_proj_weight"] == found["attention.in_proj_bias"] == "flipout"
+    assert found["projection.weight"] == found["projection.bias"] == "flipout"
     assert found["head.weight"] == found["head.bias"] == "local"
     assert found["norm.weight"] == "drawn"
 

@@ -98,6 +98,26 @@ METHODS = {
             "plan": WORD,
         },
     ),
+    "VI": Case(
+        tb.VI,
+        wrong={
+            **{
+                name: values
+                for name, values in _TRAINED.items()
+                if name in {"members", "batch_size", "optimizer", "plan"}
+            },
+            "structure": WORD,
+            "epochs": maybe(COUNT),
+            "schedule": _SCHEDULE,
+            "estimator": WORD,
+            "draws": COUNT,
+            "antithetic": FLAG,
+            "rank": COUNT,
+            "initial_scale": POSITIVE,
+            "relative_scale": maybe(POSITIVE),
+            "kl_weight": maybe(POSITIVE),
+        },
+    ),
     "HMC": Case(
         tb.HMC,
         wrong={

@@ -14,7 +14,8 @@ of an example, and keep their covariance. With "auto" layers of one position are
 
 All that is not the weight or bias of exactly one such layer is drawn once: tied weights, those of norms and embeddings,
 and learned likelihood parameters. Layers are found by the functions that a network calls, not by the classes of its
-modules, so that attention and modules of other libraries count too.
+modules, so that those of other libraries count too; but `nn.MultiheadAttention` hands its weights to one function as a
+whole, so these are drawn.
 """
 
 from __future__ import annotations
@@ -90,13 +91,14 @@ def by_layers(
         seeds = [mix(Purpose.SHARE, seed, ranks.data_rank) for seed in seeds]
     found_MD = torch.zeros(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     totals = []
+    first = batch.map(lambda t: t[0])
+    hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
     with torch.enable_grad(), model.network.training():
         for m, seed in enumerate(seeds):
             alone = batch.map(lambda t, m=m: t[m])
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))
             kept = {name: buffer[m] for name, buffer in buffers.items()}
             means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in (mean_MD, scale_MD))
-            hows = how(density, alone, estimator)
             layers = _Layers(means, scales, hows, rows=alone.size, seed=seed)
             with seeded(Purpose.DROPOUT, seed, device=mean_MD.device), layers:
                 total = model.log_likelihood(layers.held, alone, kept or None).sum(dtype=torch.float64)

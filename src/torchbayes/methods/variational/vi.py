@@ -1,4 +1,4 @@
-r"""Variational inference: a normal q(w) fitted by gradient descent (Graves 2011; Bayes by backprop, Blundell et al. 2015).
+r"""Variational inference: a normal q(w) fitted by gradient descent (Graves 2011, Blundell et al. 2015).
 
     minimise  −ELBO = E_q[−Σ_n log p(y_n | x_n, w)] + β KL(q ‖ p)
 
