@@ -21,6 +21,8 @@ from torchbayes.methods.mcmc.nuts import NUTS
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.swa import SWA
 from torchbayes.methods.optimise.swag import SWAG
+from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
+from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
@@ -34,11 +36,13 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SVGD",
     "SWA",
     "SWAG",
     "Laplace",
     "OnlineLaplace",
     "RandomWalk",
+    "RepulsiveEnsemble",
 ]
 
 if TYPE_CHECKING:
@@ -67,9 +71,9 @@ _HMC: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _ensemble(usual: Usual, members: int = 5) -> MAP:
-    budget = usual.budget
-    return MAP(members, budget.epochs, budget.batch_size, budget.optimizer, plan=usual.plan)
+def _ensemble(usual: Usual, members: int = 5, kind: type = MAP) -> Any:
+    budget, plan = usual.budget, "auto" if kind is RepulsiveEnsemble else usual.plan  # which is not one of functions
+    return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=plan)
 
 
 def _averaging(usual: Usual, members: int = 1) -> dict[str, Any]:
@@ -279,6 +283,24 @@ METHODS: dict[str, MethodEntry] = {
             usual=partial(plain_settings, SGNHT),
             look=Look("#2fa0a0", "P"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
+        ),
+        MethodEntry(
+            "svgd",
+            "several networks that average their gradients and repel each other: Stein variational gradient descent",
+            "torchbayes.methods.particles.svgd:SVGD",
+            label="SVGD",
+            usual=partial(_ensemble, kind=SVGD),
+            look=Look("#b5651d", "v"),
+            cost="One training run and one forward pass for each particle; they cannot be split over processes.",
+        ),
+        MethodEntry(
+            "repulsive",
+            "several networks that repel each other while they train",
+            "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
+            label="repulsive ensemble",
+            usual=partial(_ensemble, kind=RepulsiveEnsemble),
+            look=Look("#8b1a4a", "s"),
+            cost="One training run and one forward pass for each member; they cannot be split over processes.",
         ),
     )
 }

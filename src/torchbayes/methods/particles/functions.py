@@ -1,0 +1,215 @@
+r"""The loss of members that repel each other as functions, and its gradient in the weights.
+
+With the outputs f_i of member i on the rows of a batch, which all members share, the direction of its weights is
+
+    (∂f_i/∂x_i)ᵀ [ (N/B) Σ_b ∇_f log p(y_b | f_i) + ∇_f log p(f_i) − ∇_f log q̂(f_i) ]
+
+that is, one backward pass of Σ log p(y_b | f_i) and of the inner product of f_i with a constant: the vector-Jacobian
+product of any network, in training mode, with buffers and dropout. The score of the prior of functions is that of
+networks with weights drawn from the prior, by the spectral estimator; where the prior is one of weights, its gradient
+takes that place. Learned parameters of a likelihood are no functions: they follow their own log joint density.
+
+Outputs enter through inner products alone, so that processes that share the rows sum (M, M) matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from torchbayes.density.autograd import Into, leaves_of
+from torchbayes.density.backend import Evaluation
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
+from torchbayes.density.plans import bound, choose
+from torchbayes.density.stacked import StackedLayers
+from torchbayes.methods.particles.base import heat_of
+from torchbayes.methods.particles.kernels import RBF, Pairs, gram
+from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
+from torchbayes.model.model import Batch, ready
+from torchbayes.model.network import Buffers
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.univariate import SampledPrior
+from torchbayes.model.rows.batch import batch_size
+from torchbayes.native.seeds import Purpose, mix, seeded
+
+PLANS = ("loop", "vmap")
+PriorOf = Literal["functions", "weights"]
+
+
+class Repulsion(NamedTuple):
+    """How functions repel.
+
+    Attributes:
+        score: the estimator.
+        kernel: of the outputs.
+        drive: γ, the factor on the driving term.
+        drawn_PD: weights from the prior, whose functions tell its score; None where the prior is one of weights.
+    """
+
+    score: Score
+    kernel: RBF
+    drive: float
+    drawn_PD: Tensor | None
+
+
+class _Rows(NamedTuple):
+    """Rows of a step, the same for all members."""
+
+    batch: Batch
+    total: int  # B, on all processes
+
+
+class _Run(NamedTuple):
+    """Members that went through the network: where they are in the stack, and what came of it, graph included."""
+
+    where: int | slice
+    leaves: dict[str, Tensor]
+    outputs: Tensor  # (F,) or (M, F)
+    fit: Tensor  # Σ_b log p(y_b | f), () or (M,)
+
+
+@dataclass
+class FunctionTarget:
+    """What `descend` needs of a density, for members that repel as functions.
+
+    Attributes:
+        density: the hot function.
+        repulsion: how functions repel.
+        pairs: what the kernel said of the pairs, once the loss was computed.
+    """
+
+    density: LogDensity
+    repulsion: Repulsion
+    pairs: Pairs | None = None
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self.density.num_data
+
+    def loss(self, weights_MD: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
+        """Return the negative log likelihood per observation of each member, and the direction, written to `out`.
+
+        With a prior of weights the loss is the negative log joint density; a prior of functions has a score alone.
+
+        Args:
+            weights_MD: weights.
+            batch: rows (M, B, ...), of which all members see the first one's.
+            buffers: the network's buffers, each (M, ...), changed in place.
+            seeds: M seeds for a network that draws random numbers.
+            out: tensor (M, D) that receives the gradient.
+        """
+        density, model = self.density, self.density.model
+        rows = _rows(density, batch)
+        scales, heat = model.scales(self.num_data, rows.total), heat_of(density)
+        factor = -self.repulsion.drive * heat  # on the driving term
+        _plan(density, Evaluation(weights_MD, batch, False, buffers, seeds, scales, out))
+        with torch.enable_grad(), model.network.training() if density.training else nullcontext():
+            runs = _run(density, weights_MD.detach(), rows.batch, buffers, seeds)
+            outputs_MF = torch.cat([run.outputs.detach().view(-1, run.outputs.shape[-1]) for run in runs])
+            pull_MF = self._pull(outputs_MF, rows, seeds, heat=heat)
+            for run in runs:
+                total = run.fit.sum() * (factor * scales.likelihood)
+                total = total + (run.outputs * pull_MF[run.where]).sum(dtype=torch.float64)
+                Into(out, False).write(model.layout, run.where, total=total, leaves=run.leaves)
+        value_M = torch.cat([run.fit.detach().view(-1) for run in runs])
+        density.ranks.sum_(out, value_M)
+        loss_M = -heat * scales.likelihood * value_M
+        if self.repulsion.drawn_PD is None:
+            model.prior.add_gradient_(out, weights_MD, factor * scales.prior)
+            loss_M = loss_M - heat * scales.prior * model.log_prior(weights_MD)
+        elif learned_from := _learned_from(density):
+            rest_MD = torch.zeros_like(out)
+            model.prior.add_gradient_(rest_MD, weights_MD, factor * scales.prior)
+            out[:, learned_from:].add_(rest_MD[:, learned_from:])
+        return Value(loss_M, out, value_M * (self.num_data / rows.total))
+
+    def _pull(self, outputs_MF: Tensor, rows: _Rows, seeds: Sequence[int], *, heat: float) -> Tensor:
+        """Return the gradient of what does not depend on the targets, on the scale of the loss, by the outputs."""
+        density, (score, kernel, drive, drawn_PD) = self.density, self.repulsion
+        count, scale = len(outputs_MF), density.model.scales(self.num_data, rows.total).prior
+        every = outputs_MF if drawn_PD is None else torch.cat([outputs_MF, self._drawn(drawn_PD, rows.batch, seeds)])
+        gram_PP = gram(every, centred=True)
+        density.ranks.sum_(gram_PP)
+        self.pairs = kernel.pairs(gram_PP[:count, :count])
+        force = torch.zeros(count, len(every), dtype=torch.float64, device=every.device)
+        force[:, :count] = score_matrix(self.pairs, score) * heat
+        if drawn_PD is not None:
+            force[:, count:] = score_elsewhere(gram_PP, count) * (-drive * heat * scale)
+        # the rows of both parts sum to zero, so that differences from any function do as well
+        return force.to(every.dtype) @ (every - every[:1])
+
+    def _drawn(self, drawn_PD: Tensor, batch: Batch, seeds: Sequence[int]) -> Tensor:
+        """Return the outputs of networks with weights from the prior, (P, F)."""
+        buffers = self.density.model.network.stacked_buffers(len(drawn_PD))
+        own = [mix(Purpose.PRIOR_NETWORK, seeds[0], number) for number in range(len(drawn_PD))]
+        with torch.no_grad():
+            runs = _run(self.density, drawn_PD, batch._replace(targets=None), buffers, own)
+        return torch.cat([run.outputs.view(-1, run.outputs.shape[-1]) for run in runs])
+
+
+def can_be_drawn(prior: BoundPrior) -> bool:
+    """Return whether weights can be drawn from a prior: it is proper, and knows how."""
+    return all(isinstance(segment.prior, SampledPrior) for segment in prior.segments)
+
+
+def _rows(density: LogDensity, batch: Batch) -> _Rows:
+    """Return the rows of the first member, or this process's share of them."""
+    first = ready(density.model, batch, members=True).map(lambda t: t[0])
+    total = batch_size(first.inputs)
+    if density.ranks.data > 1:
+        own = density.ranks.rows(total)
+        first = first.map(lambda t: t[own])
+    return _Rows(first, total)
+
+
+def _plan(density: LogDensity, evaluation: Evaluation) -> None:
+    """Choose how members are run, unless it is set: one after the other or together, whichever is measured faster."""
+    if density.plan is None:
+        every = bound(density.model, training=density.training, chunk_size=density.chunk_size)
+        density.plan = choose({name: every[name] for name in PLANS}, evaluation)
+
+
+def _run(density: LogDensity, weights_MD: Tensor, batch: Batch, buffers: Buffers, seeds: Sequence[int]) -> list[_Run]:
+    """Return what the network and the likelihood give, one member after the other or together.
+
+    What a member draws depends on its seed, and on this process where others have other rows. Without targets there is
+    no likelihood.
+    """
+    model, rank = density.model, density.ranks.data_rank
+    assert density.plan is not None
+
+    def one(views: dict[str, Tensor], own: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        named, learned = model.split(views)
+        outputs = model.network(named, inputs, own or None)
+        fit = outputs.new_zeros(()) if targets is None else model.likelihood.log_prob(outputs, targets, learned)
+        return outputs.flatten(), fit.sum(dtype=torch.float64)
+
+    if density.plan.backend == "vmap":
+        leaves = leaves_of(model.layout, weights_MD)
+        with StackedLayers():
+            outputs_MF, fit_M = vmap(partial(one, inputs=batch.inputs, targets=batch.targets))(leaves, buffers)
+        return [_Run(slice(None), leaves, outputs_MF, fit_M)]
+    runs, inputs = [], model.network.arrange(batch.inputs)
+    for m, weights_D in enumerate(weights_MD):
+        leaves = leaves_of(model.layout, weights_D)
+        seed = mix(Purpose.SHARE, seeds[m], rank) if rank else seeds[m]
+        with seeded(Purpose.DROPOUT, seed, device=weights_D.device):
+            outputs, fit = one(leaves, {n: b[m] for n, b in buffers.items()}, inputs, batch.targets)
+        runs.append(_Run(m, leaves, outputs, fit))
+    return runs
+
+
+def _learned_from(density: LogDensity) -> int:
+    """Return where the learned parameters of the likelihood begin in the vector; 0 if there are none."""
+    model = density.model
+    size = sum(model.layout.slices[name].stop - model.layout.slices[name].start for name in model.network.layout.names)
+    return size if size < model.layout.size else 0
