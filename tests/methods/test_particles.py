@@ -308,9 +308,10 @@ def test_annealing_ends_at_one() -> None:
 
 
 def test_without_a_driving_term_particles_move_apart() -> None:
-    start_MD, (before, after) = normal(6, 2), (0.0, 0.0)
+    start_MD = normal(6, 2)
     before = variance(start_MD)
-    for method in (tb.SVGD(6, 1, annealing="hyperbolic"), in_weights(members=6, epochs=1, annealing="hyperbolic")):
+    methods: tuple[Any, ...] = tb.SVGD(6, 1, annealing="hyperbolic"), in_weights(members=6, annealing="hyperbolic")
+    for method in methods:
         density = tb.FunctionDensity(lambda w: -50 * w.square().sum(-1))
         state = method.init(density, start_MD, {}, seeds=range(6), steps_per_epoch=1000)
         for _ in range(100):

@@ -37,7 +37,7 @@ def batch_of(members: int = MEMBERS) -> tb.Batch:
     return tb.Batch(inputs, targets)
 
 
-def found(model: tb.Model, repulsion: Repulsion, weights_MD: Tensor, *, plan: str = "loop") -> tuple[Tensor, Tensor]:
+def found(model: tb.Model, repulsion: Repulsion, weights_MD: Tensor, *, plan: Any = "loop") -> tuple[Tensor, Tensor]:
     """The loss of each member, and the direction of descent."""
     density = tb.LogDensity(model, 50, plan=plan, training=True)
     out = torch.full_like(weights_MD, math.nan)
@@ -176,3 +176,9 @@ def test_coupled_members_cannot_be_split_over_processes() -> None:
         assert method.needs.coupled
         with pytest.raises(ValueError, match=r"see each other, so 2 ranks cannot split them. Let them share the data"):
             tb.fit(model_of(), rows_of(), method, ranks=tb.Ranks(chains=2), callbacks=())
+
+
+def test_functions_need_a_network() -> None:
+    density = tb.FunctionDensity(lambda w: -w.square().sum(-1))
+    with pytest.raises(ValueError, match="this density has none. Set space='weights'"):
+        tb.RepulsiveEnsemble(2).init(density, normal(2, 3), {}, seeds=[0, 1], steps_per_epoch=1)

@@ -182,8 +182,7 @@ class LogDensity:
         if batch is not None and self.ranks.data > 1:
             own = self.ranks.rows(rows)
             batch = batch.map(lambda t: t[:, own])
-        if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
-            seeds = [mix(Purpose.SHARE, seed, self.ranks.data_rank) for seed in seeds]
+        seeds = seeds and seeds_here(self.ranks, seeds)
         evaluation = Evaluation(
             weights_MD,
             batch or self.data,  # type: ignore[arg-type]
@@ -228,6 +227,11 @@ class LogDensity:
     def prior_stds(self) -> Tensor:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
+
+
+def seeds_here(ranks: Ranks, seeds: Sequence[int]) -> Sequence[int]:
+    """Return the seeds of what networks draw on this process's share of the rows, which needs masks of its own."""
+    return [mix(Purpose.SHARE, seed, ranks.data_rank) for seed in seeds] if ranks.data_rank else seeds
 
 
 def _taken(density: LogDensity, batch: Batch) -> Batch:

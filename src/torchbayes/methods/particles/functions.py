@@ -26,8 +26,9 @@ from torch.func import vmap
 
 from torchbayes.density.autograd import Into, leaves_of
 from torchbayes.density.backend import Evaluation
-from torchbayes.density.density import LogDensity
+from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.dynamics import Value
+from torchbayes.density.loop import drawing
 from torchbayes.density.plans import bound, choose
 from torchbayes.density.stacked import StackedLayers
 from torchbayes.methods.particles.base import heat_of
@@ -38,7 +39,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.univariate import SampledPrior
 from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.seeds import Purpose, mix, seeded
+from torchbayes.native.seeds import Purpose, mix
 
 PLANS = ("loop", "vmap")
 PriorOf = Literal["functions", "weights"]
@@ -184,7 +185,7 @@ def _run(density: LogDensity, weights_MD: Tensor, batch: Batch, buffers: Buffers
     What a member draws depends on its seed, and on this process where others have other rows. Without targets there is
     no likelihood.
     """
-    model, rank = density.model, density.ranks.data_rank
+    model, seeds = density.model, seeds_here(density.ranks, seeds)
     assert density.plan is not None
 
     def one(views: dict[str, Tensor], own: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
@@ -201,8 +202,7 @@ def _run(density: LogDensity, weights_MD: Tensor, batch: Batch, buffers: Buffers
     runs, inputs = [], model.network.arrange(batch.inputs)
     for m, weights_D in enumerate(weights_MD):
         leaves = leaves_of(model.layout, weights_D)
-        seed = mix(Purpose.SHARE, seeds[m], rank) if rank else seeds[m]
-        with seeded(Purpose.DROPOUT, seed, device=weights_D.device):
+        with drawing(seeds[m], weights_D.device):
             outputs, fit = one(leaves, {n: b[m] for n, b in buffers.items()}, inputs, batch.targets)
         runs.append(_Run(m, leaves, outputs, fit))
     return runs

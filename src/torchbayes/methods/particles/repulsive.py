@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.optimise.descent import Trajectory
@@ -118,7 +119,13 @@ class RepulsiveEnsemble(Particles):
             raise ValueError(f"`plan` must be auto, loop or vmap with space='functions'; got {self.plan!r}.")
 
     def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+        self,
+        density: LogDensity | Density,
+        weights_MD: Tensor,
+        buffers: Buffers,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int,
     ) -> State:
         """Return the state before the first step.
 
@@ -133,16 +140,18 @@ class RepulsiveEnsemble(Particles):
             The state.
 
         Raises:
-            ValueError: if functions are to be drawn from a prior that is improper or cannot be drawn from.
+            ValueError: if functions are to be drawn from a prior that is improper or cannot be drawn from, or there is
+                no network.
         """
+        model: Any = getattr(density, "model", None)
+        if self.space == "functions" and model is None:
+            raise ValueError("`space` 'functions' is for networks, and this density has none. Set space='weights'.")
         if self.space == "functions" and self.prior == "functions":
-            density.model.prior.sample(1)  # raises where it cannot
+            model.prior.sample(1)  # raises where it cannot
         trajectory = begun(self, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         return State(trajectory, weights_MD[:0].clone())
 
-    def step(
-        self, density: LogDensity, state: State, batch: Batch | None, *, donate: bool = False
-    ) -> tuple[State, Info]:
+    def step(self, density: Any, state: State, batch: Batch | None, *, donate: bool = False) -> tuple[State, Info]:
         """Move all members by one optimiser step.
 
         Args:

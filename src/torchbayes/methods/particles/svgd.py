@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_positive, given
 from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -84,7 +85,13 @@ class SVGD(Particles):
             raise ValueError(f"`bandwidth` is for kernel='rbf'; got {self.bandwidth:g} for 'linear'. Leave it out.")
 
     def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+        self,
+        density: LogDensity | Density,
+        weights_MD: Tensor,
+        buffers: Buffers,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int,
     ) -> State:
         """Return the state before the first step.
 
@@ -102,7 +109,7 @@ class SVGD(Particles):
         return begun(self, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def step(
-        self, density: LogDensity, state: State, batch: Batch | None, *, donate: bool = False
+        self, density: LogDensity | Density, state: State, batch: Batch | None, *, donate: bool = False
     ) -> tuple[State, Info]:
         """Move all particles by one optimiser step.
 
