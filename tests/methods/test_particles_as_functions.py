@@ -180,5 +180,20 @@ def test_coupled_members_cannot_be_split_over_processes() -> None:
 
 def test_functions_need_a_network() -> None:
     density = tb.FunctionDensity(lambda w: -w.square().sum(-1))
-    with pytest.raises(ValueError, match="this density has none. Set space='weights'"):
+    with pytest.raises(ValueError, match=r"this density has none. Set space='weights'"):
         tb.RepulsiveEnsemble(2).init(density, normal(2, 3), {}, seeds=[0, 1], steps_per_epoch=1)
+
+
+@pytest.mark.parametrize("score", ["kde", "sge", "ssge"])
+def test_outputs_that_overflow_are_a_run_that_diverged(score: Score) -> None:
+    """Not an error of linear algebra, which the kernel of such outputs would give."""
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    data = (normal(24, 4, dtype=torch.float32), torch.arange(24) % 3)
+    model = tb.Model(network, tb.likelihoods.Categorical())
+    for prior in ("functions", "weights"):
+        method = tb.RepulsiveEnsemble(3, 30, 6, tb.SGD(lr=1e30), score=score, prior=prior)
+        with pytest.raises(tb.DivergedError, match=r"diverged at step \d of 120"):
+            tb.fit(model, data, method, callbacks=())
+    with pytest.raises(ValueError, match="drawn from the prior have outputs that are not finite"):
+        wide = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1e30))
+        tb.fit(wide, data, tb.RepulsiveEnsemble(3, 2, 6, score=score), callbacks=())

@@ -149,12 +149,22 @@ class FunctionTarget:
         return force.to(every.dtype) @ (every - every[:1])
 
     def _drawn(self, drawn_PD: Tensor, batch: Batch, seeds: Sequence[int]) -> Tensor:
-        """Return the outputs of networks with weights from the prior, (P, F)."""
+        """Return the outputs of networks with weights from the prior, (P, F).
+
+        Raises:
+            ValueError: if they are not finite.
+        """
         buffers = self.density.model.network.stacked_buffers(len(drawn_PD))
         own = [mix(Purpose.PRIOR_NETWORK, seeds[0], number) for number in range(len(drawn_PD))]
         with torch.no_grad():
             runs = _run(self.density, drawn_PD, batch._replace(targets=None), buffers, own)
-        return torch.cat([run.outputs.view(-1, run.outputs.shape[-1]) for run in runs])
+        outputs_PF = torch.cat([run.outputs.view(-1, run.outputs.shape[-1]) for run in runs])
+        if not bool(torch.isfinite(outputs_PF).all()):
+            raise ValueError(
+                "networks with weights drawn from the prior have outputs that are not finite, so their functions tell "
+                "no score. Choose a narrower prior, or set `prior='weights'`."
+            )
+        return outputs_PF
 
 
 def can_be_drawn(prior: BoundPrior) -> bool:

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from torchbayes.checks import check_positive, given, plain
 
-_BLOCK = 1 << 12  # columns at a time, which caches hold: a pass over all of them costs the reading
+_BLOCK = 1 << 13  # columns at a time, which caches hold: a pass over all of them costs the reading
+_FAR = 1e-4  # squared distances over squared norm, below which differences are taken before they are multiplied
 _CLOSE = 0.01  # of their squared distances from a third particle: those of particles this close need float64
 
 
@@ -158,6 +159,17 @@ def median_bandwidth(squares_MM: Tensor) -> Tensor:
     square, mean = middle(pairs.sqrt()).square(), pairs.mean()
     square = torch.where(square > 0, square, mean)
     return torch.where(square > 0, square / math.log(len(squares_MM)), 1.0)
+
+
+def are_far(pairs: Pairs, particles_MD: Tensor) -> bool:
+    """Return whether particles are farther from zero than from each other, by so much that float32 would lose digits.
+
+    A GPU is not asked, since a program would have to wait for it, and taking differences costs it little.
+    """
+    if particles_MD.device.type != "cpu":
+        return True
+    size = torch.linalg.vector_norm(particles_MD[0]).square()
+    return bool(pairs.squares_MM.max() <= _FAR * size)
 
 
 def combine_(

@@ -35,7 +35,7 @@ from torchbayes.methods.particles.base import (
     target_of,
 )
 from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, can_be_drawn
-from torchbayes.methods.particles.kernels import RBF, Pairs, combine_, gram
+from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -176,7 +176,8 @@ class RepulsiveEnsemble(Particles):
             pairs = RBF(self.bandwidth).pairs(gram(weights_MD, centred=True))
             mixing_MM = None if drive == 1 else torch.eye(len(weights_MD)).to(pairs.values_MM) * drive
             force_MM = score_matrix(pairs, self.score) * heat
-            combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=True)
+            centred = are_far(pairs, weights_MD)
+            combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=centred)
             return pairs
 
         moved, info = coupled_step(self, target_of(density), now, batch=batch, direction=direction, donate=donate)

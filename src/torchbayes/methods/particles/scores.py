@@ -73,7 +73,13 @@ def score_elsewhere(
 
 
 def _leading(values_MM: Tensor, spectrum: float) -> tuple[Tensor, Tensor]:
-    """Return the leading eigenvectors (M, J) and eigenvalues (J,) of a kernel matrix, largest first."""
+    """Return the leading eigenvectors (M, J) and eigenvalues (J,) of a kernel matrix, largest first.
+
+    NaN where the matrix is not finite, as after a step that diverged, which is reported as such and not as one of
+    linear algebra.
+    """
+    if not bool(torch.isfinite(values_MM).all()):
+        return torch.full_like(values_MM[:, :1], math.nan), torch.full_like(values_MM[0, :1], math.nan)
     # on the CPU: matrices of some dozen rows, where a GPU would be slower and round otherwise
     values, vectors = torch.linalg.eigh(values_MM.cpu())
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)

@@ -32,7 +32,7 @@ from torchbayes.methods.particles.base import (
     heat_of,
     target_of,
 )
-from torchbayes.methods.particles.kernels import RBF, Linear, Pairs, combine_, gram
+from torchbayes.methods.particles.kernels import RBF, Linear, Pairs, are_far, combine_, gram
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
@@ -131,7 +131,8 @@ class SVGD(Particles):
         def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:
             pairs, count = kernel.pairs(gram(weights_MD, centred=kernel.centred)), len(weights_MD)
             mixing_MM, force_MM = pairs.values_MM * (drive / count), pairs.repulsion_MM * (-heat / count)
-            combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=kernel.centred)
+            centred = kernel.centred and are_far(pairs, weights_MD)
+            combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=centred)
             return pairs
 
         return coupled_step(self, target_of(density), state, batch=batch, direction=direction, donate=donate)
