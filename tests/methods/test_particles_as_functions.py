@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.laws.cases import assert_same_tensors, everything, made, model_of, normal, rows_of
 from tests.oracles import assert_close
+from tests.ranks import check, launch
 from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.particles.base import heat_of
-from torchbayes.methods.particles.functions import FunctionTarget, Repulsion
+from torchbayes.methods.particles.functions import FunctionTarget, Repulsion, _between
 from torchbayes.methods.particles.kernels import RBF, gram
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
 
@@ -178,6 +181,31 @@ def test_coupled_members_cannot_be_split_over_processes() -> None:
             tb.fit(model_of(), rows_of(), method, ranks=tb.Ranks(chains=2), callbacks=())
 
 
+def test_extra_rows_lie_on_lines_through_pairs_and_have_no_targets() -> None:
+    model, seed = model_with("known noise"), 11
+    weights_MD, batch = normal(MEMBERS, model.layout.size, seed=7), batch_of()
+    density = tb.LogDensity(model, 50, plan="loop", training=True)
+    found_MD, inputs_BF = torch.empty_like(weights_MD), batch.inputs[0]
+    target = FunctionTarget(density, Repulsion("kde", RBF(), 0.3, None, extra=200))
+    value = target.loss(weights_MD, batch, buffers={}, seeds=[seed] * MEMBERS, out=found_MD)
+    extra_EF = _between(inputs_BF, 200, ROWS, seed=seed)
+    away_EBF, ways_BBF = extra_EF[:, None] - inputs_BF, inputs_BF - inputs_BF[:, None]
+    # of a row on the line through two, the way from one of them is parallel to the way to the other
+    turns_EBB = away_EBF[:, :, None, 0] * ways_BBF[..., 1] - away_EBF[:, :, None, 1] * ways_BBF[..., 0]
+    turns_EBB = turns_EBB.abs() + torch.eye(ROWS, dtype=torch.float64)
+    assert (turns_EBB.flatten(1).min(1).values < 1e-12).all()
+    outputs = lambda row: model.network(model.split(row)[0], torch.cat([inputs_BF, extra_EF])).flatten()  # noqa: E731
+    f_MF = torch.stack([outputs(row) for row in weights_MD])
+    entropy_MF = -(score_matrix(RBF().pairs(gram(f_MF, centred=True)), "kde") @ f_MF)
+    expected = []
+    for row, pull in zip(weights_MD, entropy_MF, strict=True):
+        joint = lambda w: model.log_joint(w, tb.Batch(inputs_BF, batch.targets[0]), 50)  # noqa: E731
+        slope = torch.autograd.functional.jacobian(joint, row)
+        expected.append(0.3 * slope + pull @ torch.autograd.functional.jacobian(outputs, row))
+    assert_close(found_MD, -torch.stack(expected) / 50, rtol=1e-9)
+    assert_close(value.log_likelihood, density(weights_MD, batch.map(lambda t: t[:1].expand_as(t))).log_likelihood)
+
+
 def test_functions_need_a_network() -> None:
     density = tb.FunctionDensity(lambda w: -w.square().sum(-1))
     with pytest.raises(ValueError, match=r"this density has none. Set space='weights'"):
@@ -194,6 +222,50 @@ def test_outputs_that_overflow_are_a_run_that_diverged(score: Score) -> None:
         method = tb.RepulsiveEnsemble(3, 30, 6, tb.SGD(lr=1e30), score=score, prior=prior)
         with pytest.raises(tb.DivergedError, match=r"diverged at step \d of 120"):
             tb.fit(model, data, method, callbacks=())
+    wide = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1e30))
     with pytest.raises(ValueError, match="drawn from the prior have outputs that are not finite"):
-        wide = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1e30))
         tb.fit(wide, data, tb.RepulsiveEnsemble(3, 2, 6, score=score), callbacks=())
+
+
+def test_extra_rows_are_refused_where_they_cannot_be_made() -> None:
+    method = tb.RepulsiveEnsemble(3, 2, 6, extra=4)
+    with pytest.raises(ValueError, match="would change the statistics of the batch norm `1`"):
+        tb.fit(model_of("conv_batch_norm"), rows_of("conv_batch_norm"), method, callbacks=())
+    tokens = tb.Model(nn.Sequential(nn.Embedding(9, 2), nn.Flatten()), tb.likelihoods.Categorical())
+    with pytest.raises(ValueError, match="inputs that are no real numbers have none"):
+        tb.fit(tokens, (torch.arange(8).view(4, 2), torch.tensor([0, 1, 2, 3])), method, callbacks=())
+    assert tb.fit(model_of("dropout"), rows_of("dropout"), method, callbacks=()).members == 3
+
+
+def test_extra_rows_make_members_differ_more_outside_the_data() -> None:
+    """At ±2, where HMC has 0.6, a deep ensemble has 0.03, one that repels on the rows 0.1, and on extra ones 0.2."""
+    inputs = torch.cat([torch.linspace(-1, -0.5, 10), torch.linspace(0.5, 1, 10)]).view(-1, 1)
+    data, outside = (inputs, inputs.sin()), torch.tensor([[-2.0], [2.0]])
+    model = tb.Model(nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1)), tb.likelihoods.Gaussian(0.05))
+    spreads, common = [], {"members": 8, "epochs": 800, "optimizer": tb.Adam(lr=0.02)}
+    for method in (tb.MAP(**common), tb.RepulsiveEnsemble(**common), tb.RepulsiveEnsemble(**common, extra=20)):
+        predictive = tb.predict(tb.fit(model, data, method, callbacks=()), outside)
+        spreads.append(float(predictive.outputs_SBK.std(0).mean()))
+    assert spreads[1] > 1.5 * spreads[0]
+    assert spreads[2] > 1.3 * spreads[1]
+
+
+def with_extra(ranks: tb.Ranks | None = None) -> dict[str, Tensor]:
+    """Tensors of an ensemble that repels on extra rows, shared or not."""
+    method = tb.RepulsiveEnsemble(3, 3, 6, extra=5, prior_draws=4, plan="loop")
+    posterior = tb.fit(model_of(), rows_of(), method, ranks=ranks, callbacks=())
+    return {name: tensor.contiguous() for name, tensor in everything(posterior).items()}
+
+
+def fit_shared(folder: Path) -> None:
+    """Fit it on two processes that share the rows."""
+    with tb.Ranks.grid(data=2, chains=1) as ranks:
+        save_file(with_extra(ranks), folder / f"{ranks.data_rank}.safetensors")
+
+
+@pytest.mark.slow
+def test_ranks_share_extra_rows(tmp_path: Path) -> None:
+    check(launch(fit_shared, 2, tmp_path, tmp_path))
+    for rank in range(2):
+        for name, tensor in load_file(tmp_path / f"{rank}.safetensors").items():
+            assert_close(tensor, with_extra()[name], rtol=1e-8, atol=1e-9)

@@ -106,6 +106,7 @@ class Purpose(enum.IntEnum):
     # particles
     PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
     PRIOR_NETWORK = 96  # what these draw
+    EXTRA = 98  # rows beside those of a batch
     APART = 97  # where particles begin that were given one start
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from torchbayes.density.autograd import Into, leaves_of
 from torchbayes.density.backend import Evaluation
@@ -34,12 +35,12 @@ from torchbayes.density.stacked import StackedLayers
 from torchbayes.methods.particles.base import heat_of
 from torchbayes.methods.particles.kernels import RBF, Pairs, gram
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
-from torchbayes.model.model import Batch, ready
+from torchbayes.model.model import Batch, Model, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.univariate import SampledPrior
-from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
+from torchbayes.native.seeds import Purpose, generator, mix
 
 PLANS = ("loop", "vmap")
 PriorOf = Literal["functions", "weights"]
@@ -53,19 +54,22 @@ class Repulsion(NamedTuple):
         kernel: of the outputs.
         drive: γ, the factor on the driving term.
         drawn_PD: weights from the prior, whose functions tell its score; None where the prior is one of weights.
+        extra: rows beside those of the batch at which they do so too.
     """
 
     score: Score
     kernel: RBF
     drive: float
     drawn_PD: Tensor | None
+    extra: int = 0
 
 
 class _Rows(NamedTuple):
-    """Rows of a step, the same for all members."""
+    """Rows of a step, the same for all members; the inputs may be followed by extra ones, which have no targets."""
 
     batch: Batch
-    total: int  # B, on all processes
+    total: int  # B, on all processes, without extra ones
+    extra: int = 0  # on this process
 
 
 class _Run(NamedTuple):
@@ -109,12 +113,12 @@ class FunctionTarget:
             out: tensor (M, D) that receives the gradient.
         """
         density, model = self.density, self.density.model
-        rows = _rows(density, batch)
+        rows = _rows(density, batch, self.repulsion.extra, seed=seeds[0])
         scales, heat = model.scales(self.num_data, rows.total), heat_of(density)
         factor = -self.repulsion.drive * heat  # on the driving term
         _plan(density, Evaluation(weights_MD, batch, False, buffers, seeds, scales, out))
         with torch.enable_grad(), model.network.training() if density.training else nullcontext():
-            runs = _run(density, weights_MD.detach(), rows.batch, buffers, seeds)
+            runs = _run(density, weights_MD.detach(), rows, buffers=buffers, seeds=seeds)
             outputs_MF = torch.cat([run.outputs.detach().view(-1, run.outputs.shape[-1]) for run in runs])
             pull_MF = self._pull(outputs_MF, rows, seeds, heat=heat)
             for run in runs:
@@ -135,9 +139,9 @@ class FunctionTarget:
 
     def _pull(self, outputs_MF: Tensor, rows: _Rows, seeds: Sequence[int], *, heat: float) -> Tensor:
         """Return the gradient of what does not depend on the targets, on the scale of the loss, by the outputs."""
-        density, (score, kernel, drive, drawn_PD) = self.density, self.repulsion
+        density, (score, kernel, drive, drawn_PD, _) = self.density, self.repulsion
         count, scale = len(outputs_MF), density.model.scales(self.num_data, rows.total).prior
-        every = outputs_MF if drawn_PD is None else torch.cat([outputs_MF, self._drawn(drawn_PD, rows.batch, seeds)])
+        every = outputs_MF if drawn_PD is None else torch.cat([outputs_MF, self._drawn(drawn_PD, rows, seeds)])
         gram_PP = gram(every, centred=True)
         density.ranks.sum_(gram_PP)
         self.pairs = kernel.pairs(gram_PP[:count, :count])
@@ -148,16 +152,17 @@ class FunctionTarget:
         # the rows of both parts sum to zero, so that differences from any function do as well
         return force.to(every.dtype) @ (every - every[:1])
 
-    def _drawn(self, drawn_PD: Tensor, batch: Batch, seeds: Sequence[int]) -> Tensor:
+    def _drawn(self, drawn_PD: Tensor, rows: _Rows, seeds: Sequence[int]) -> Tensor:
         """Return the outputs of networks with weights from the prior, (P, F).
 
         Raises:
             ValueError: if they are not finite.
         """
+        without = rows._replace(batch=rows.batch._replace(targets=None))
         buffers = self.density.model.network.stacked_buffers(len(drawn_PD))
         own = [mix(Purpose.PRIOR_NETWORK, seeds[0], number) for number in range(len(drawn_PD))]
         with torch.no_grad():
-            runs = _run(self.density, drawn_PD, batch._replace(targets=None), buffers, own)
+            runs = _run(self.density, drawn_PD, without, buffers=buffers, seeds=own)
         outputs_PF = torch.cat([run.outputs.view(-1, run.outputs.shape[-1]) for run in runs])
         if not bool(torch.isfinite(outputs_PF).all()):
             raise ValueError(
@@ -172,14 +177,43 @@ def can_be_drawn(prior: BoundPrior) -> bool:
     return all(isinstance(segment.prior, SampledPrior) for segment in prior.segments)
 
 
-def _rows(density: LogDensity, batch: Batch) -> _Rows:
+def _rows(density: LogDensity, batch: Batch, extra: int, *, seed: int) -> _Rows:
     """Return the rows of the first member, or this process's share of them."""
     first = ready(density.model, batch, members=True).map(lambda t: t[0])
-    total = batch_size(first.inputs)
-    if density.ranks.data > 1:
-        own = density.ranks.rows(total)
-        first = first.map(lambda t: t[own])
-    return _Rows(first, total)
+    total, ranks = batch_size(first.inputs), density.ranks
+    own = first.map(lambda t: t[ranks.rows(total)]) if ranks.data > 1 else first
+    if not extra:
+        return _Rows(own, total)
+    more = rows_of(_between(first.inputs, extra, total, seed=seed), ranks.rows(extra))
+    joined = pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, own.inputs, more)
+    return _Rows(own._replace(inputs=joined), total, batch_size(more))
+
+
+def _between(inputs: Any, extra: int, total: int, *, seed: int) -> Any:
+    """Return inputs on lines through pairs of rows: x + u (x′ − x) with u uniform on (−1, 2)."""
+    source = generator(Purpose.EXTRA, seed)
+    ends_2E = torch.randint(total, (2, extra), generator=source)
+    share_E = 3 * torch.rand(extra, generator=source, dtype=torch.float64) - 1
+
+    def line(rows: Tensor) -> Tensor:
+        first, second = (rows[ends.to(rows.device)] for ends in ends_2E)
+        share = share_E.to(rows).view(-1, *[1] * (rows.ndim - 1))
+        return first + share * (second - first)
+
+    return on_rows(line, inputs)
+
+
+def check_extra(model: Model, batch: Batch) -> None:
+    """Check that rows can be made between those of a batch, and put beside them.
+
+    Raises:
+        ValueError: if inputs are no real numbers, or rows change what the network gives for others.
+    """
+    norms = (*model.network.batch_norms, *model.network.by_batch)
+    if norms:
+        raise ValueError(f"`extra` rows would change the statistics of the batch norm `{norms[0]}`. Leave them out.")
+    if not all(tensor.is_floating_point() for tensor in tensors_of(batch.inputs)):
+        raise ValueError("`extra` rows lie between those of a batch, and inputs that are no real numbers have none.")
 
 
 def _plan(density: LogDensity, evaluation: Evaluation) -> None:
@@ -189,19 +223,21 @@ def _plan(density: LogDensity, evaluation: Evaluation) -> None:
         density.plan = choose({name: every[name] for name in PLANS}, evaluation)
 
 
-def _run(density: LogDensity, weights_MD: Tensor, batch: Batch, buffers: Buffers, seeds: Sequence[int]) -> list[_Run]:
+def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffers, seeds: Sequence[int]) -> list[_Run]:
     """Return what the network and the likelihood give, one member after the other or together.
 
     What a member draws depends on its seed, and on this process where others have other rows. Without targets there is
     no likelihood.
     """
-    model, seeds = density.model, seeds_here(density.ranks, seeds)
+    model, batch, seeds = density.model, rows.batch, seeds_here(density.ranks, seeds)
     assert density.plan is not None
 
     def one(views: dict[str, Tensor], own: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         named, learned = model.split(views)
         outputs = model.network(named, inputs, own or None)
-        fit = outputs.new_zeros(()) if targets is None else model.likelihood.log_prob(outputs, targets, learned)
+        if targets is None:
+            return outputs.flatten(), outputs.new_zeros((), dtype=torch.float64)
+        fit = model.likelihood.log_prob(outputs[: len(outputs) - rows.extra], targets, learned)
         return outputs.flatten(), fit.sum(dtype=torch.float64)
 
     if density.plan.backend == "vmap":

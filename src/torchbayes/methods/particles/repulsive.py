@@ -34,7 +34,7 @@ from torchbayes.methods.particles.base import (
     heat_of,
     target_of,
 )
-from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, can_be_drawn
+from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, can_be_drawn, check_extra
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
@@ -90,6 +90,8 @@ class RepulsiveEnsemble(Particles):
         prior: in the space of functions, where the prior acts: on functions, by its score as networks drawn from it
             tell it, or on weights; None is functions, where the model's prior can be drawn from.
         prior_draws: number of networks drawn, anew for each epoch; a step runs each of them forward.
+        extra: rows beside those of each batch at which functions repel too, and the prior acts: on lines through pairs
+            of its rows, x + u (x′ − x) with u uniform on (−1, 2); for inputs of real numbers, without batch norm.
         annealing: how γ grows to 1 over the run, so that members first move apart: linear, hyperbolic or cyclic; None
             leaves it at 1.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled; in the space of functions
@@ -106,6 +108,7 @@ class RepulsiveEnsemble(Particles):
     bandwidth: float | None = None
     prior: PriorOf | None = None
     prior_draws: int = 10
+    extra: int = 0
     annealing: Annealing | None = None
     plan: BackendName | str = "auto"
 
@@ -115,6 +118,7 @@ class RepulsiveEnsemble(Particles):
         check_choice(("kde", "sge", "ssge"), score=self.score)
         check_positive(**given(bandwidth=self.bandwidth))
         check_counts(least=2, prior_draws=self.prior_draws)
+        check_counts(least=0, extra=self.extra)
         if self.space == "functions" and self.plan not in {"auto", *PLANS}:
             raise ValueError(f"`plan` must be auto, loop or vmap with space='functions'; got {self.plan!r}.")
 
@@ -199,7 +203,9 @@ def _move_functions(
         The new state, and the info of the step.
     """
     drawn_PD = state.drawn_PD if len(state.drawn_PD) else None
-    target = FunctionTarget(density, Repulsion(method.score, RBF(method.bandwidth), drive, drawn_PD))
+    if method.extra and batch is not None and not state.step:
+        check_extra(density.model, batch)
+    target = FunctionTarget(density, Repulsion(method.score, RBF(method.bandwidth), drive, drawn_PD, method.extra))
 
     def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:  # is in the gradient already
         del weights_MD, gradient_MD
