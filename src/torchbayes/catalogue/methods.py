@@ -72,8 +72,8 @@ _HMC: dict[str, dict[str, Any]] = {
 
 
 def _ensemble(usual: Usual, members: int = 5, kind: type = MAP) -> Any:
-    budget, plan = usual.budget, "auto" if kind is RepulsiveEnsemble else usual.plan  # which is not one of functions
-    return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=plan)
+    budget = usual.budget
+    return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=usual.plan)
 
 
 def _averaging(usual: Usual, members: int = 1) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from torchbayes.model.priors.univariate import SampledPrior
 from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
 from torchbayes.native.seeds import Purpose, generator, mix
 
-PLANS = ("loop", "vmap")
+PLANS = ("loop", "vmap")  # the backends that have outputs with a graph
 PriorOf = Literal["functions", "weights"]
 
 
@@ -217,8 +217,8 @@ def check_extra(model: Model, batch: Batch) -> None:
 
 
 def _plan(density: LogDensity, evaluation: Evaluation) -> None:
-    """Choose how members are run, unless it is set: one after the other or together, whichever is measured faster."""
-    if density.plan is None:
+    """Choose how members are run: one after the other or together as set, else whichever is measured to be faster."""
+    if density.plan is None or density.plan.backend not in PLANS:
         every = bound(density.model, training=density.training, chunk_size=density.chunk_size)
         density.plan = choose({name: every[name] for name in PLANS}, evaluation)
 

@@ -34,7 +34,7 @@ from torchbayes.methods.particles.base import (
     heat_of,
     target_of,
 )
-from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, can_be_drawn, check_extra
+from torchbayes.methods.particles.functions import FunctionTarget, PriorOf, Repulsion, can_be_drawn, check_extra
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
@@ -94,8 +94,8 @@ class RepulsiveEnsemble(Particles):
             of its rows, x + u (x′ − x) with u uniform on (−1, 2); for inputs of real numbers, without batch norm.
         annealing: how γ grows to 1 over the run, so that members first move apart: linear, hyperbolic or cyclic; None
             leaves it at 1.
-        plan: how the stack of members is run: auto, native, loop, vmap or compiled; in the space of functions
-            auto, loop or vmap.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled; in the space of functions by
+            loop or vmap, as set or as measured.
     """
 
     members: int = 10
@@ -119,8 +119,6 @@ class RepulsiveEnsemble(Particles):
         check_positive(**given(bandwidth=self.bandwidth))
         check_counts(least=2, prior_draws=self.prior_draws)
         check_counts(least=0, extra=self.extra)
-        if self.space == "functions" and self.plan not in {"auto", *PLANS}:
-            raise ValueError(f"`plan` must be auto, loop or vmap with space='functions'; got {self.plan!r}.")
 
     def init(
         self,
