@@ -88,7 +88,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
     "svgd": partial(tb.SVGD, optimizer=tb.Adam(lr=0.05), annealing="cyclic"),
-    "repulsive_weights": partial(tb.RepulsiveEnsemble, optimizer=tb.SGD(lr=0.1), score="sge"),
+    "repulsive_weights": partial(tb.RepulsiveEnsemble, optimizer=tb.SGD(lr=0.1), space="weights", score="sge"),
     "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), space="functions", prior_draws=5),
 }
 

@@ -101,9 +101,9 @@ class FunctionTarget:
         return self.density.num_data
 
     def loss(self, weights_MD: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
-        """Return the negative log likelihood per observation of each member, and the direction, written to `out`.
+        """Return the loss of each member, as of `LogDensity.loss`, and the direction, written to `out`.
 
-        With a prior of weights the loss is the negative log joint density; a prior of functions has a score alone.
+        A prior of functions has a score and no value: the loss has that of the prior of the weights all the same.
 
         Args:
             weights_MD: weights.
@@ -127,10 +127,9 @@ class FunctionTarget:
                 Into(out, False).write(model.layout, run.where, total=total, leaves=run.leaves)
         value_M = torch.cat([run.fit.detach().view(-1) for run in runs])
         density.ranks.sum_(out, value_M)
-        loss_M = -heat * scales.likelihood * value_M
+        loss_M = -heat * (scales.likelihood * value_M + scales.prior * model.log_prior(weights_MD))
         if self.repulsion.drawn_PD is None:
             model.prior.add_gradient_(out, weights_MD, factor * scales.prior)
-            loss_M = loss_M - heat * scales.prior * model.log_prior(weights_MD)
         elif learned_from := _learned_from(density):
             rest_MD = torch.zeros_like(out)
             model.prior.add_gradient_(rest_MD, weights_MD, factor * scales.prior)
