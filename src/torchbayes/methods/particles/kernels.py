@@ -29,7 +29,7 @@ from torchbayes.checks import check_positive, given, plain
 
 _BLOCK = 1 << 13  # columns at a time, which caches hold: a pass over all of them costs the reading
 _FAR = 1e-4  # squared distances over squared norm, below which differences are taken before they are multiplied
-_CLOSE = 0.01  # of their squared distances from a third particle: those of particles this close need float64
+_CLOSE = 0.01  # squared distance over squared norms: those of particles this close need float64
 
 
 class Pairs(NamedTuple):
@@ -101,15 +101,15 @@ def gram(particles_MD: Tensor, *, centred: bool) -> Tensor:
     """Return inner products of particles, float64 (M, M).
 
     Those of float32 particles are products of blocks in float32, summed in float64, as long as no two particles are
-    much closer to each other than to a third: a difference of large products would then have lost their distance.
+    much closer to each other than to zero: a difference of large products would then have lost their distance.
 
     Args:
         particles_MD: n rows.
-        centred: whether these are about the first particle: distances of particles that are close to each other and far
-            from zero then lose nothing to rounding.
+        centred: whether only distances are asked of them, so that they may be about any origin: they are about the
+            first particle where some are close to each other, whose distances then lose nothing to rounding.
     """
     if particles_MD.dtype == torch.float32 and particles_MD.device.type == "cpu" and centred:
-        found_MM = _gram(particles_MD, torch.float32, centred=True)
+        found_MM = _gram(particles_MD, torch.float32, centred=False)
         norms_M = found_MM.diagonal()
         close_MM = squared_distances(found_MM) < _CLOSE * (norms_M[:, None] + norms_M)
         if not bool(close_MM.fill_diagonal_(False).any()):
@@ -118,7 +118,7 @@ def gram(particles_MD: Tensor, *, centred: bool) -> Tensor:
 
 
 def _gram(particles_MD: Tensor, dtype: torch.dtype, *, centred: bool) -> Tensor:
-    """Return inner products of particles, of blocks in a dtype, summed in float64."""
+    """Return inner products of particles, of blocks in a dtype, summed in float64: see `gram`."""
     found_MM = particles_MD.new_zeros(len(particles_MD), len(particles_MD), dtype=torch.float64)
     for where in columns(particles_MD.shape[1]):
         block = particles_MD[:, where].to(dtype)
