@@ -122,6 +122,8 @@ METHODS: dict[str, Way] = {
     "SGLD": _method(tb.SGLD()),
     "SGHMC": _method(tb.SGHMC()),
     "SGNHT": _method(tb.SGNHT()),
+    "SVGD": _method(tb.SVGD()),
+    "repulsive ensemble": _method(tb.RepulsiveEnsemble()),
 }
 PEERS: dict[str, Way] = {"random forest": _forest, "boosted trees": _boosting, "Gaussian process": _process}
 WAYS = {**METHODS, **PEERS}

@@ -87,6 +87,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "swa": partial(tb.SWA, averaging_lr=0.05, per_epoch=2),
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
+    "svgd": partial(tb.SVGD, optimizer=tb.Adam(lr=0.05), annealing="cyclic"),
+    "repulsive_weights": partial(tb.RepulsiveEnsemble, optimizer=tb.SGD(lr=0.1), space="weights", score="sge"),
+    "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), space="functions", prior_draws=5),
 }
 
 
@@ -104,6 +107,8 @@ def _trained(kind: type) -> bool:
 METHODS |= {
     n: partial(k, **small(k)) for n, k in classes().items() if _trained(k) and k not in covered(METHODS.values())
 }
+
+COUPLED = tuple(name for name, make in METHODS.items() if make().needs.coupled)  # whose members see each other
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -14,7 +14,18 @@ import torch
 from torch import nn
 
 import torchbayes as tb
-from tests.laws.cases import METHODS, NETWORKS, assert_same_tensors, everything, losses, made, model_of, normal, rows_of
+from tests.laws.cases import (
+    COUPLED,
+    METHODS,
+    NETWORKS,
+    assert_same_tensors,
+    everything,
+    losses,
+    made,
+    model_of,
+    normal,
+    rows_of,
+)
 from torchbayes.driver import run as run_module
 from torchbayes.driver.checkpoint import flatten
 from torchbayes.driver.processes import Shard
@@ -126,7 +137,7 @@ def test_resuming_a_finished_run_changes_nothing(make: Make, tmp_path: Path) -> 
     assert losses(tmp_path) == before
 
 
-@methods
+@pytest.mark.parametrize("make", [make for name, make in METHODS.items() if name not in COUPLED])
 @networks
 @pytest.mark.parametrize("plan", ["loop", "vmap"])
 def test_members_together_equal_members_alone(make: Make, network: str, plan: str) -> None:

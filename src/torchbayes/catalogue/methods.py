@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
+from torchbayes.catalogue.tuned import (
+    HMC_SETTINGS,
+    averaging,
+    ensemble,
+    in_cycles,
+    mean_field,
+    online_laplace,
+    plain_settings,
+    sampler,
+)
 from torchbayes.checks import seen
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
@@ -21,7 +31,8 @@ from torchbayes.methods.mcmc.nuts import NUTS
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.swa import SWA
 from torchbayes.methods.optimise.swag import SWAG
-from torchbayes.methods.schedules import Cycles
+from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
+from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
@@ -35,94 +46,19 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SVGD",
     "SWA",
     "SWAG",
     "VI",
     "Laplace",
     "OnlineLaplace",
     "RandomWalk",
+    "RepulsiveEnsemble",
 ]
-
-if TYPE_CHECKING:
-    from torchbayes.catalogue.usual import Usual
 
 OPTIMISED = ("single", "laplace", "ensemble", "swag", "multiswag")
 SAMPLED = ("sgld", "sghmc", "csghmc", "hmc")
 GROUP = "torchbayes.methods"
-
-# step sizes of samplers on minibatches: chosen by the NLL on a fifth of the training rows of the digits; on images
-# carried over from there, at the same learning rate on the mean loss, and not tried
-_STEP_SIZES = {
-    "sgld": {"digits": 1e-4, "two_moons": 1e-3, "toy": 1e-5, "uci": 1e-5},
-    "sghmc": {"digits": 3e-5, "two_moons": 1e-4, "toy": 1e-6, "uci": 1e-6},
-    "csghmc": {"digits": 1e-4, "two_moons": 1e-4, "toy": 1e-5, "uci": 1e-6},
-}
-_ON_THE_MEAN_LOSS = {"sgld": 0.14, "sghmc": 0.04, "csghmc": 0.14}
-_HMC: dict[str, dict[str, Any]] = {
-    # step size, trajectory and length by acceptance and by R-hat of predictions at test inputs
-    "digits": {"steps": 46, "burn_in": 6, "step_size": 0.0036, "trajectory": 0.3, "accept_in_burn_in": True},
-    "two_moons": {"steps": 200, "burn_in": 100, "jitter": 0.2, "max_leapfrogs": 300},
-    "toy": {
-        "steps": 300, "burn_in": 60, "step_size": 0.001, "trajectory": 1.0, "jitter": 0.2, "accept_in_burn_in": True
-    },
-    "uci": {"steps": 400, "burn_in": 200, "jitter": 0.2, "max_leapfrogs": 300},
-}  # fmt: skip
-
-
-def _ensemble(usual: Usual, members: int = 5) -> MAP:
-    budget = usual.budget
-    return MAP(members, budget.epochs, budget.batch_size, budget.optimizer, plan=usual.plan)
-
-
-def _averaging(usual: Usual, members: int = 1) -> dict[str, Any]:
-    """Return the settings that SWA and SWAG share."""
-    b = usual.budget
-    own = {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch, "plan": usual.plan}
-    return {"members": members, "epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, **own}
-
-
-def _sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
-    """Return a sampler on minibatches with the budget of a data set."""
-    b = usual.budget
-    step_size = _STEP_SIZES[name].get(usual.family) or _ON_THE_MEAN_LOSS[name] / usual.num_data
-    length = {"chains": b.chains, "steps": b.steps, "burn_in": b.burn_in, "thin": b.thin}
-    rows = {"batch_size": b.batch_size, "plan": usual.plan}
-    return kind(**{**length, "step_size": step_size, **rows, **settings})
-
-
-def _in_cycles(usual: Usual) -> SGHMC:
-    b = usual.budget
-    # four cycles, together as many draws as one chain gives after burn-in
-    cycles = Cycles(b.steps // 4, exploration=b.burn_in / b.steps, draws=(b.steps - b.burn_in) // b.thin // 4)
-    return _sampler(SGHMC, usual, "csghmc", burn_in=0, schedule=cycles)
-
-
-def plain_settings(kind: type, usual: Usual) -> Any:
-    """Return the settings of a method that nobody has tuned for the data: its own defaults, on usual rows.
-
-    Args:
-        kind: the class.
-        usual: what is usual for the data set.
-
-    Returns:
-        The settings.
-    """
-    names = {field.name for field in dataclasses.fields(kind)}
-    own = {"batch_size": usual.budget.batch_size, "plan": usual.plan}
-    return kind(**{name: value for name, value in own.items() if name in names})
-
-
-def _online(usual: Usual) -> OnlineLaplace:
-    b = usual.budget
-    return OnlineLaplace(optimizer=b.optimizer, epochs_of_descent=b.epochs, batch_size=b.batch_size, plan=usual.plan)
-
-
-def _mean_field(usual: Usual, members: int = 1) -> VI:
-    b = usual.budget
-    return VI(
-        members=members, epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0, plan=usual.plan
-    )
-
 
 METHODS: dict[str, MethodEntry] = {
     entry.name: entry
@@ -132,7 +68,7 @@ METHODS: dict[str, MethodEntry] = {
             "one network, trained by maximum a posteriori",
             "torchbayes.methods.optimise.map:MAP",
             label="single network",
-            usual=lambda usual: _ensemble(usual, members=1),
+            usual=lambda usual: ensemble(usual, members=1),
             look=Look("#6b7280", "o"),
             also=("map", "sgd", "deterministic"),
             first_of="ensemble",
@@ -143,7 +79,7 @@ METHODS: dict[str, MethodEntry] = {
             "several networks trained from different initialisations, averaged",
             "torchbayes.methods.optimise.map:MAP",
             label="deep ensemble",
-            usual=_ensemble,
+            usual=ensemble,
             look=Look("#0072b2", "s"),
             also=("deepensembles",),
             by_member=True,
@@ -154,7 +90,7 @@ METHODS: dict[str, MethodEntry] = {
             "a Gaussian over the weights that gradient descent visits around one solution",
             "torchbayes.methods.optimise.swag:SWAG",
             label="SWAG",
-            usual=lambda usual: SWAG(**_averaging(usual)),
+            usual=lambda usual: SWAG(**averaging(usual)),
             look=Look("#e69f00", "^"),
             also=("swagdiagonal",),
             first_of="multiswag",
@@ -166,7 +102,7 @@ METHODS: dict[str, MethodEntry] = {
             "SWAG around several solutions: a mixture of Gaussians, one in each basin",
             "torchbayes.methods.optimise.swag:SWAG",
             label="MultiSWAG",
-            usual=lambda usual: SWAG(**_averaging(usual, members=5)),
+            usual=lambda usual: SWAG(**averaging(usual, members=5)),
             look=Look("#d55e00", "D"),
             predicts="drawn",
             cost="One training run for each member, and a forward pass for each function drawn.",
@@ -176,7 +112,7 @@ METHODS: dict[str, MethodEntry] = {
             "the average of the weights that gradient descent visits",
             "torchbayes.methods.optimise.swa:SWA",
             label="SWA",
-            usual=lambda usual: SWA(**_averaging(usual)),
+            usual=lambda usual: SWA(**averaging(usual)),
             look=Look("#8c6d1f", "v"),
             also=("multiswa",),
             cost="One training run, one forward pass per prediction.",
@@ -208,7 +144,7 @@ METHODS: dict[str, MethodEntry] = {
             "Laplace while it trains: the evidence chooses the prior as it goes",
             "torchbayes.methods.laplace.online:OnlineLaplace",
             label="online Laplace",
-            usual=_online,
+            usual=online_laplace,
             look=Look("#4f8a10", "X"),
             predicts="linearised",
             cost="One training run with regular passes for the curvature.",
@@ -218,7 +154,7 @@ METHODS: dict[str, MethodEntry] = {
             "variational inference: independent normal weights, fitted by a lower bound on the evidence",
             "torchbayes.methods.variational.vi:VI",
             label="mean field",
-            usual=_mean_field,
+            usual=mean_field,
             look=Look("#c7509a", "h"),
             also=("vi", "bbb", "bayes_by_backprop"),
             predicts="drawn",
@@ -230,7 +166,7 @@ METHODS: dict[str, MethodEntry] = {
             "Hamiltonian Monte Carlo on all the data, the reference",
             "torchbayes.methods.mcmc.hmc:HMC",
             label="HMC",
-            usual=lambda usual: HMC(**_HMC.get(usual.family, {}), plan=usual.plan),
+            usual=lambda usual: HMC(**HMC_SETTINGS.get(usual.family, {}), plan=usual.plan),
             alone=partial(plain_settings, HMC),
             look=Look("#111111", "*"),
             is_reference=True,
@@ -268,7 +204,7 @@ METHODS: dict[str, MethodEntry] = {
             "stochastic gradient Langevin dynamics",
             "torchbayes.methods.sgmcmc.sgld:SGLD",
             label="SGLD",
-            usual=lambda usual: _sampler(SGLD, usual, "sgld"),
+            usual=lambda usual: sampler(SGLD, usual, "sgld"),
             alone=partial(plain_settings, SGLD),
             look=Look("#56b4e9", "<"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
@@ -278,7 +214,7 @@ METHODS: dict[str, MethodEntry] = {
             "stochastic gradient Hamiltonian Monte Carlo",
             "torchbayes.methods.sgmcmc.sghmc:SGHMC",
             label="SGHMC",
-            usual=lambda usual: _sampler(SGHMC, usual, "sghmc"),
+            usual=lambda usual: sampler(SGHMC, usual, "sghmc"),
             alone=partial(plain_settings, SGHMC),
             look=Look("#cc79a7", "p"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
@@ -288,7 +224,7 @@ METHODS: dict[str, MethodEntry] = {
             "stochastic gradient Hamiltonian Monte Carlo in cycles",
             "torchbayes.methods.sgmcmc.sghmc:SGHMC",
             label="cSGHMC",
-            usual=_in_cycles,
+            usual=in_cycles,
             look=Look("#7a3e9d", "h"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
@@ -300,6 +236,24 @@ METHODS: dict[str, MethodEntry] = {
             usual=partial(plain_settings, SGNHT),
             look=Look("#2fa0a0", "P"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
+        ),
+        MethodEntry(
+            "svgd",
+            "several networks that average their gradients and repel each other: Stein variational gradient descent",
+            "torchbayes.methods.particles.svgd:SVGD",
+            label="SVGD",
+            usual=partial(ensemble, kind=SVGD),
+            look=Look("#b5651d", "v"),
+            cost="One training run and one forward pass for each particle; they cannot be split over processes.",
+        ),
+        MethodEntry(
+            "repulsive",
+            "several networks that repel each other while they train",
+            "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
+            label="repulsive ensemble",
+            usual=partial(ensemble, kind=RepulsiveEnsemble),
+            look=Look("#8b1a4a", "s"),
+            cost="One training run and one forward pass for each member; they cannot be split over processes.",
         ),
     )
 }

@@ -128,9 +128,10 @@ def fit(argv: list[str]) -> None:
     method = of_length(chosen["method"], chosen["steps"])
     how = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
+    apart = 1 if method.needs.coupled else method.members  # how many shares of members there can be
     with (
         resumable(["torchbayes", "fit", "--directory", str(directory), "--resume"]),
-        join(chosen["ranks"], members=method.members, device=problem.place) as ranks,
+        join(chosen["ranks"], members=apart, device=problem.place) as ranks,
     ):
         setup = problem.setup()  # once each process has its device
         if ranks.first:

@@ -17,8 +17,9 @@ from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_con
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.imports import path_of
 from torchbayes.catalogue.loading import settled
-from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named, plain_settings
+from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named
 from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.tuned import plain_settings
 from torchbayes.catalogue.usual import Usual
 from torchbayes.catalogue.yaml_text import check_yaml
 from torchbayes.cli.errors import one_line

@@ -181,8 +181,7 @@ class LogDensity:
         if batch is not None and self.ranks.data > 1:
             own = self.ranks.rows(rows)
             batch = batch.map(lambda t: t[:, own])
-        if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
-            seeds = [mix(Purpose.SHARE, seed, self.ranks.data_rank) for seed in seeds]
+        seeds = seeds and seeds_here(self.ranks, seeds)
         evaluation = Evaluation(
             weights_MD,
             batch or self.data,  # type: ignore[arg-type]
@@ -232,6 +231,11 @@ class LogDensity:
 def heat(model: Model) -> float:
     """Return T where likelihood and prior are both divided by it, else 1: what `LogDensity.loss` multiplies by."""
     return model.temperature if model.tempering == "joint" else 1.0
+
+
+def seeds_here(ranks: Ranks, seeds: Sequence[int]) -> Sequence[int]:
+    """Return the seeds of what networks draw on this process's share of the rows, which needs masks of its own."""
+    return [mix(Purpose.SHARE, seed, ranks.data_rank) for seed in seeds] if ranks.data_rank else seeds
 
 
 def _taken(density: LogDensity, batch: Batch) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,11 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.seeds import Purpose, seeded
+
+
+def drawing(seed: int, device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which a network in training mode draws its random numbers by the seed of its member."""
+    return seeded(Purpose.DROPOUT, seed, device=device)
 
 
 class Loop(Backend):
@@ -34,7 +39,7 @@ class Loop(Backend):
                 rows = batch if shared else batch.map(lambda t, m=m: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
                 own = {n: b[m] for n, b in buffers.items()} if buffers else None
-                with seeded(Purpose.DROPOUT, seeds[m], device=weights_D.device) if seeds else nullcontext():
+                with drawing(seeds[m], weights_D.device) if seeds else nullcontext():
                     total = model.log_likelihood(leaves, rows, own).sum(dtype=torch.float64)
                 into.write(model.layout, m, total=total * scales.likelihood, leaves=leaves)
                 totals.append(total.detach())

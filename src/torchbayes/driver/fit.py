@@ -56,8 +56,9 @@ def fit(
     """Infer the posterior over a model's weights.
 
     Every random number is a function of (seed, member, step). A run that was killed and resumed therefore equals one
-    that was not bit for bit, and member m equals, to rounding, a run of its own with `member_seeds(seed, M)[m]`. The
-    same call gives the same result to rounding, and bit for bit when the method's `plan` is set.
+    that was not bit for bit, and member m equals, to rounding, a run of its own with `member_seeds(seed, M)[m]`, except
+    where members see each other. The same call gives the same result to rounding, and bit for bit when the method's
+    `plan` is set.
 
     Args:
         model: network, likelihood and prior.

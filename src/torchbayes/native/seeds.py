@@ -109,6 +109,11 @@ class Purpose(enum.IntEnum):
     GRID = 82
     INDEPENDENT = 84  # draws of an ideal sampler
     FOREIGN_RESAMPLES = 85
+    # particles
+    PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
+    PRIOR_NETWORK = 96  # what these draw
+    EXTRA = 98  # rows beside those of a batch
+    APART = 97  # where particles begin that were given one start
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
-from torchbayes.density.density import LogDensity, heat
+from torchbayes.density.density import LogDensity, heat, seeds_here
 from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -88,9 +88,8 @@ def by_layers(
     if ranks.data > 1:
         own = ranks.rows(rows)
         batch = batch.map(lambda t: t[:, own])
-        seeds = [mix(Purpose.SHARE, seed, ranks.data_rank) for seed in seeds]
     found_MD = torch.zeros(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
-    totals = []
+    seeds, totals = seeds_here(ranks, seeds), []
     first = batch.map(lambda t: t[0])
     hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
     with torch.enable_grad(), model.network.training():

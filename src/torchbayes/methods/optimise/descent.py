@@ -133,7 +133,7 @@ def start(
 
 
 def _largest(batch: Batch) -> float:
-    values = [t.abs().max() for t in tensors_of(tuple(batch)) if t.is_floating_point() and t.numel()]
+    values = [t.abs().max() for t in tensors_of(tuple(batch or ())) if t.is_floating_point() and t.numel()]
     return max((float(value) for value in values), default=0.0)
 
 

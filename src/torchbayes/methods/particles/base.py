@@ -1,0 +1,264 @@
+r"""What methods with particles share: steps of gradient descent along directions in which members see each other.
+
+The direction of a member is a linear combination of the gradients of all members and of the members themselves, by
+(M, M) matrices. One member alone moves as that of `MAP` does, bit for bit. All of it is on the scale of the mean loss
+−(T/N) log p: with the driving term divided by N/T the repulsion is so too, and a learning rate means what it means for
+`MAP`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Density, Value
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.optimise import descent
+from torchbayes.methods.optimise.descent import Trajectory, descend, epochs_of
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.optimise.optimizers import Optimizer, Slots
+from torchbayes.methods.particles.kernels import Pairs, gram, middle, squared_distances
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Schedule
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.point import Point
+
+Annealing = Literal["linear", "hyperbolic", "cyclic"]
+Direction = Callable[[Tensor, Tensor], Pairs]
+"""weights (M, D), gradients (M, D) that become the direction -> what the kernel said of the pairs."""
+_CYCLES, _POWER, _SLOPE = 5, 10, 1.3
+_APART = 0.01  # of the size of the weights
+_SAME = 1e-4  # of the size of the particles: those that are no farther from each other are one
+
+
+def annealed(annealing: Annealing | None, done: float) -> float:
+    """Return γ, the factor on the driving term when a share `done` in [0, 1) of the run is complete.
+
+    linear       min(1, t / 0.8)
+    hyperbolic   tanh((1.3 t)^10)
+    cyclic       (5t − ⌊5t⌋)^10 for t < 0.8, then 1
+
+    Where γ is small the particles move apart; all end with γ = 1, or within 10⁻⁹ of it (D'Angelo and Fortuin 2021,
+    "Annealed Stein variational gradient descent").
+    """
+    if annealing is None:
+        return 1.0
+    if annealing == "hyperbolic":
+        return math.tanh((_SLOPE * done) ** _POWER)
+    alone = 1 - 1 / _CYCLES
+    if done >= alone:
+        return 1.0
+    return done / alone if annealing == "linear" else (done * _CYCLES % 1) ** _POWER
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log; no later step needs it.
+
+    Attributes:
+        loss_M: negative log joint density per observation of each member on its batch, in nats.
+        nll_M: the data's part of it: mean negative log likelihood of the batch's rows, in nats.
+        kernel_M: mean of k(x_i, x_j) over the other members j; 0 for one member.
+        distance_M: median distance to the other members; 0 for one member.
+        lr: learning rate of the step.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    kernel_M: Tensor
+    distance_M: Tensor
+    lr: float
+
+    @classmethod
+    def of(cls, seen: descent.Info, pairs: Pairs) -> Info:
+        """Return the info of a step of descent and the kernel there."""
+        kernel_M, distance_M = others(pairs.values_MM), others(pairs.squares_MM.sqrt())
+        return cls(seen.loss_M, seen.nll_M, kernel_M.mean(1), middle(distance_M), seen.lr)
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.loss_M, "nll": self.nll_M, "kernel": self.kernel_M, "distance": self.distance_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr}
+
+
+def others(pairs_MM: Tensor) -> Tensor:
+    """Return what is off the diagonal, (M, M − 1); a zero for one member."""
+    count = len(pairs_MM)
+    if count == 1:
+        return torch.zeros_like(pairs_MM)
+    return pairs_MM.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
+
+
+class Plain(NamedTuple):
+    """A density that knows of no data, as a target: its loss is −log p, for N = 1."""
+
+    density: Density
+    num_data: int = 1
+
+    def loss(self, weights_MD: Tensor, batch: Any = None, *, out: Tensor, **options: Any) -> Value:
+        """Return −log p and its gradient, which is written to `out`."""
+        del batch, options
+        value = self.density(weights_MD)
+        torch.neg(value.gradient, out=out)
+        return Value(-value.log_density, out, value.log_likelihood)
+
+
+def target_of(density: LogDensity | Density) -> Any:
+    """Return what to descend on: the density itself where it has a loss per observation."""
+    return density if hasattr(density, "loss") else Plain(density)
+
+
+def heat_of(density: LogDensity | Density) -> float:
+    """Return the factor on the repulsion on the scale of the loss: T/N where T divides the prior too, else 1/N."""
+    model: Any = getattr(density, "model", None)
+    heat = model.temperature if model is not None and model.tempering == "joint" else 1.0
+    return heat / getattr(density, "num_data", 1)
+
+
+def begun(
+    method: Particles, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+) -> Trajectory:
+    """Return the trajectory before its first step.
+
+    Particles that start as one point, as in a subspace or at a trained network, would stay one: there is no force
+    between them, and rows that they share do not tell them apart. They are moved by normal numbers of 1 % of the root
+    mean square of the weights, or of 1 where these are all zero.
+    """
+    if len(weights_MD) > 1 and bool((weights_MD == weights_MD[:1]).all()):
+        size = torch.linalg.vector_norm(weights_MD[0]) / math.sqrt(weights_MD.shape[1])
+        size = torch.where(size > 0, size, torch.ones_like(size))
+        weights_MD = weights_MD + _APART * size * normals(seeds, Purpose.APART, 0, like=weights_MD)
+    about = {"optimizer": method.optimizer, "epochs": method.epochs, "steps_per_epoch": steps_per_epoch}
+    return descent.start(weights_MD, buffers, seeds, **about)
+
+
+class Coupled:
+    """An optimiser that moves along a direction in which members see each other.
+
+    Attributes:
+        pairs: what the kernel said of the pairs, once a step is taken.
+    """
+
+    pairs: Pairs
+
+    def __init__(self, optimizer: Optimizer, direction: Direction) -> None:
+        """Wrap the optimiser of a step."""
+        self._optimizer, self._direction = optimizer, direction
+
+    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
+        """Take one step in place; the gradient becomes the direction."""
+        self.pairs = self._direction(weights_MD, gradient_MD)
+        self._optimizer.update(weights_MD, gradient_MD, slots, lr=lr)
+
+
+def coupled_step(
+    method: Particles, target: Any, trajectory: Trajectory, *, batch: Any, direction: Direction, donate: bool
+) -> tuple[Trajectory, Info]:
+    """Take one optimiser step along a direction.
+
+    Args:
+        method: for its optimiser and schedule.
+        target: as `target_of` gives it.
+        trajectory: where the members are.
+        batch: one minibatch per member; None for a target that brings its data.
+        direction: turns the gradients of all members into where they go.
+        donate: give up `trajectory`.
+
+    Returns:
+        The new trajectory, and the info of the step.
+
+    Raises:
+        DivergedError: as `torchbayes.methods.optimise.descent.descend` does, before anything has moved.
+    """
+    lr = method.optimizer.lr * method.schedule.factor(trajectory.done)
+    update = Coupled(method.optimizer, direction)
+    moved, seen = descend(target, trajectory, batch, optimizer=update, lr=lr, donate=donate)
+    return moved, Info.of(seen, update.pairs)
+
+
+class Particles(ABC):
+    """What methods with particles share: minibatches from the first step to the last, and no draws."""
+
+    members: int
+    epochs: int | None
+    batch_size: int
+    optimizer: Optimizer
+    schedule: Schedule
+    annealing: Annealing | None
+
+    def check(self) -> None:
+        """Check the settings that all have.
+
+        Raises:
+            ValueError: if a number, the plan or the annealing is invalid.
+            TypeError: if the optimiser or the schedule is none.
+        """
+        check_training(self)
+        check_counts(**given(epochs=self.epochs))
+        check_schedule(self.schedule)
+        check_choice(("linear", "hyperbolic", "cyclic"), **given(annealing=self.annealing))
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; members that are together."""
+        open_ = "needed" if self.epochs is None else "possible"
+        return Needs(batch_size=self.batch_size, network="train", coupled=True, validation=open_)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def chosen(
+        self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
+    ) -> Chosen:
+        """Return the epochs that held-out rows choose, by first runs of one member, which sees no other."""
+        return choose_epochs(self, density, folds, told=told, **begin)
+
+    def visit(self, state: Any) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.trajectory
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def draw(self, state: Any) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    @abstractmethod
+    def step(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
+        """Return the new state and the info of the step."""
+
+    def problems(self, posterior: Point, state: Any, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result: particles that are one, and those of any descent."""
+        del history
+        found = problems_of(posterior, state.trajectory, source)
+        return found or [*collapsed(posterior.weights_MD), *unexplained(posterior, source)]
+
+
+def collapsed(weights_MD: Tensor) -> list[str]:
+    """Return a problem where several particles are one point, as one clause."""
+    if len(weights_MD) < 2:
+        return []
+    farthest = float(squared_distances(gram(weights_MD, centred=True)).max().sqrt())
+    size = float(torch.linalg.vector_norm(weights_MD[0].double()))
+    if farthest > _SAME * size:
+        return []
+    return [
+        f"all {len(weights_MD)} particles are at the same point, no farther than {farthest:.2g} from each other at a "
+        f"norm of {size:.3g}, so that they are one network and not a posterior (the force between them is too weak: "
+        f"leave `bandwidth` to the median, or set `annealing`)"
+    ]

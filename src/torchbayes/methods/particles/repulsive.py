@@ -1,0 +1,224 @@
+r"""Repulsive ensembles (D'Angelo and Fortuin 2021): each member climbs its log posterior and leaves the others.
+
+    x_i ← x_i + ε [ γ ∇log p(x_i) − ∇log q̂(x_i) ]
+
+where q̂ is the density that the members stand for, whose score is estimated from them by kernels
+(`torchbayes.methods.particles.scores`). In the space of weights x_i are the weights; in that of functions the bracket
+is one of outputs on the batch, pulled back to the weights by the network (`torchbayes.methods.particles.functions`).
+The bracket is divided by N/T, on the scale of the mean loss, and an optimiser takes the place of the plain step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, check_positive, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Density
+from torchbayes.density.plans import BackendName
+from torchbayes.methods.finite import WORKSPACE
+from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.particles.base import (
+    Annealing,
+    Info,
+    Particles,
+    annealed,
+    begun,
+    coupled_step,
+    heat_of,
+    target_of,
+)
+from torchbayes.methods.particles.functions import FunctionTarget, PriorOf, Repulsion, can_be_drawn, check_extra
+from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
+from torchbayes.methods.particles.scores import Score, score_matrix
+from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.native.seeds import Purpose, mix
+from torchbayes.posteriors.point import Point
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the members are.
+
+    Attributes:
+        trajectory: their descent.
+        drawn_PD: weights from the prior that the functions of this epoch repel from; none, (0, D), without them.
+        epoch: of these weights, made anew where the state is restored.
+    """
+
+    trajectory: Trajectory
+    drawn_PD: Tensor = field(metadata=WORKSPACE, repr=False)
+    epoch: tuple[int, ...] = field(default=(), metadata=WORKSPACE, repr=False)
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+
+@dataclass(frozen=True)
+class RepulsiveEnsemble(Particles):
+    """A deep ensemble whose members repel each other, in the space of weights or of functions.
+
+    Few members spread too little. For a normal target, with kde and the median heuristic, 50 members have 0.84 of its
+    variance in 1 dimension, 0.35 in 5, 0.17 in 10 and 0.02 in 100: in the weights of a network the force is next to
+    nothing, and what is left is a deep ensemble. Functions repel on the rows of each batch; the force is that of one
+    posterior, and fades against N rows of evidence.
+
+    Members see each other, so processes can share the data and not the members.
+
+    Attributes:
+        members: M.
+        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
+        batch_size: rows per step where the data are not batched already. In the space of functions all members see the
+            rows of the first one; in that of weights each has its own order.
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
+        space: where members repel: weights or functions.
+        score: the estimator: kde, sge or ssge.
+        bandwidth: h of the kernel exp(−‖x − y‖²/h) of weights or outputs, in their squared units; None takes
+            median² / log M of the distances at every step.
+        prior: in the space of functions, where the prior acts: on functions, by its score as networks drawn from it
+            tell it, or on weights; None is functions, where the model's prior can be drawn from.
+        prior_draws: number of networks drawn, anew for each epoch; a step runs each of them forward.
+        extra: rows beside those of each batch at which functions repel too, and the prior acts: on lines through pairs
+            of its rows, x + u (x′ − x) with u uniform on (−1, 2); for inputs of real numbers, without batch norm.
+        annealing: how γ grows to 1 over the run, so that members first move apart: linear, hyperbolic or cyclic; None
+            leaves it at 1.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled; in the space of functions by
+            loop or vmap, as set or as measured.
+    """
+
+    members: int = 10
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+    space: Literal["weights", "functions"] = "functions"
+    score: Score = "kde"
+    bandwidth: float | None = None
+    prior: PriorOf | None = None
+    prior_draws: int = 10
+    extra: int = 0
+    annealing: Annealing | None = None
+    plan: BackendName | str = "auto"
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_choice(("weights", "functions"), space=self.space, **given(prior=self.prior))
+        check_choice(("kde", "sge", "ssge"), score=self.score)
+        check_positive(**given(bandwidth=self.bandwidth))
+        check_counts(least=2, prior_draws=self.prior_draws)
+        check_counts(least=0, extra=self.extra)
+
+    def init(
+        self,
+        density: LogDensity | Density,
+        weights_MD: Tensor,
+        buffers: Buffers,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int,
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if functions are to be drawn from a prior that is improper or cannot be drawn from, or there is
+                no network.
+        """
+        model: Any = getattr(density, "model", None)
+        if self.space == "functions" and model is None:
+            raise ValueError("`space` 'functions' is for networks, and this density has none. Set space='weights'.")
+        if self.space == "functions" and self.prior == "functions":
+            model.prior.sample(1)  # raises where it cannot
+        trajectory = begun(self, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        return State(trajectory, weights_MD[:0].clone())
+
+    def step(self, density: Any, state: State, batch: Batch | None, *, donate: bool = False) -> tuple[State, Info]:
+        """Move all members by one optimiser step.
+
+        Args:
+            density: the hot function; in the space of weights, any density, which brings its own data.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            DivergedError: if a loss or gradient is not finite, see `torchbayes.methods.finite`.
+        """
+        drive, now = annealed(self.annealing, state.trajectory.done), state.trajectory
+        if self.space == "functions":
+            state = _with_prior(self, density, state)
+            return _move_functions(self, density, state, batch, drive=drive, donate=donate)
+        heat = heat_of(density)
+
+        def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:
+            pairs = RBF(self.bandwidth).pairs(gram(weights_MD, centred=True))
+            mixing_MM = None if drive == 1 else torch.eye(len(weights_MD)).to(pairs.values_MM) * drive
+            force_MM = score_matrix(pairs, self.score) * heat
+            centred = are_far(pairs, weights_MD)
+            combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=centred)
+            return pairs
+
+        moved, info = coupled_step(self, target_of(density), now, batch=batch, direction=direction, donate=donate)
+        return State(moved, state.drawn_PD, state.epoch), info
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
+        """Return the point masses at the members' weights."""
+        del shelf
+        now = state.trajectory
+        return Point(density.model, now.weights_MD.clone(), buffers_M=now.buffers or None, statistics_known=True)
+
+
+def _move_functions(
+    method: RepulsiveEnsemble, density: LogDensity, state: State, batch: Batch | None, *, drive: float, donate: bool
+) -> tuple[State, Info]:
+    """Move all members by one optimiser step along a direction of functions.
+
+    Returns:
+        The new state, and the info of the step.
+    """
+    drawn_PD = state.drawn_PD if len(state.drawn_PD) else None
+    if method.extra and batch is not None and not state.step:
+        check_extra(density.model, batch)
+    target = FunctionTarget(density, Repulsion(method.score, RBF(method.bandwidth), drive, drawn_PD, method.extra))
+
+    def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:  # is in the gradient already
+        del weights_MD, gradient_MD
+        assert target.pairs is not None
+        return target.pairs
+
+    moved, info = coupled_step(method, target, state.trajectory, batch=batch, direction=direction, donate=donate)
+    return State(moved, state.drawn_PD, state.epoch), info
+
+
+def _with_prior(method: RepulsiveEnsemble, density: LogDensity, state: State) -> State:
+    """Return the state with the weights from the prior that belong to its epoch, where there are to be any."""
+    now, prior = state.trajectory, density.model.prior
+    epoch = now.step // now.steps_per_epoch
+    if method.prior == "weights" or state.epoch == (epoch,) or not (method.prior or can_be_drawn(prior)):
+        return state
+    seed = mix(Purpose.PRIOR_FUNCTIONS, now.seeds[0], epoch)
+    return State(now, prior.sample(method.prior_draws, seed=seed).to(now.weights_MD), (epoch,))
