@@ -118,6 +118,8 @@ METHODS: dict[str, Way] = {
     "MultiSWAG": _method(tb.SWAG(members=5)),
     "Laplace": _method(tb.Laplace()),
     "online Laplace": _method(tb.OnlineLaplace()),
+    "IVON": _method(tb.IVON()),
+    "IVON, 5 members": _method(tb.IVON(members=5)),
     "SGLD": _method(tb.SGLD()),
     "SGHMC": _method(tb.SGHMC()),
     "SGNHT": _method(tb.SGNHT()),

@@ -25,9 +25,11 @@ from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.variational.ivon import IVON
 
 __all__ = [
     "HMC",
+    "IVON",
     "MALA",
     "MAP",
     "NUTS",

@@ -152,6 +152,35 @@ class LogDensity:
         value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out)
         return Value(value_M, out, log_likelihood_M)
 
+    def nll(
+        self,
+        weights_MD: Tensor,
+        batch: Batch | None = None,
+        *,
+        buffers: Buffers | None = None,
+        seeds: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Value:
+        """Return the mean negative log likelihood per observation, without prior and temperature.
+
+        It is −(1/N) log p(D|w), on a minibatch −(1/B) Σ_b log p(y_b|f_w(x_b)): what variational methods take the
+        expectation of, as they know the prior's part themselves.
+
+        Args:
+            weights_MD: tensor (M, D).
+            batch: as in a call.
+            buffers: as in a call.
+            seeds: as in a call.
+            out: as of `loss`.
+
+        Returns:
+            `Value` with that mean (M,), in nats, its gradient (M, D), and the log likelihood (M,).
+        """
+        out = torch.empty_like(weights_MD) if out is None else out
+        factor = -self.model.temperature / self.num_data  # the likelihood alone is divided by T, whatever else is
+        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out, prior=False)
+        return Value(value_M, out, log_likelihood_M)
+
     def _scaled(
         self,
         factor: float,
@@ -160,10 +189,12 @@ class LogDensity:
         buffers: Buffers | None,
         seeds: Sequence[int] | None,
         gradient_MD: Tensor | None,
+        prior: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
 
-        The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
+        The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling. The
+        prior is left out where `prior` is False.
 
         Raises:
             SettingError: if there is neither a batch nor data, or a batch has no rows.
@@ -177,11 +208,11 @@ class LogDensity:
         rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
         if rows == 0:
             raise SettingError("the batch has no rows.")
-        likelihood, prior = self.model.scales(self.num_data, rows)
-        scales = Scales(factor * likelihood, factor * prior)
+        own = self.model.scales(self.num_data, rows)
+        scales = Scales(factor * own.likelihood, factor * own.prior * prior)
         if batch is not None and self.ranks.data > 1:
-            own = self.ranks.rows(rows)
-            batch = batch.map(lambda t: t[:, own])
+            share = self.ranks.rows(rows)
+            batch = batch.map(lambda t: t[:, share])
         if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
             seeds = [mix(Purpose.SHARE, seed, self.ranks.data_rank) for seed in seeds]
         evaluation = Evaluation(
@@ -249,6 +280,8 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
         evaluation = evaluation._replace(scales=scales._replace(prior=0.0))
     value_M, log_prior_M = _backend(density, evaluation).evaluate(evaluation)
     ranks.sum_(value_M) if gradient_MD is None else ranks.sum_(gradient_MD, value_M)
+    if not scales.prior:  # its passes over the weights are spared
+        return value_M, torch.zeros_like(value_M)
     if log_prior_M is None:
         if gradient_MD is not None:
             model.prior.add_gradient_(gradient_MD, weights_MD, scales.prior)

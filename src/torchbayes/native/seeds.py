@@ -103,6 +103,9 @@ class Purpose(enum.IntEnum):
     GRID = 82
     INDEPENDENT = 84  # draws of an ideal sampler
     FOREIGN_RESAMPLES = 85
+    # variational inference
+    WEIGHT_NOISE = 90  # of the draws that a step of IVON takes its gradients at
+    NETWORK_AT_DRAW = 91  # seeds of what a network draws at each of them
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
