@@ -55,7 +55,8 @@ from torchbayes.native import ivon as passes
 from torchbayes.native.ivon import Moments, Rates
 from torchbayes.posteriors.gaussian import Gaussian
 
-_TURNS = 10.0  # times that h is forgotten over a run, by default
+_STEPS = 5000  # of a run at least, by default
+_TURNS = 3.0  # times that h is forgotten over a run, by default
 _UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
 _STALE = 0.5  # share of the initial h that is left
 
@@ -69,8 +70,8 @@ class State:
         precision_MD: h + δ, positive; that of q over λ.
         momentum_MD: g.
         buffers: the network's buffers of each member, (M, ...).
-        drawn_SMD: memory for the draws and the gradients there, (2, S, M, D), reused at every step; its content means
-            nothing between steps.
+        drawn_SMD: memory for the draws, reused at every step; its content means nothing between steps.
+        gradient_SMD: the same for the gradients there.
         seeds: one seed per member.
         step: steps taken.
         steps_per_epoch: length of an epoch.
@@ -83,6 +84,7 @@ class State:
     momentum_MD: Tensor = field(metadata=FOR_STEPS)
     buffers: Buffers
     drawn_SMD: Tensor = field(metadata=WORKSPACE, repr=False)
+    gradient_SMD: Tensor = field(metadata=WORKSPACE, repr=False)
     seeds: tuple[int, ...]
     step: int
     steps_per_epoch: int
@@ -118,6 +120,7 @@ class State:
             momentum_MD=self.momentum_MD.clone(),
             buffers=clone(self.buffers),
             drawn_SMD=torch.empty_like(self.drawn_SMD),
+            gradient_SMD=torch.empty_like(self.gradient_SMD),
         )
 
 
@@ -154,11 +157,11 @@ class IVON:
 
     Attributes:
         members: M, independent runs.
-        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data; None for 50, or more where these have fewer than 5,000 steps.
         batch_size: rows per step where the data are not batched already.
         lr: learning rate, the share of a Newton step that the mean takes.
         momentum: β₁.
-        hessian_decay: β₂; None for one that forgets h ten times over the run, 1 − 10/steps.
+        hessian_decay: β₂; None for one that forgets three times over the run, 1 − 3/steps.
         hessian_init: h₀, on the scale of the mean loss: the first draws have the variance 1/(N(h₀ + δ)).
         draws: S, draws of the weights in a step, each with a gradient of its own.
         antithetic: whether draws come in pairs m ± z/√(λ(h + δ)), which takes noise from the mean and adds some to h.
@@ -170,10 +173,10 @@ class IVON:
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
-    lr: float = 0.1
+    lr: float = 0.3
     momentum: float = 0.9
     hessian_decay: float | None = None
-    hessian_init: float = 0.5
+    hessian_init: float = 3.0
     draws: int = 1
     antithetic: bool = False
     clip: float | None = None
@@ -200,7 +203,7 @@ class IVON:
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+        return epochs_of(self.epochs, steps_per_epoch, steps=_STEPS) * steps_per_epoch
 
     def decay(self, total_steps: int) -> float:
         """Return β₂ in a run of so many steps."""
@@ -227,7 +230,8 @@ class IVON:
             torch.full_like(mean_MD, self.hessian_init) + target_of(density, mean_MD).penalty.precision,
             torch.zeros_like(mean_MD),
             clone(buffers),
-            mean_MD.new_empty(2, self.draws, *mean_MD.shape),
+            mean_MD.new_empty(self.draws, *mean_MD.shape),
+            mean_MD.new_empty(self.draws, *mean_MD.shape),
             tuple(seeds),
             0,
             steps_per_epoch,
@@ -260,7 +264,7 @@ class IVON:
         sums_M2 = self._draw(now, target)
         found = self._evaluate(density, now, batch)
         nll_M = found.log_density.view(self.draws, -1).mean(0)
-        weights_SMD, gradient_SMD = now.drawn_SMD
+        weights_SMD, gradient_SMD = now.drawn_SMD, now.gradient_SMD
         for segment in target.others:
             segment.add_gradient_(gradient_SMD, weights_SMD, -target.scale / target.ess)
         info = Info(nll_M, target.divergence(sums_M2, weights_SMD), target.ess, lr)
@@ -279,26 +283,24 @@ class IVON:
 
     def _draw(self, state: State, target: Target) -> Tensor:
         """Write the draws of a step and their noise, and return what the first has summed, (M, 2)."""
-        weights_SMD, _ = state.drawn_SMD
         sums = []
         for s in range(self.draws):
             pair, sign = (s // 2, 1 - s % 2 * 2) if self.antithetic else (s, 1)
             stream = mix(Purpose.WEIGHT_NOISE, state.step, pair)
             about = {"ess": target.ess, "seeds": state.seeds, "stream": stream, "sign": sign}
-            sums.append(passes.draw(state.moments, target.penalty, weights_SMD[s], **about))
+            sums.append(passes.draw(state.moments, target.penalty, state.drawn_SMD[s], **about))
         return sums[0]
 
     def _evaluate(self, density: LogDensity, state: State, batch: Batch) -> Value:
         """Return the mean loss at every draw, (S M,), and write its gradient; buffers become the mean over draws."""
         count, members = self.draws, len(state.seeds)
-        weights_SMD, gradient_SMD = state.drawn_SMD
         seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
         buffers = state.buffers
         if count > 1:
             batch = batch.map(lambda t: t.repeat(count, *[1] * (t.ndim - 1)))
             buffers = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
-        about = {"buffers": buffers, "seeds": seeds, "out": gradient_SMD.view(count * members, -1)}
-        found = density.nll(weights_SMD.view(count * members, -1), batch, **about)
+        about = {"buffers": buffers, "seeds": seeds, "out": state.gradient_SMD.view(count * members, -1)}
+        found = density.nll(state.drawn_SMD.view(count * members, -1), batch, **about)
         if count > 1:
             for name, buffer in buffers.items():
                 each = buffer.unflatten(0, (count, members))
