@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.oracles import LinearGaussian, assert_close, normal
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 import torchbayes as tb
-from tests.oracles import LinearGaussian, assert_close, normal
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.variational.ivon import State
 from torchbayes.methods.variational.target import target_of
@@ -59,7 +59,15 @@ def run(method: tb.IVON, density: Any, steps: int, size: int, *, kept: int = 1) 
 
 
 def transcribed(
-    m: np.ndarray, gradients: Any, *, steps: int, draws: int, antithetic: bool, ess: float, delta: np.ndarray, **rule: Any
+    m: np.ndarray,
+    gradients: Any,
+    *,
+    steps: int,
+    draws: int,
+    antithetic: bool,
+    ess: float,
+    delta: np.ndarray,
+    **rule: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The published rule, coordinate by coordinate arrays and h by its own name: mean, Hessian and momentum."""
     h, g = np.full_like(m, rule["h0"]), np.zeros_like(m)
@@ -98,9 +106,9 @@ def test_steps_are_the_published_rule(draws: int, antithetic: bool, clip: float 
         epochs=1,
     )
     state, _, _ = run(method, density, steps, size)
-    rule = {"h0": 0.4, "b1": 0.8, "b2": 0.97, "lr": 0.03, "clip": clip or np.inf}
-    how = {"steps": steps, "draws": draws, "antithetic": antithetic, "ess": 300.0, "delta": np.full(size, 0.05)}
-    m, h, g = transcribed(np.zeros(size), lambda w: 2.0 * (w - 0.7), **how, **rule)
+    rule = {"ess": 300.0, "delta": 0.05, "h0": 0.4, "b1": 0.8, "b2": 0.97, "lr": 0.03, "clip": clip or np.inf}
+    how: dict[str, Any] = {"steps": steps, "draws": draws, "antithetic": antithetic, **rule}
+    m, h, g = transcribed(np.zeros(size), lambda w: 2.0 * (w - 0.7), **how)
     assert_close(state.mean_MD[0], m, rtol=1e-10)
     assert_close(state.precision_MD[0] - 0.05, h, rtol=1e-10, atol=1e-11)
     assert_close(state.momentum_MD[0], g, rtol=1e-9, atol=1e-11)
@@ -166,7 +174,10 @@ def test_precision_at_most_halves_and_stays_positive() -> None:
 def test_kernel_equals_tensor_operations(dtype: torch.dtype, each: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if passes._library() is None:
         pytest.skip("kernels cannot be built here")
-    count, tight = 2501, {"rtol": 1e-12 if dtype == torch.float64 else 2e-5, "atol": 1e-13 if dtype == torch.float64 else 1e-6}
+    count, tight = (
+        2501,
+        {"rtol": 1e-12 if dtype == torch.float64 else 2e-5, "atol": 1e-13 if dtype == torch.float64 else 1e-6},
+    )
     found: list[list[Tensor]] = []
     for kernel in (True, False):
         if not kernel:
@@ -194,15 +205,23 @@ def test_sum_of_logarithms_is_exact_over_many_magnitudes() -> None:
     """Products are collected before they leave the range of a double, whatever the numbers and their count."""
     for dtype, span in ((torch.float32, 85.0), (torch.float64, 600.0)):
         for size in (1, 15, 16, 17, 113, 1024, 5000):
-            precision_MD = (span * (2 * torch.rand(1, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) - 1)).exp().to(dtype)
+            precision_MD = (
+                (
+                    span
+                    * (2 * torch.rand(1, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) - 1)
+                )
+                .exp()
+                .to(dtype)
+            )
             moments = Moments(torch.zeros(1, size, dtype=dtype), precision_MD, torch.zeros(1, size, dtype=dtype))
             penalty = Penalty(*torch.zeros(2, 1, dtype=dtype))
             sums_M2 = passes.draw(moments, penalty, torch.empty(1, size, dtype=dtype), ess=1.0, seeds=[1], stream=0)
             assert_close(sums_M2[0, 0], precision_MD.double().log().sum(), rtol=1e-12, atol=1e-9)
 
 
-INPUTS = normal(60, 4) @ torch.diag(torch.tensor([1.0, 0.5, 2.0, 0.2], dtype=torch.float64)) + 0.5 * normal(60, 1, seed=9)
-LINEAR = LinearGaussian(INPUTS, INPUTS @ torch.tensor([1.0, -2.0, 0.5, 0.0]).double() + 0.7 * normal(60, seed=1), 0.8, 0.7)
+INPUTS = normal(60, 4) * torch.tensor([1.0, 0.5, 2.0, 0.2]).double() + 0.5 * normal(60, 1, seed=9)
+TARGETS = INPUTS @ torch.tensor([1.0, -2.0, 0.5, 0.0]).double() + 0.7 * normal(60, seed=1)
+LINEAR = LinearGaussian(INPUTS, TARGETS, 0.8, 0.7)
 
 
 def linear_model(**settings: Any) -> tb.Model:
@@ -218,7 +237,7 @@ FIT: dict[str, Any] = {"epochs": 4000, "draws": 8, "antithetic": True, "lr": 0.3
 
 
 def fitted(model: tb.Model, **settings: Any) -> Any:
-    data = (INPUTS, LINEAR.targets_N.unsqueeze(1))
+    data = (INPUTS, TARGETS.unsqueeze(1))
     return tb.fit(model, data, tb.IVON(**{**FIT, **settings}), callbacks=())
 
 
@@ -253,13 +272,15 @@ def infos_at(model: tb.Model, mean_D: Tensor, precision_D: Tensor, *, data: Any,
 
 
 def test_elbo_and_its_parts_of_a_linear_gaussian_model() -> None:
-    """KL in closed form; the ELBO's mean over draws in closed form; at the optimum it is below the evidence by a gap."""
+    """KL in closed form; at the optimum the mean over draws of the ELBO is below the evidence by the known gap."""
     mean, precision = LINEAR.posterior()[0], exact_precision()
-    data = (INPUTS, LINEAR.targets_N.unsqueeze(1))
+    data = (INPUTS, TARGETS.unsqueeze(1))
     seen = infos_at(linear_model(), mean, precision, data=data, count=3000)
     q = Normal(mean, precision**-0.5)
     kl = float(kl_divergence(q, Normal(torch.zeros(5).double(), 0.8)).sum())
-    assert_close(torch.stack([info["kl"] for info in seen])[:, 0], torch.full((3000,), kl, dtype=torch.float64), rtol=1e-9)
+    assert_close(
+        torch.stack([info["kl"] for info in seen])[:, 0], torch.full((3000,), kl, dtype=torch.float64), rtol=1e-9
+    )
     elbo_T = torch.stack([info["elbo"][0] for info in seen])
     gap = 0.5 * float(precision.log().sum() - torch.logdet(torch.linalg.inv(LINEAR.posterior()[1])))
     assert gap > 0.2
@@ -281,7 +302,7 @@ def test_divergence_from_any_prior(name: str) -> None:
     """Its mean over draws is that of log q − log p over independent draws of q; a flat prior has log p = 0."""
     model = tb.Model(nn.Linear(4, 1).double(), tb.likelihoods.Gaussian(0.7), PRIORS[name])
     mean, precision = normal(5, seed=3), torch.tensor([3.0, 10.0, 1.0, 40.0, 6.0]).double()
-    seen = infos_at(model, mean, precision, data=(INPUTS, LINEAR.targets_N.unsqueeze(1)), count=3000)
+    seen = infos_at(model, mean, precision, data=(INPUTS, TARGETS.unsqueeze(1)), count=3000)
     kl_T = torch.stack([info["kl"][0] for info in seen])
     q = Normal(mean, precision**-0.5)
     weights = mean + precision**-0.5 * normal(200_000, 5, seed=8)
@@ -301,19 +322,19 @@ def test_optimum_under_a_prior_that_is_not_normal() -> None:
     (bend,) = torch.autograd.grad(slope.sum(), weights)
     features = LINEAR.features(INPUTS)
     gram = features.T @ features / 0.7**2
-    gradient = features.T @ LINEAR.targets_N / 0.7**2 - gram @ mean + slope.detach().mean(0)
+    gradient = features.T @ TARGETS / 0.7**2 - gram @ mean + slope.detach().mean(0)
     assert_close(gradient * variance.sqrt(), torch.zeros(5), atol=0.03)  # in units of the change over one deviation
     assert_close((gram.diagonal() - bend.mean(0)) * variance, torch.ones(5), atol=0.08)
 
 
 def test_learned_noise_is_one_of_the_weights() -> None:
-    """log σ of N residuals: E_q [N − RSS e^{−2w} + prior] = 0 and the precision is 2N E e^{−2w} RSS/N to first order."""
+    """w = log σ of N residuals: E_q [N − RSS e^{−2w} + w/4] = 0, and the precision is E_q [2 RSS e^{−2w}] + 1/4."""
     likelihood = tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(2.0))
     model = tb.Model(nn.Linear(4, 1).double(), likelihood, tb.priors.Normal(0.8))
     posterior = fitted(model, epochs=6000)
     mean, variance = float(posterior.mean_MD[0, -1]), float(posterior.covariance.diagonal()[0, -1])
     features, own = LINEAR.features(INPUTS), posterior.mean_MD[0, :-1]
-    residual = LINEAR.targets_N - features @ own
+    residual = TARGETS - features @ own
     spread = (features**2 @ posterior.covariance.diagonal()[0, :-1]).sum()
     total = float(residual @ residual + spread)  # E_q of the residual sum of squares
     shrunk = math.exp(-2 * mean + 2 * variance)  # E_q e^{−2w}
@@ -346,7 +367,7 @@ def test_refused_settings(settings: dict[str, Any], words: str) -> None:
 def test_nll_of_a_density_is_without_prior_and_temperature() -> None:
     for tempering in ("joint", "likelihood"):
         model = linear_model(temperature=3.0, tempering=tempering)
-        data = tb.Batch(INPUTS, LINEAR.targets_N.unsqueeze(1))
+        data = tb.Batch(INPUTS, TARGETS.unsqueeze(1))
         weights_MD = normal(2, 5)
         for plan in ("loop", "native", "vmap"):
             found = tb.LogDensity(model, 60, data, plan=plan).nll(weights_MD)  # type: ignore[arg-type]
@@ -366,4 +387,4 @@ def test_posterior_that_is_the_prior_is_a_problem() -> None:
 def test_variances_that_never_moved_are_a_problem() -> None:
     method = tb.IVON(epochs=20, hessian_decay=0.99999)
     with pytest.warns(tb.ProblemWarning, match="hessian_decay"):
-        tb.fit(linear_model(), (INPUTS, LINEAR.targets_N.unsqueeze(1)), method, callbacks=())
+        tb.fit(linear_model(), (INPUTS, TARGETS.unsqueeze(1)), method, callbacks=())

@@ -98,6 +98,23 @@ METHODS = {
             "plan": WORD,
         },
     ),
+    "IVON": Case(
+        tb.IVON,
+        wrong={
+            "members": COUNT,
+            "epochs": maybe(COUNT),
+            "batch_size": COUNT,
+            "lr": POSITIVE,
+            "momentum": SHARE,
+            "hessian_decay": maybe(SHARE),
+            "hessian_init": POSITIVE,
+            "draws": COUNT,
+            "antithetic": (*FLAG, True),
+            "clip": maybe(POSITIVE),
+            "schedule": _SCHEDULE,
+            "plan": WORD,
+        },
+    ),
     "HMC": Case(
         tb.HMC,
         wrong={

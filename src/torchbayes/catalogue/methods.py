@@ -27,21 +27,12 @@ from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
 from torchbayes.methods.variational.ivon import IVON
 
+# fmt: off
 __all__ = [
-    "HMC",
-    "IVON",
-    "MALA",
-    "MAP",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SGNHT",
-    "SWA",
-    "SWAG",
-    "Laplace",
-    "OnlineLaplace",
-    "RandomWalk",
+    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT",
+    "SWA", "SWAG", "Laplace", "OnlineLaplace", "RandomWalk",
 ]
+# fmt: on
 
 if TYPE_CHECKING:
     from torchbayes.catalogue.usual import Usual
@@ -110,6 +101,11 @@ def plain_settings(kind: type, usual: Usual) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
     own = {"batch_size": usual.budget.batch_size, "plan": usual.plan}
     return kind(**{name: value for name, value in own.items() if name in names})
+
+
+def _variational(usual: Usual, members: int = 1) -> IVON:
+    b = usual.budget
+    return IVON(members, b.epochs, b.batch_size, plan=usual.plan)
 
 
 def _online(usual: Usual) -> OnlineLaplace:
@@ -205,6 +201,27 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#4f8a10", "X"),
             predicts="linearised",
             cost="One training run with regular passes for the curvature.",
+        ),
+        MethodEntry(
+            "ivon",
+            "variational inference: a Gaussian with independent weights, by natural gradients",
+            "torchbayes.methods.variational.ivon:IVON",
+            label="IVON",
+            usual=_variational,
+            look=Look("#b5651d", "<"),
+            first_of="multiivon",
+            predicts="drawn",
+            cost="One training run, and a forward pass for each function drawn.",
+        ),
+        MethodEntry(
+            "multiivon",
+            "variational inference around several solutions: a mixture of Gaussians",
+            "torchbayes.methods.variational.ivon:IVON",
+            label="MultiIVON",
+            usual=lambda usual: _variational(usual, members=5),
+            look=Look("#8a1538", ">"),
+            predicts="drawn",
+            cost="One training run for each member, and a forward pass for each function drawn.",
         ),
         MethodEntry(
             "hmc",

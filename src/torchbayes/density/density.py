@@ -107,7 +107,7 @@ class LogDensity:
             SettingError: if there is neither a batch nor data.
         """
         gradient_MD = torch.empty_like(weights_MD)
-        value_M, log_likelihood_M = self._scaled(1.0, weights_MD, batch, buffers, seeds, gradient_MD)
+        value_M, log_likelihood_M = _scaled(self, 1.0, weights_MD, batch, buffers, seeds, gradient_MD)
         return Value(value_M, gradient_MD, log_likelihood_M)
 
     def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
@@ -120,7 +120,7 @@ class LogDensity:
         Returns:
             `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
-        return ValueOnly(*self._scaled(1.0, weights_MD, batch, None, None, None))
+        return ValueOnly(*_scaled(self, 1.0, weights_MD, batch, None, None, None))
 
     def loss(
         self,
@@ -149,7 +149,7 @@ class LogDensity:
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
         factor = -temperature / self.num_data
-        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out)
+        value_M, log_likelihood_M = _scaled(self, factor, weights_MD, batch, buffers, seeds, out)
         return Value(value_M, out, log_likelihood_M)
 
     def nll(
@@ -178,54 +178,8 @@ class LogDensity:
         """
         out = torch.empty_like(weights_MD) if out is None else out
         factor = -self.model.temperature / self.num_data  # the likelihood alone is divided by T, whatever else is
-        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out, prior=False)
+        value_M, log_likelihood_M = _scaled(self, factor, weights_MD, batch, buffers, seeds, out, prior=False)
         return Value(value_M, out, log_likelihood_M)
-
-    def _scaled(
-        self,
-        factor: float,
-        weights_MD: Tensor,
-        batch: Batch | None,
-        buffers: Buffers | None,
-        seeds: Sequence[int] | None,
-        gradient_MD: Tensor | None,
-        prior: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
-
-        The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling. The
-        prior is left out where `prior` is False.
-
-        Raises:
-            SettingError: if there is neither a batch nor data, or a batch has no rows.
-        """
-        if batch is None and self.data is None:
-            raise SettingError("a batch is needed: this density was made without `data`.")
-        weights_MD = weights_MD.detach()
-        batch = batch and _taken(self, batch)
-        if buffers is None and self.training:  # else the network's own would change
-            buffers = self.model.network.stacked_buffers(len(weights_MD))
-        rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
-        if rows == 0:
-            raise SettingError("the batch has no rows.")
-        own = self.model.scales(self.num_data, rows)
-        scales = Scales(factor * own.likelihood, factor * own.prior * prior)
-        if batch is not None and self.ranks.data > 1:
-            share = self.ranks.rows(rows)
-            batch = batch.map(lambda t: t[:, share])
-        if seeds is not None and self.ranks.data_rank:  # each share of the rows needs masks of its own
-            seeds = [mix(Purpose.SHARE, seed, self.ranks.data_rank) for seed in seeds]
-        evaluation = Evaluation(
-            weights_MD,
-            batch or self.data,  # type: ignore[arg-type]
-            batch is None,
-            buffers,
-            seeds,
-            scales,
-            gradient_MD,
-        )
-        value_M, log_prior_M = _summed(self, evaluation)
-        return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (self.num_data / rows)
 
     def leapfrog(
         self,
@@ -259,6 +213,53 @@ class LogDensity:
     def prior_stds(self) -> Tensor:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
+
+
+def _scaled(
+    density: LogDensity,
+    factor: float,
+    weights_MD: Tensor,
+    batch: Batch | None,
+    buffers: Buffers | None,
+    seeds: Sequence[int] | None,
+    gradient_MD: Tensor | None,
+    prior: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
+
+    The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling. The
+    prior is left out where `prior` is False.
+
+    Raises:
+        SettingError: if there is neither a batch nor data, or a batch has no rows.
+    """
+    if batch is None and density.data is None:
+        raise SettingError("a batch is needed: this density was made without `data`.")
+    weights_MD = weights_MD.detach()
+    batch = batch and _taken(density, batch)
+    if buffers is None and density.training:  # else the network's own would change
+        buffers = density.model.network.stacked_buffers(len(weights_MD))
+    rows = density.num_data if batch is None else batch_size(batch.inputs, 1)
+    if rows == 0:
+        raise SettingError("the batch has no rows.")
+    own = density.model.scales(density.num_data, rows)
+    scales = Scales(factor * own.likelihood, factor * own.prior * prior)
+    if batch is not None and density.ranks.data > 1:
+        share = density.ranks.rows(rows)
+        batch = batch.map(lambda t: t[:, share])
+    if seeds is not None and density.ranks.data_rank:  # each share of the rows needs masks of its own
+        seeds = [mix(Purpose.SHARE, seed, density.ranks.data_rank) for seed in seeds]
+    evaluation = Evaluation(
+        weights_MD,
+        batch or density.data,  # type: ignore[arg-type]
+        batch is None,
+        buffers,
+        seeds,
+        scales,
+        gradient_MD,
+    )
+    value_M, log_prior_M = _summed(density, evaluation)
+    return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)
 
 
 def _taken(density: LogDensity, batch: Batch) -> Batch:

@@ -6,9 +6,9 @@ With mean m, precision p = h + δ (of one observation), momentum g, and a normal
     update:  ĝ = (1/S) Σ_s ∇_s,  ĥ = (λp/S) Σ_s ∇_s (w_s − m),  u = r (ĥ − p + δ)/p
              p ← p (½ + ½ (1 + u)²),  g ← β g + (1 − β) ĝ,  m ← m − lr clip((c g + δ (m − μ))/p, ±ξ)
 
-As 1 + u + ½u² = ½ + ½ (1 + u)², p stays positive in floating-point arithmetic too, and at most halves. On a CPU a kernel
-takes each in one pass (ivon.cpp), elsewhere or without a compiler tensor operations do: equal to rounding, and the noise
-bit for bit.
+As 1 + u + ½u² = ½ + ½ (1 + u)², p stays positive in floating-point arithmetic too, and at most halves. On a CPU a
+kernel takes each in one pass (ivon.cpp), elsewhere or without a compiler tensor operations do: equal to rounding, and
+the noise bit for bit.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def update(moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Te
 
 
 def _draw_by_tensors(moments: Moments, penalty: Penalty, noise_MD: Tensor, *, ess: float) -> Tensor:
-    """Do what the kernel does; the noise becomes the weights."""
+    """Return what the kernel does; the noise becomes the weights."""
     scale_MD = (moments.precision_MD * ess).rsqrt_()
     noise_MD.mul_(scale_MD).add_(moments.mean_MD)
     centred_MD = moments.mean_MD - penalty.loc

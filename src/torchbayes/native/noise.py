@@ -8,9 +8,9 @@ counter-based generator Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Para
 - float64: u₁ = (n + ½) / 2⁵², n the top 52 bits of w₀w₁, and u₂ = the top 53 bits of w₂w₃ / 2⁵³;
   |z| ≤ sqrt(106 log 2) = 8.5717.
 
-On a CPU a kernel computes them (normal.hpp), elsewhere or without a compiler tensor operations. Both use polynomials for
-log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order: the numbers are the same bits
-whatever the number of threads, the processor and the implementation.
+On a CPU a kernel computes them (normal.hpp), elsewhere or without a compiler tensor operations. Both use polynomials
+for log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order: the numbers are the same
+bits whatever the number of threads, the processor and the implementation.
 """
 
 from __future__ import annotations

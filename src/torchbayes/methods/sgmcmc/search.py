@@ -42,18 +42,19 @@ def choose_scale(
     """Return the scale of the prior that held-out rows choose.
 
     Args:
-        method: settings of a sampler on minibatches.
+        method: settings of a method on minibatches.
         density: a target of the rows that are not held out, of a model whose prior is open.
         folds: rows to sample on with those held out, a trial run for each.
-        weights_MD: where the chains start, (M, D).
+        weights_MD: where its members start, (M, D).
         buffers: the network's buffers there.
-        seeds: of the chains.
+        seeds: of the members.
         told: called after each scale with their number, the largest there can be, and the negative log likelihood.
 
     Returns:
         The scale, and a record of the search; 1 where chains diverged.
     """
-    few, begin = replace(method, chains=len(seeds)), {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
+    few = replace(method, **{method.needs.members: len(seeds)})
+    begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
     nlls: dict[float, float] = {}
     chosen = SCALES[0]
     for scale in SCALES:
