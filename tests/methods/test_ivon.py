@@ -249,6 +249,7 @@ def test_optimum_of_a_linear_gaussian_model() -> None:
         assert_close(1 / posterior.covariance.diagonal()[m] / exact_precision(), torch.ones(5), atol=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tempering", ["joint", "likelihood"])
 def test_temperature(tempering: Any) -> None:
     """Joint: the precision is divided by T and the mean stays; likelihood only: as a noise of √T times the size."""
@@ -311,6 +312,7 @@ def test_divergence_from_any_prior(name: str) -> None:
     assert float(kl_T.mean()) == pytest.approx(float(terms.mean()), abs=4 * error + 1e-12)
 
 
+@pytest.mark.slow
 def test_optimum_under_a_prior_that_is_not_normal() -> None:
     """E_q of the log joint density's gradient is 0, and of its second derivative −1/variance: for Student's t."""
     prior = tb.priors.StudentT(3.0, 0.5)
@@ -327,6 +329,7 @@ def test_optimum_under_a_prior_that_is_not_normal() -> None:
     assert_close((gram.diagonal() - bend.mean(0)) * variance, torch.ones(5), atol=0.08)
 
 
+@pytest.mark.slow
 def test_learned_noise_is_one_of_the_weights() -> None:
     """w = log σ of N residuals: E_q [N − RSS e^{−2w} + w/4] = 0, and the precision is E_q [2 RSS e^{−2w}] + 1/4."""
     likelihood = tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(2.0))
@@ -343,9 +346,9 @@ def test_learned_noise_is_one_of_the_weights() -> None:
 
 
 def test_length_of_a_run_sets_how_fast_the_hessian_is_forgotten() -> None:
-    assert tb.IVON().decay(2000) == pytest.approx(1 - 10 / 2000)
+    assert tb.IVON().decay(2000) == pytest.approx(1 - 3 / 2000)
     assert tb.IVON(hessian_decay=0.99999).decay(10) == 0.99999
-    assert tb.IVON().decay(5) == 0.0
+    assert tb.IVON().decay(2) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -381,7 +384,7 @@ def test_posterior_that_is_the_prior_is_a_problem() -> None:
     """Pure noise under a wide prior: the best factorised Gaussian hardly leaves the prior."""
     model = tb.Model(nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)), tb.likelihoods.Gaussian(30.0))
     with pytest.warns(tb.ProblemWarning, match="is the prior"):
-        tb.fit(model, (normal(40, 3).float(), normal(40, 1, seed=1).float()), tb.IVON(), callbacks=())
+        tb.fit(model, (normal(40, 3).float(), normal(40, 1, seed=1).float()), tb.IVON(hessian_decay=0.999), callbacks=())
 
 
 def test_variances_that_never_moved_are_a_problem() -> None:

@@ -102,15 +102,17 @@ def draw(
         return _draw_by_tensors(moments, penalty, noise_MD, ess=ess)
     sums_M2 = torch.empty(len(weights_MD), 2, dtype=torch.float64)
     function = library.draw_float32 if weights_MD.dtype == torch.float32 else library.draw_float64
+    tensors = (weights_MD, moments.mean_MD, moments.precision_MD, *penalty)
     function(
-        *map(_pointer, (weights_MD, moments.mean_MD, moments.precision_MD, *penalty)),
-        *map(ctypes.c_int64, (len(penalty.loc), *weights_MD.shape)),
+        *(tensor.data_ptr() for tensor in tensors),
+        penalty.loc.numel(),
+        *weights_MD.shape,
         keys_of(tuple(seeds)),
-        ctypes.c_uint64(stream),
-        ctypes.c_double(sign),
-        ctypes.c_double(ess),
-        _pointer(sums_M2),
-        ctypes.c_int64(torch.get_num_threads()),
+        stream,
+        sign,
+        ess,
+        sums_M2.data_ptr(),
+        torch.get_num_threads(),
     )
     return sums_M2
 
@@ -131,10 +133,11 @@ def update(moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Te
         return
     function = library.update_float32 if weights_SMD.dtype == torch.float32 else library.update_float64
     function(
-        *map(_pointer, (*moments, gradient_SMD, weights_SMD, *penalty)),
-        *map(ctypes.c_int64, (len(penalty.loc), *weights_SMD.shape)),
+        *(tensor.data_ptr() for tensor in (*moments, gradient_SMD, weights_SMD, *penalty)),
+        penalty.loc.numel(),
+        *weights_SMD.shape,
         (ctypes.c_double * len(rates))(*rates),
-        ctypes.c_int64(torch.get_num_threads()),
+        torch.get_num_threads(),
     )
 
 
@@ -161,10 +164,6 @@ def _update_by_tensors(
     mean_MD.sub_(step_MD.clamp_(-rates.clip, rates.clip), alpha=rates.lr)
 
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
 @cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernel, or None where there is none; tried once, as a compiler may fail slowly."""
@@ -172,7 +171,13 @@ def _library() -> ctypes.CDLL | None:
         library = load("ivon")
     except UnavailableError:
         return None
-    for name in ("draw", "update"):
+    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    arguments = {
+        "draw": (*[pointer] * 5, *[integer] * 3, pointer, ctypes.c_uint64, number, number, pointer, integer),
+        "update": (*[pointer] * 7, *[integer] * 4, pointer, integer),
+    }
+    for name, kinds in arguments.items():
         for dtype in ("float32", "float64"):
-            getattr(library, f"{name}_{dtype}").restype = None
+            function = getattr(library, f"{name}_{dtype}")
+            function.restype, function.argtypes = None, kinds
     return library

@@ -25,7 +25,7 @@ inference competition of NeurIPS 2021.
 
 By default h is forgotten only three times over a run, as in the published recipes, so that q is narrower than at the
 optimum. That is on purpose: where there are more weights than data, the optimum of this family under a wide prior is
-often the prior itself for most weights, which predicts worse. A `hessian_decay` of 1 − 10/steps nearly reaches it, under
+often the prior itself for most weights, which predicts worse. A `hessian_decay` of 1 − 10/steps nearly reaches it under
 a prior that is not wide.
 """
 
@@ -41,7 +41,6 @@ from torch import Tensor
 
 from torchbayes.checks import check_flags, given, plain
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
@@ -269,18 +268,15 @@ class IVON:
             DivergedError: if a loss or gradient is not finite. On a CPU the state is then that before the step; on
                 other devices it is found up to 49 steps later, and the means may not be finite.
         """
-        # buffers are few and small: always cloned, so that a diverging batch does not change batch-norm statistics
-        now = replace(state, buffers=clone(state.buffers)) if donate else state.clone()
+        now, buffers = state if donate else state.clone(), clone(state.buffers)
         target, lr = target_of(density, now.mean_MD), self.lr * self.schedule.factor(state.done)
         sums_M2 = _draw(self, now, target)
-        found = _evaluate(self, density, now, batch=batch)
-        nll_M = found.log_density.view(self.draws, -1).mean(0)
-        weights_SMD, gradient_SMD = now.drawn_SMD, now.gradient_SMD
+        nll_M = _evaluate(self, density, now, batch=batch, buffers=buffers)
         for segment in target.others:
-            segment.add_gradient_(gradient_SMD, weights_SMD, -target.scale / target.ess)
-        info = Info(nll_M, target.divergence(sums_M2, weights_SMD), target.ess, lr)
-        finite_M = nll_M + torch.linalg.vector_norm(gradient_SMD, dim=(0, 2))
-        now = replace(now, unseen=_sound((*now.unseen, Seen(now.step, lr, nll_M, finite_M)), now, batch))
+            segment.add_gradient_(now.gradient_SMD, now.drawn_SMD, -target.scale / target.ess)
+        info = Info(nll_M, target.divergence(sums_M2, now.drawn_SMD), target.ess, lr)
+        finite_M = nll_M + torch.linalg.vector_norm(now.gradient_SMD, dim=(0, 2))
+        unseen = _sound((*now.unseen, Seen(now.step, lr, nll_M, finite_M)), now, batch)
         rates = Rates(
             target.ess,
             lr,
@@ -289,8 +285,9 @@ class IVON:
             1 - self.decay(now.total_steps),
             math.inf if self.clip is None else self.clip,
         )
-        passes.update(now.moments, target.penalty, rates, gradient_SMD=gradient_SMD, weights_SMD=weights_SMD)
-        return replace(now, step=now.step + 1), info
+        drawn = {"gradient_SMD": now.gradient_SMD, "weights_SMD": now.drawn_SMD}
+        passes.update(now.moments, target.penalty, rates, **drawn)
+        return replace(now, buffers=buffers, step=now.step + 1, unseen=unseen), info
 
     def draw(self, state: State) -> None:
         """Return nothing: the result of the run is in its state."""
@@ -329,21 +326,22 @@ def _draw(method: IVON, state: State, target: Target) -> Tensor:
     return sums[0]
 
 
-def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch) -> Value:
-    """Return the mean loss at every draw, (S M,), with its gradient; buffers become their mean over the draws."""
+def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch, buffers: Buffers) -> Tensor:
+    """Return the mean loss of each member over the draws, with the gradient at each; buffers become their mean too."""
     count, members = method.draws, len(state.seeds)
     seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
-    buffers = state.buffers
+    each = buffers
     if count > 1:
         batch = batch.map(lambda t: t.repeat(count, *[1] * (t.ndim - 1)))
-        buffers = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
-    about = {"buffers": buffers, "seeds": seeds, "out": state.gradient_SMD.view(count * members, -1)}
-    found = density.nll(state.drawn_SMD.view(count * members, -1), batch, **about)
-    if count > 1:
-        for name, buffer in buffers.items():
-            each = buffer.unflatten(0, (count, members))
-            state.buffers[name].copy_(each.mean(0) if each.is_floating_point() else each[0])
-    return found
+        each = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
+    weights, gradient = (t.view(count * members, -1) for t in (state.drawn_SMD, state.gradient_SMD))
+    nll = density.nll(weights, batch, buffers=each, seeds=seeds, out=gradient).log_density
+    if count == 1:
+        return nll
+    for name, buffer in each.items():
+        own = buffer.unflatten(0, (count, members))
+        buffers[name].copy_(own.mean(0) if own.is_floating_point() else own[0])
+    return nll.view(count, members).mean(0)
 
 
 def _sound(unseen: tuple[Seen, ...], state: State, batch: Batch) -> tuple[Seen, ...]:

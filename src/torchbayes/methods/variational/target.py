@@ -24,13 +24,15 @@ class Target(NamedTuple):
         penalty: mean and precision over λ of the normal part of the prior.
         others: parts of the prior that are not normal, which belong to the loss.
         scale: factor on log p(w) in the log joint density.
-        constant: what the normal part adds to the divergence beside its energy, in nats.
+        factors: of Σ log (h + δ) and of Σ δ ((m − μ)² + 1/(λ(h + δ))) in the divergence, (2,) float64.
+        constant: the rest of it, in nats: of the entropy and of the normal part of the prior.
     """
 
     ess: float
     penalty: Penalty
     others: tuple[Segment, ...]
     scale: float
+    factors: Tensor
     constant: float
 
     @classmethod
@@ -41,14 +43,14 @@ class Target(NamedTuple):
         normal = [s for s in prior.segments if _is_normal(s)]
         others = tuple(s for s in prior.segments if not _is_normal(s) and not isinstance(s.prior, Flat))
         penalty = _penalty(normal, own.prior / ess, like=like)
-        constant = sum(float((s.each(s.std).log() + 0.5 * math.log(2 * math.pi)).sum()) for s in normal)
-        return cls(ess, penalty, others, own.prior, own.prior * constant)
+        log_norm = sum(float((s.each(s.std).log() + 0.5 * math.log(2 * math.pi)).sum()) for s in normal)
+        constant = own.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
+        factors = torch.tensor([0.5, 0.5 * ess], dtype=torch.float64, device=like.device)
+        return cls(ess, penalty, others, own.prior, factors, constant)
 
     def divergence(self, sums_M2: Tensor, weights_SMD: Tensor) -> Tensor:
         """Return KL(q ‖ p) of each member, float64, of what a draw has summed and, for other priors, at the draws."""
-        size = weights_SMD.shape[-1]
-        entropy_M = 0.5 * (size * (1 + math.log(2 * math.pi / self.ess)) - sums_M2[:, 0])
-        found_M = 0.5 * self.ess * sums_M2[:, 1] + self.constant - entropy_M
+        found_M = torch.mv(sums_M2, self.factors).add_(self.constant)
         for segment in self.others:
             log_prob = segment.prior.log_prob(weights_SMD[..., segment.where]).double()
             each_SM = log_prob if isinstance(segment.prior, Joint) else log_prob.sum(-1)
