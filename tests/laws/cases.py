@@ -87,8 +87,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "swa": partial(tb.SWA, averaging_lr=0.05, per_epoch=2),
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
-    "ivon": partial(tb.IVON, hessian_init=10.0),
-    "ivon_pairs": partial(tb.IVON, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
+    "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
+    "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
 
 

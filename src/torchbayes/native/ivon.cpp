@@ -63,9 +63,13 @@ double sum_of_logs(const T* x, int64_t count) {
     for (int l = 0; l < kSide && i + l < count; ++l) product[l] *= static_cast<double>(x[i + l]);
     collect();
   }
-  double total = 0;
-  for (int l = 0; l < kSide; ++l) total += std::log(product[l]) + static_cast<double>(exponent[l]) * 0.6931471805599453;
-  return total;
+  double fraction = 1;  // of sixteen numbers below 2
+  int64_t twos = 0;
+  for (int l = 0; l < kSide; ++l) {
+    fraction *= product[l];
+    twos += exponent[l];
+  }
+  return std::log(fraction) + static_cast<double>(twos) * 0.6931471805599453;
 }
 
 template <typename T>
