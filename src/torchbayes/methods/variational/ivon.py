@@ -62,7 +62,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 
 _STEPS = 10_000  # of a run at least, by default
 _TURNS = 3.0  # times that h is forgotten over a run, by default
-_SHORTER = 3  # times that a trial run for the scale of the prior is shorter
+_SHORTER = 2  # times that a trial run for the scale of the prior is shorter
 _UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
 _STALE = 0.5  # share of the initial h that is left
 
@@ -206,7 +206,7 @@ class IVON:
         return Needs(batch_size=self.batch_size, network="train", validation="prior")
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose, in trial runs a third as long: see `choose_scale`."""
+        """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
         per_epoch = folds[0].rows.steps_per_epoch
         epochs = -(-self.length(per_epoch) // (_SHORTER * per_epoch))
         return choose_scale(replace(self, epochs=epochs), density, folds, **begin)
