@@ -1,6 +1,19 @@
 """Run every benchmark: `python -m benchmarks`."""
 
-from benchmarks import collection, gradient, last_layer, layout, members, noise, overhead, particles, prediction
+from benchmarks import (
+    collection,
+    gradient,
+    last_layer,
+    layout,
+    members,
+    noise,
+    overhead,
+    particles,
+    prediction,
+    variational,
+)
 
-for case in (members, gradient, noise, overhead, prediction, last_layer, collection, layout, particles):
+CASES = (members, gradient, noise, overhead, prediction, last_layer, collection, layout, variational, particles)
+
+for case in CASES:
     case.main()

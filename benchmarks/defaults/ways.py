@@ -119,6 +119,8 @@ METHODS: dict[str, Way] = {
     "Laplace": _method(tb.Laplace()),
     "online Laplace": _method(tb.OnlineLaplace()),
     "mean field": _method(tb.VI()),
+    "IVON": _method(tb.IVON()),
+    "IVON, 5 members": _method(tb.IVON(members=5)),
     "SGLD": _method(tb.SGLD()),
     "SGHMC": _method(tb.SGHMC()),
     "SGNHT": _method(tb.SGNHT()),

@@ -18,6 +18,7 @@ from tests.device.test_methods import model_on, start_of
 from tests.laws.cases import METHODS, normal, rows_of
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS
+from torchbayes.density import density
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
@@ -69,10 +70,12 @@ def test_steps_on_minibatches_never_wait(make: Callable[[], Any], counts: Emulat
 
 
 @pytest.mark.parametrize("name", ON_ALL_ROWS)
-def test_metropolis_waits_a_few_times_an_iteration_whatever_its_length(name: str, counts: Emulated) -> None:
+def test_metropolis_waits_a_few_times_an_iteration_whatever_its_length(
+    name: str, counts: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For its test, and in burn-in for the acceptance; it gives the device all step sizes and uniforms at once."""
     steps, adapting = Steps(ON_ALL_ROWS[name]()), ON_ALL_ROWS[name]().burn_in
-    evaluated = _watched(steps)
+    evaluated = _watched(monkeypatch)
     for number in range(6):
         evaluated.clear()
         waits, uploads = steps.take(counts)
@@ -85,16 +88,16 @@ def test_metropolis_waits_a_few_times_an_iteration_whatever_its_length(name: str
         assert uploads <= 2, counts.uploads
 
 
-def _watched(steps: Steps) -> list[int]:
-    """A list that grows with every evaluation of the density."""
+def _watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with every evaluation of a density."""
     seen: list[int] = []
-    evaluate = steps.density._scaled
+    evaluate = density._scaled
 
     def counted(*args: Any) -> Any:
         seen.append(1)
         return evaluate(*args)
 
-    steps.density._scaled = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(density, "_scaled", counted)
     return seen
 
 

@@ -90,6 +90,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "svgd": partial(tb.SVGD, optimizer=tb.Adam(lr=0.05), annealing="cyclic"),
     "repulsive_weights": partial(tb.RepulsiveEnsemble, optimizer=tb.SGD(lr=0.1), space="weights", score="sge"),
     "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), space="functions", prior_draws=5),
+    "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
+    "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
 
 

@@ -101,13 +101,8 @@ METHODS = {
     "VI": Case(
         tb.VI,
         wrong={
-            **{
-                name: values
-                for name, values in _TRAINED.items()
-                if name in {"members", "batch_size", "optimizer", "plan"}
-            },
+            **_TRAINED,
             "structure": WORD,
-            "epochs": maybe(COUNT),
             "schedule": _SCHEDULE,
             "estimator": WORD,
             "draws": COUNT,
@@ -116,6 +111,23 @@ METHODS = {
             "initial_scale": POSITIVE,
             "relative_scale": maybe(POSITIVE),
             "kl_weight": maybe(POSITIVE),
+        },
+    ),
+    "IVON": Case(
+        tb.IVON,
+        wrong={
+            "members": COUNT,
+            "epochs": maybe(COUNT),
+            "batch_size": COUNT,
+            "lr": POSITIVE,
+            "momentum": SHARE,
+            "hessian_decay": maybe(SHARE),
+            "hessian_init": POSITIVE,
+            "draws": COUNT,
+            "antithetic": (*FLAG, True),
+            "clip": maybe(POSITIVE),
+            "schedule": _SCHEDULE,
+            "plan": WORD,
         },
     ),
     "HMC": Case(

@@ -17,6 +17,7 @@ from torchbayes.catalogue.tuned import (
     averaging,
     ensemble,
     in_cycles,
+    ivon,
     mean_field,
     online_laplace,
     plain_settings,
@@ -36,25 +37,15 @@ from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.variational.ivon import IVON
 from torchbayes.methods.variational.vi import VI
 
+# fmt: off
 __all__ = [
-    "HMC",
-    "MALA",
-    "MAP",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "SGNHT",
-    "SVGD",
-    "SWA",
-    "SWAG",
-    "VI",
-    "Laplace",
-    "OnlineLaplace",
-    "RandomWalk",
-    "RepulsiveEnsemble",
+    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI",
+    "Laplace", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
 ]
+# fmt: on
 
 OPTIMISED = ("single", "laplace", "ensemble", "swag", "multiswag")
 SAMPLED = ("sgld", "sghmc", "csghmc", "hmc")
@@ -160,6 +151,27 @@ METHODS: dict[str, MethodEntry] = {
             predicts="drawn",
             cost="A training run of about twice the work, and a forward pass for each function drawn.",
             small={"kl_weight": 1.0},
+        ),
+        MethodEntry(
+            "ivon",
+            "variational inference: a Gaussian with independent weights, by natural gradients",
+            "torchbayes.methods.variational.ivon:IVON",
+            label="IVON",
+            usual=ivon,
+            look=Look("#b5651d", "<"),
+            first_of="multiivon",
+            predicts="drawn",
+            cost="One training run, and a forward pass for each function drawn.",
+        ),
+        MethodEntry(
+            "multiivon",
+            "variational inference around several solutions: a mixture of Gaussians",
+            "torchbayes.methods.variational.ivon:IVON",
+            label="MultiIVON",
+            usual=partial(ivon, members=5),
+            look=Look("#8a1538", ">"),
+            predicts="drawn",
+            cost="One training run for each member, and a forward pass for each function drawn.",
         ),
         MethodEntry(
             "hmc",

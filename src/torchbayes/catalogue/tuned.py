@@ -9,6 +9,7 @@ from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
+from torchbayes.methods.variational.ivon import IVON
 from torchbayes.methods.variational.vi import VI
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ def online_laplace(usual: Usual) -> OnlineLaplace:
     """Return online Laplace with the budget of a data set."""
     b = usual.budget
     return OnlineLaplace(optimizer=b.optimizer, epochs_of_descent=b.epochs, batch_size=b.batch_size, plan=usual.plan)
+
+
+def ivon(usual: Usual, members: int = 1) -> IVON:
+    """Return IVON with the budget of a data set."""
+    b = usual.budget
+    return IVON(members, b.epochs, b.batch_size, plan=usual.plan)
 
 
 def mean_field(usual: Usual, members: int = 1) -> VI:

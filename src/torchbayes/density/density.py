@@ -38,7 +38,7 @@ class LogDensity:
         training: whether the network runs in training mode (dropout on, batch-norm statistics of the batch).
         chunk_size: rows per evaluation in the full-data form: the bound on memory.
         plan: the plan in use; None before the first call when it is chosen by measuring.
-        ranks: the processes that split rows.
+        ranks: the processes among which rows are split.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LogDensity:
             SettingError: if there is neither a batch nor data.
         """
         gradient_MD = torch.empty_like(weights_MD)
-        value_M, log_likelihood_M = self._scaled(1.0, weights_MD, batch, buffers, seeds, gradient_MD)
+        value_M, log_likelihood_M = _scaled(self, 1.0, weights_MD, batch, buffers, seeds, gradient_MD)
         return Value(value_M, gradient_MD, log_likelihood_M)
 
     def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
@@ -116,8 +116,11 @@ class LogDensity:
         Args:
             weights_MD: tensor (M, D).
             batch: as in a call.
+
+        Returns:
+            `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
-        return ValueOnly(*self._scaled(1.0, weights_MD, batch, None, None, None))
+        return ValueOnly(*_scaled(self, 1.0, weights_MD, batch, None, None, None))
 
     def loss(
         self,
@@ -127,7 +130,6 @@ class LogDensity:
         buffers: Buffers | None = None,
         seeds: Sequence[int] | None = None,
         out: Tensor | None = None,
-        prior: float = 1.0,
     ) -> Value:
         """Return the objective of optimisers: the negative log joint density per observation, T removed.
 
@@ -139,60 +141,45 @@ class LogDensity:
             batch: as in a call.
             buffers: as in a call.
             seeds: as in a call.
-            out: tensor (M, D) that receives the gradient; a new one if None.
-            prior: factor on the prior; 0 leaves the data's part alone.
+            out: tensor (M, D) that receives the gradient, so that its memory is used again; a new one if None.
 
         Returns:
             `Value` with the loss (M,) and its gradient (M, D), per observation, and the log likelihood (M,).
         """
+        temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
-        factor = -heat(self.model) / self.num_data
-        value_M, log_likelihood_M = self._scaled(factor, weights_MD, batch, buffers, seeds, out, prior)
+        factor = -temperature / self.num_data
+        value_M, log_likelihood_M = _scaled(self, factor, weights_MD, batch, buffers, seeds, out)
         return Value(value_M, out, log_likelihood_M)
 
-    def _scaled(
+    def nll(
         self,
-        factor: float,
         weights_MD: Tensor,
-        batch: Batch | None,
-        buffers: Buffers | None,
-        seeds: Sequence[int] | None,
-        gradient_MD: Tensor | None,
-        prior: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
+        batch: Batch | None = None,
+        *,
+        buffers: Buffers | None = None,
+        seeds: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Value:
+        """Return the mean negative log likelihood per observation, without prior and temperature.
 
-        The factors enter each part before it is differentiated, so that no pass over (M, D) is spent on scaling.
+        It is −(1/N) log p(D|w), on a minibatch −(1/B) Σ_b log p(y_b|f_w(x_b)): what variational methods take the
+        expectation of, as they know the prior's part themselves.
 
-        Raises:
-            SettingError: if there is neither a batch nor data, or a batch has no rows.
+        Args:
+            weights_MD: tensor (M, D).
+            batch: as in a call.
+            buffers: as in a call.
+            seeds: as in a call.
+            out: as of `loss`.
+
+        Returns:
+            `Value` with that mean (M,), in nats, its gradient (M, D), and the log likelihood (M,).
         """
-        if batch is None and self.data is None:
-            raise SettingError("a batch is needed: this density was made without `data`.")
-        weights_MD = weights_MD.detach()
-        batch = batch and _taken(self, batch)
-        if buffers is None and self.training:  # else the network's own would change
-            buffers = self.model.network.stacked_buffers(len(weights_MD))
-        rows = self.num_data if batch is None else batch_size(batch.inputs, 1)
-        if rows == 0:
-            raise SettingError("the batch has no rows.")
-        full = self.model.scales(self.num_data, rows)
-        scales = Scales(factor * full.likelihood, factor * full.prior * prior)
-        if batch is not None and self.ranks.data > 1:
-            own = self.ranks.rows(rows)
-            batch = batch.map(lambda t: t[:, own])
-        seeds = seeds and seeds_here(self.ranks, seeds)
-        evaluation = Evaluation(
-            weights_MD,
-            batch or self.data,  # type: ignore[arg-type]
-            batch is None,
-            buffers,
-            seeds,
-            scales,
-            gradient_MD,
-        )
-        value_M, log_prior_M = _summed(self, evaluation)
-        return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (self.num_data / rows)
+        out = torch.empty_like(weights_MD) if out is None else out
+        factor = -self.model.temperature / self.num_data  # the likelihood alone is divided by T, whatever else is
+        value_M, log_likelihood_M = _scaled(self, factor, weights_MD, batch, buffers, seeds, out, prior=False)
+        return Value(value_M, out, log_likelihood_M)
 
     def leapfrog(
         self,
@@ -228,9 +215,50 @@ class LogDensity:
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
 
 
-def heat(model: Model) -> float:
-    """Return T where likelihood and prior are both divided by it, else 1: what `LogDensity.loss` multiplies by."""
-    return model.temperature if model.tempering == "joint" else 1.0
+def _scaled(
+    density: LogDensity,
+    factor: float,
+    weights_MD: Tensor,
+    batch: Batch | None,
+    buffers: Buffers | None,
+    seeds: Sequence[int] | None,
+    gradient_MD: Tensor | None,
+    prior: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
+
+    The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling. The
+    prior is left out where `prior` is False.
+
+    Raises:
+        SettingError: if there is neither a batch nor data, or a batch has no rows.
+    """
+    if batch is None and density.data is None:
+        raise SettingError("a batch is needed: this density was made without `data`.")
+    weights_MD = weights_MD.detach()
+    batch = batch and _taken(density, batch)
+    if buffers is None and density.training:  # else the network's own would change
+        buffers = density.model.network.stacked_buffers(len(weights_MD))
+    rows = density.num_data if batch is None else batch_size(batch.inputs, 1)
+    if rows == 0:
+        raise SettingError("the batch has no rows.")
+    own = density.model.scales(density.num_data, rows)
+    scales = Scales(factor * own.likelihood, factor * own.prior * prior)
+    if batch is not None and density.ranks.data > 1:
+        share = density.ranks.rows(rows)
+        batch = batch.map(lambda t: t[:, share])
+    seeds = None if seeds is None else seeds_here(density.ranks, seeds)
+    evaluation = Evaluation(
+        weights_MD,
+        batch or density.data,  # type: ignore[arg-type]
+        batch is None,
+        buffers,
+        seeds,
+        scales,
+        gradient_MD,
+    )
+    value_M, log_prior_M = _summed(density, evaluation)
+    return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)
 
 
 def seeds_here(ranks: Ranks, seeds: Sequence[int]) -> Sequence[int]:
@@ -257,7 +285,7 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
         evaluation = evaluation._replace(scales=scales._replace(prior=0.0))
     value_M, log_prior_M = _backend(density, evaluation).evaluate(evaluation)
     ranks.sum_(value_M) if gradient_MD is None else ranks.sum_(gradient_MD, value_M)
-    if scales.prior == 0:  # whatever it is, infinite too
+    if not scales.prior:  # its passes over the weights are spared
         return value_M, torch.zeros_like(value_M)
     if log_prior_M is None:
         if gradient_MD is not None:

@@ -8,9 +8,9 @@ counter-based generator Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Para
 - float64: u₁ = (n + ½) / 2⁵², n the top 52 bits of w₀w₁, and u₂ = the top 53 bits of w₂w₃ / 2⁵³;
   |z| ≤ sqrt(106 log 2) = 8.5717.
 
-On a CPU a kernel computes them (noise.cpp), elsewhere or without a compiler tensor operations. Both use polynomials for
-log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order: the numbers are the same bits
-whatever the number of threads, the processor and the implementation.
+On a CPU a kernel computes them (normal.hpp), elsewhere or without a compiler tensor operations. Both use polynomials
+for log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order: the numbers are the same
+bits whatever the number of threads, the processor and the implementation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BLOCKS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 20}  # in tensor operations, eac
 
 @dataclass(frozen=True)
 class _Format:
-    """Constants that depend on the dtype, the same as in noise.cpp.
+    """Constants that depend on the dtype, the same as in normal.hpp.
 
     Attributes:
         word: integers of the same size.
@@ -177,7 +177,7 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int) -> Tensor:
     """Return `out`, taken as rows of the given shape (M, D), filled."""
     _check_tensor(out)
-    keys, stream = _keys(tuple(seeds)), _integer("stream", stream)
+    keys, stream = keys_of(tuple(seeds)), _integer("stream", stream)
     library = _library() if out.device.type == "cpu" else None
     if out.numel() == 0:
         return out
@@ -216,7 +216,7 @@ def _check_tensor(out: Tensor) -> None:
 
 
 @lru_cache(maxsize=16)
-def _keys(seeds: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
+def keys_of(seeds: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
     """Return seeds as the kernel takes them; cached, as they are the same at every step."""
     return (ctypes.c_uint64 * len(seeds))(*(_integer("seed", seed) for seed in seeds))
 

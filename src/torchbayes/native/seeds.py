@@ -114,6 +114,9 @@ class Purpose(enum.IntEnum):
     PRIOR_NETWORK = 96  # what these draw
     EXTRA = 98  # rows beside those of a batch
     APART = 97  # where particles begin that were given one start
+    # variational inference
+    WEIGHT_NOISE = 90  # of the draws that a step of IVON takes its gradients at
+    NETWORK_AT_DRAW = 91  # seeds of what a network draws at each of them
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

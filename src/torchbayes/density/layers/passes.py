@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
-from torchbayes.density.density import LogDensity, heat, seeds_here
+from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -46,14 +46,12 @@ class Gradients(NamedTuple):
     """What a step knows after a pass.
 
     Attributes:
-        loss_M: the data's part of the loss, float64.
-        log_likelihood_M: Σ log p(y|f) on the full-data scale, float64.
-        mean_MD: gradient of the loss by μ.
-        scale_MD: gradient by σ.
+        nll_M: mean negative log likelihood per observation, float64.
+        mean_MD: its gradient by μ.
+        scale_MD: its gradient by σ.
     """
 
-    loss_M: Tensor
-    log_likelihood_M: Tensor
+    nll_M: Tensor
     mean_MD: Tensor
     scale_MD: Tensor
 
@@ -84,7 +82,7 @@ def by_layers(
     """
     model, ranks = density.model, density.ranks
     rows = batch_size(batch.inputs, 1)
-    factor = -heat(model) / density.num_data * model.scales(density.num_data, rows).likelihood
+    factor = -1 / rows
     if ranks.data > 1:
         own = ranks.rows(rows)
         batch = batch.map(lambda t: t[:, own])
@@ -106,7 +104,7 @@ def by_layers(
             totals.append(total.detach())
     total_M = torch.stack(totals)
     ranks.sum_(found_MD, total_M)
-    return Gradients(factor * total_M, total_M * (density.num_data / rows), *found_MD)
+    return Gradients(factor * total_M, *found_MD)
 
 
 def _write(total: Tensor, leaves: Mapping[str, Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:

@@ -105,9 +105,9 @@ def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def epochs_of(epochs: int | None, steps_per_epoch: int) -> int:
-    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than 2,000 steps."""
-    return max(USUAL_EPOCHS, -(-USUAL_STEPS // steps_per_epoch)) if epochs is None else epochs
+def epochs_of(epochs: int | None, steps_per_epoch: int, *, steps: int = USUAL_STEPS) -> int:
+    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than so many steps."""
+    return max(USUAL_EPOCHS, -(-steps // steps_per_epoch)) if epochs is None else epochs
 
 
 def start(

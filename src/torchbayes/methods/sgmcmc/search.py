@@ -39,12 +39,12 @@ def choose_scale(
     """Return the scale of the prior that held-out rows choose.
 
     Args:
-        method: settings of a sampler on minibatches.
+        method: settings of a method on minibatches.
         density: a target of the rows that are not held out, of a model whose prior is open.
         folds: rows to sample on with those held out, a trial run for each.
-        weights_MD: where the chains start, (M, D).
+        weights_MD: where its members start, (M, D).
         buffers: the network's buffers there.
-        seeds: of the chains.
+        seeds: of the members.
         told: called after each scale with their number, the largest there can be, and the negative log likelihood.
 
     Returns:
@@ -53,7 +53,7 @@ def choose_scale(
     chosen, nlls = lowered(
         SCALES,
         lambda scale: LogDensity(having_scale(density.model, scale), density.num_data, None, plan=method.plan),
-        lambda _: replace(method, chains=len(seeds)),
+        lambda _: replace(method, **{method.needs.members: len(seeds)}),
         folds=folds,
         told=told,
         weights_MD=weights_MD,

@@ -1,1 +1,1 @@
-"""Variational inference: the member of a family of distributions that is closest to the posterior."""
+"""Variational inference: a parametric distribution over the weights, fitted by maximising the evidence lower bound."""

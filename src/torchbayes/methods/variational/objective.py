@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.density import LogDensity, heat
+from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory
@@ -53,14 +53,12 @@ class _Pass(NamedTuple):
     """What a step knows of the data.
 
     Attributes:
-        loss_M: the data's part of the loss.
-        nll_M: mean negative log likelihood, untempered.
+        nll_M: mean negative log likelihood.
         weights_MSD: weights that were drawn; none (S = 0) where nothing needs them.
         noise_MSE: their noise.
         slopes: of the loss, by draws or by marginal means and variances.
     """
 
-    loss_M: Tensor
     nll_M: Tensor
     weights_MSD: Tensor
     noise_MSE: Tensor
@@ -78,8 +76,8 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
         kl_weight: β.
     """
     family, model, parameters_MP = drawing.family, density.model, now.weights_MD
-    scale = -kl_weight / density.num_data
-    entropy_scale = scale * heat(model)
+    entropy_scale = -kl_weight * model.temperature / density.num_data
+    scale = entropy_scale * model.scales(1, 1).prior
     seen = (_by_weights if drawing.estimator == "weights" else _by_layers)(density, now, batch, drawing)
     mean_MD, variance_MD = parameters_MP[:, : model.layout.size], family.variance(parameters_MP)
     expected_M = torch.zeros_like(seen.nll_M)
@@ -93,7 +91,7 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
     slopes = seen.slopes._replace(entropy=entropy_scale)
     family.pull(parameters_MP, seen.noise_MSE, slopes, out=now.gradient_MD)
     entropy_M = family.entropy(parameters_MP)
-    loss_M = seen.loss_M + scale * expected_M + entropy_scale * entropy_M
+    loss_M = seen.nll_M + scale * expected_M + entropy_scale * entropy_M
     return Terms(loss_M, seen.nll_M, -expected_M - entropy_M)
 
 
@@ -109,15 +107,16 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     if draws > 1:
         buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
         rows = batch.map(lambda t: t.repeat_interleave(draws, 0))
-    loss, slope, log_likelihood = density.loss(weights_MSD.flatten(0, 1), rows, buffers=buffers, seeds=seeds, prior=0.0)
+    nll, slope, _ = density.nll(weights_MSD.flatten(0, 1), rows, buffers=buffers, seeds=seeds)
     for name, buffer in buffers.items() if draws > 1 else ():
         each = buffer.unflatten(0, (-1, draws))
         now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
     slope_MSD = slope.view_as(weights_MSD)
     slope_MSD = slope_MSD.div_(draws) if draws > 1 else slope_MSD
     by_mean_MD, by_variance_MD = weights_MSD.new_zeros(2, len(noise_MSE), weights_MSD.shape[-1]).unbind()
-    loss_M, nll_M = (part.view(-1, draws).mean(1) for part in (loss, log_likelihood / -density.num_data))
-    return _Pass(loss_M, nll_M, weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0))
+    return _Pass(
+        nll.view(-1, draws).mean(1), weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0)
+    )
 
 
 def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
@@ -144,9 +143,9 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
         )
         for s in range(drawing.draws)
     ]
-    loss_M, log_likelihood_M, by_mean_MD, by_scale_MD = [torch.stack(part).mean(0) for part in zip(*found, strict=True)]
+    nll_M, by_mean_MD, by_scale_MD = [torch.stack(part).mean(0) for part in zip(*found, strict=True)]
     slopes = Slopes(torch.zeros_like(weights_MSD), by_mean_MD, by_scale_MD.div_(scale_MD).mul_(0.5), 0.0)
-    return _Pass(loss_M, log_likelihood_M / -density.num_data, weights_MSD, noise_MSE, slopes)
+    return _Pass(nll_M, weights_MSD, noise_MSE, slopes)
 
 
 def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:

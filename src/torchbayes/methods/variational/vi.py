@@ -9,9 +9,9 @@ log p(w_s) takes its place, and the entropy of q is exact all the same.
 
 On the scale of the mean loss per observation, as for all optimisers here, and with the temperature T of the model,
 
-    loss = (1/S) Σ_s nll(w_s) − (β/N) E_q log p(w) − (β T'/N) H(q)
+    loss = (1/S) Σ_s nll(w_s) − (β T/N) (c E_q log p(w) + H(q))
 
-T' is T where likelihood and prior are both tempered, and 1 where the likelihood alone is (nll is then divided by T).
+with c = 1/T where likelihood and prior are both tempered, and 1 where the likelihood alone is.
 With M members q is a mixture of M normals, each fitted by itself from a start of its own.
 """
 

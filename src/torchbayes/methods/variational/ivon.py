@@ -1,0 +1,377 @@
+r"""IVON: a Gaussian with independent weights, by natural gradients (Shen et al. 2024).
+
+Every member has q(w) = N(m, 1/(λ(h + δ))) with a mean m and a Hessian h of the mean loss ℓ = −log p(D|w)/N for each
+weight, λ = N/T and the normal prior N(μ, 1/(λδ)). It maximises the evidence lower bound
+
+    ELBO = −λ E_q ℓ(w) − KL(q ‖ p),     q* :  E_q ∇ℓ + δ (m − μ) = 0,   h = E_q ∇²ℓ
+
+A step draws w = m + z/√(λ(h + δ)), takes one gradient ĝ of the minibatch's mean loss there, and needs no second
+derivative, as E ĝ (w − m) λ(h + δ) is the expected Hessian (Price 1958). With several draws both are averaged:
+
+    ĥ = ĝ z √(λ(h + δ))
+    h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)²/(h + δ)
+    g ← β₁ g + (1 − β₁) ĝ
+    m ← m − lr clip((g/(1 − β₁ᵗ) + δ (m − μ))/(h + δ), ±ξ)
+
+The last term of h keeps h + δ positive: it can at most halve in a step. It also biases h upwards, by about
+½ (1 − β₂) λτ² where minibatches give the gradient a variance τ², which is a share of the curvature near ½ (1 − β₂) N/B.
+Shen et al. multiply the learning rate by h₀ + δ, the precision at the start; here it is the share of a Newton step, so
+that neither N nor h₀ nor the prior changes what it means.
+
+A prior that is not normal is part of the loss: −log p(w)/λ at the draw, with δ = 0. Price's identity holds for it too,
+so the optimum is that of the same ELBO; so it is for the prior of a learned noise scale, whose logarithm is one of the
+weights. Members are independent, and their equal mixture is the posterior: with 6 to 16 of them it won the approximate
+inference competition of NeurIPS 2021.
+
+By default h is forgotten only three times over a run, as in the published recipes, so that q is narrower than at the
+optimum. That is on purpose: where there are more weights than data, the optimum of this family under a wide prior is
+often the prior itself for most weights, which predicts worse. A `hessian_decay` of 1 − 10/steps nearly reaches it under
+a prior that is not wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_flags, given, plain
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import BackendName
+from torchbayes.linalg import Diagonal
+from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
+from torchbayes.methods.noise import Purpose, mix
+from torchbayes.methods.optimise.descent import clone, epochs_of, largest
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.sgmcmc.search import choose_scale
+from torchbayes.methods.variational.target import Target, target_of
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
+from torchbayes.native import ivon as passes
+from torchbayes.native.ivon import Moments, Rates
+from torchbayes.posteriors.gaussian import Gaussian
+
+_STEPS = 10_000  # of a run at least, by default
+_TURNS = 3.0  # times that h is forgotten over a run, by default
+_SHORTER = 2  # times that a trial run for the scale of the prior is shorter
+_UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
+_STALE = 0.5  # share of the initial h that is left
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        mean_MD: m.
+        precision_MD: h + δ, positive; that of q over λ.
+        momentum_MD: g.
+        buffers: the network's buffers of each member, (M, ...).
+        drawn_SMD: memory for the draws, reused at every step; its content means nothing between steps.
+        gradient_SMD: the same for the gradients there.
+        seeds: one seed per member.
+        step: steps taken.
+        steps_per_epoch: length of an epoch.
+        total_steps: length of the run.
+        unseen: numbers of past steps that are still to be looked at.
+    """
+
+    mean_MD: Tensor
+    precision_MD: Tensor
+    momentum_MD: Tensor = field(metadata=FOR_STEPS)
+    buffers: Buffers
+    drawn_SMD: Tensor = field(metadata=WORKSPACE, repr=False)
+    gradient_SMD: Tensor = field(metadata=WORKSPACE, repr=False)
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    total_steps: int
+    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
+
+    @property
+    def weights_MD(self) -> Tensor:
+        """The means."""
+        return self.mean_MD
+
+    @property
+    def trajectory(self) -> State:
+        """Itself, whose end the checks of a descent look at."""
+        return self
+
+    @property
+    def done(self) -> float:
+        """Completed share of the run, in [0, 1]."""
+        return self.step / self.total_steps
+
+    @property
+    def moments(self) -> Moments:
+        """What the passes over all weights change."""
+        return Moments(self.mean_MD, self.precision_MD, self.momentum_MD)
+
+    def clone(self) -> State:
+        """Return a copy that shares no tensor with this one."""
+        return replace(
+            self,
+            mean_MD=self.mean_MD.clone(),
+            precision_MD=self.precision_MD.clone(),
+            momentum_MD=self.momentum_MD.clone(),
+            buffers=clone(self.buffers),
+            drawn_SMD=torch.empty_like(self.drawn_SMD),
+            gradient_SMD=torch.empty_like(self.gradient_SMD),
+        )
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log, of q before it.
+
+    Attributes:
+        nll_M: mean negative log likelihood of a row at the draws, an estimate of E_q ℓ, in nats.
+        kl_M: divergence of q from the prior, in nats; at the draws where the prior is not normal. Of a tempered prior
+            p^{1/T} it is less its constant, as in the log joint density.
+        ess: λ.
+        lr: learning rate of the step.
+    """
+
+    nll_M: Tensor
+    kl_M: Tensor
+    ess: float
+    lr: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,): `loss` is −ELBO/λ."""
+        elbo_M = -self.ess * self.nll_M - self.kl_M
+        return {"loss": elbo_M / -self.ess, "nll": self.nll_M, "kl": self.kl_M, "elbo": elbo_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr}
+
+
+@dataclass(frozen=True)
+class IVON:
+    """Variational inference with independent Gaussians by natural gradients; with several members their mixture.
+
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None for 50, or more where these have fewer than 10,000 steps.
+        batch_size: rows per step where the data are not batched already.
+        lr: learning rate, the share of a Newton step that the mean takes.
+        momentum: β₁.
+        hessian_decay: β₂; None for one that forgets three times over the run, 1 − 3/steps.
+        hessian_init: h₀, on the scale of the mean loss: the first draws have the variance 1/(N(h₀ + δ)).
+        draws: S, draws of the weights in a step, each with a gradient of its own.
+        antithetic: whether draws come in pairs m ± z/√(λ(h + δ)), which takes noise from the mean and adds some to h.
+        clip: ξ, largest change of a mean in a step over the learning rate; None for any.
+        schedule: how the learning rate changes over the run.
+        plan: how the stack of members and draws is run: auto, native, loop, vmap or compiled.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    hessian_decay: float | None = None
+    hessian_init: float = 3.0
+    draws: int = 1
+    antithetic: bool = False
+    clip: float | None = None
+    schedule: Schedule = field(default_factory=Cosine)
+    plan: BackendName | str = "auto"
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_counts(members=self.members, batch_size=self.batch_size, draws=self.draws, **given(epochs=self.epochs))
+        check_positive(lr=self.lr, hessian_init=self.hessian_init, **given(clip=self.clip))
+        check_share(momentum=self.momentum, **given(hessian_decay=self.hessian_decay))
+        check_flags(antithetic=self.antithetic)
+        check_schedule(self.schedule)
+        check_plan(self.plan)
+        if self.antithetic and self.draws % 2:
+            raise ValueError(f"`draws` must be even where they come in pairs (`antithetic`); got {self.draws}.")
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
+        return Needs(batch_size=self.batch_size, network="train", validation="prior")
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
+        per_epoch = folds[0].rows.steps_per_epoch
+        epochs = -(-self.length(per_epoch) // (_SHORTER * per_epoch))
+        return choose_scale(replace(self, epochs=epochs), density, folds, **begin)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch, steps=_STEPS) * steps_per_epoch
+
+    def decay(self, total_steps: int) -> float:
+        """Return β₂ in a run of so many steps."""
+        return max(0.0, 1 - _TURNS / total_steps) if self.hessian_decay is None else self.hessian_decay
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the means start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+        """
+        mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
+        return State(
+            mean_MD,
+            torch.full_like(mean_MD, self.hessian_init) + target_of(density, mean_MD).penalty.precision,
+            torch.zeros_like(mean_MD),
+            clone(buffers),
+            mean_MD.new_empty(self.draws, *mean_MD.shape),
+            mean_MD.new_empty(self.draws, *mean_MD.shape),
+            tuple(seeds),
+            0,
+            steps_per_epoch,
+            self.length(steps_per_epoch),
+        )
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < state.total_steps else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one step.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            DivergedError: if a loss or gradient is not finite. On a CPU the state is then that before the step; on
+                other devices it is found up to 49 steps later, and the means may not be finite.
+        """
+        now, buffers = state if donate else state.clone(), clone(state.buffers)
+        target, lr = target_of(density, now.mean_MD), self.lr * self.schedule.factor(state.done)
+        sums_M2 = _draw(self, now, target)
+        nll_M = _evaluate(self, density, now, batch=batch, buffers=buffers)
+        for segment in target.others:
+            segment.add_gradient_(now.gradient_SMD, now.drawn_SMD, -target.scale / target.ess)
+        info = Info(nll_M, target.divergence(sums_M2, now.drawn_SMD), target.ess, lr)
+        finite_M = nll_M + torch.linalg.vector_norm(now.gradient_SMD, dim=(0, 2))
+        unseen = _sound((*now.unseen, Seen(now.step, lr, nll_M, finite_M)), now, batch)
+        rates = Rates(
+            target.ess,
+            lr,
+            self.momentum,
+            1 / (1 - self.momentum ** (now.step + 1)),
+            1 - self.decay(now.total_steps),
+            math.inf if self.clip is None else self.clip,
+        )
+        drawn = {"gradient_SMD": now.gradient_SMD, "weights_SMD": now.drawn_SMD}
+        passes.update(now.moments, target.penalty, rates, **drawn)
+        return replace(now, buffers=buffers, step=now.step + 1, unseen=unseen), info
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+        """Return the mixture of the members' Gaussians."""
+        del shelf
+        variance_MD = 1 / (state.precision_MD * target_of(density, state.mean_MD).ess)
+        return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
+
+    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows, and of the variances.
+
+        Those of `torchbayes.methods.optimise.health` and `torchbayes.methods.residuals`, at a draw of each member; a
+        posterior that is the prior, or whose variances are still those it began with.
+        """
+        found = problems_of(posterior, state, source) or unexplained(posterior, source)
+        left = self.decay(state.total_steps) ** state.step
+        if left > _STALE:
+            found.append(
+                f"the variances are {left:.0%} what they began with, as a run of {state.step} steps is short for a "
+                f"`hessian_decay` of {self.decay(state.total_steps):g} (lower it, or train longer)"
+            )
+        return found or _unlearned(history, posterior.mean_MD.shape[-1])
+
+
+def _draw(method: IVON, state: State, target: Target) -> Tensor:
+    """Return what the first draw of a step has summed, (M, 2), and write all of them."""
+    sums = []
+    for s in range(method.draws):
+        pair, sign = (s // 2, 1 - s % 2 * 2) if method.antithetic else (s, 1)
+        stream = mix(Purpose.WEIGHT_NOISE, state.step, pair)
+        about = {"ess": target.ess, "seeds": state.seeds, "stream": stream, "sign": sign}
+        sums.append(passes.draw(state.moments, target.penalty, state.drawn_SMD[s], **about))
+    return sums[0]
+
+
+def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch, buffers: Buffers) -> Tensor:
+    """Return the mean loss of each member over the draws, with the gradient at each; buffers become their mean too."""
+    count, members = method.draws, len(state.seeds)
+    seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
+    each = buffers
+    if count > 1:
+        batch = batch.map(lambda t: t.repeat(count, *[1] * (t.ndim - 1)))
+        each = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
+    weights, gradient = (t.view(count * members, -1) for t in (state.drawn_SMD, state.gradient_SMD))
+    nll = density.nll(weights, batch, buffers=each, seeds=seeds, out=gradient).log_density
+    if count == 1:
+        return nll
+    for name, buffer in each.items():
+        own = buffer.unflatten(0, (count, members))
+        buffers[name].copy_(own.mean(0) if own.is_floating_point() else own[0])
+    return nll.view(count, members).mean(0)
+
+
+def _sound(unseen: tuple[Seen, ...], state: State, batch: Batch) -> tuple[Seen, ...]:
+    """Return the steps that are still to be looked at.
+
+    Raises:
+        DivergedError: if one that is looked at now was not finite.
+    """
+    if not due(unseen, last=(state.step + 1) % state.steps_per_epoch == 0):
+        return unseen
+    if (bad := first_unsound(unseen)) is not None:
+        raise DivergedError(
+            f"the fit diverged at step {bad.step} of {state.total_steps}: the loss of member {bad.member} is "
+            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
+            f"{largest(batch):.3g}: standardise inputs and targets if they are large, lower the learning rate, or "
+            f"raise `hessian_init`, which makes the first draws narrower."
+        )
+    return ()
+
+
+def _unlearned(history: History, size: int) -> list[str]:
+    """Return the problem of members whose weights are as the prior has them."""
+    columns = history.columns()
+    if "kl" not in columns or not columns["kl"].numel():
+        return []
+    kl_M = columns["kl"][:, -1] / size
+    bad = (kl_M.abs() < _UNLEARNED).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the posterior of member {bad[0]} is the prior: their divergence is {float(kl_M[bad[0]]):.2g} nats a weight, "
+        f"so nothing was learned (give a narrower prior, under which fewer weights are worth their noise, or more data)"
+    ]

@@ -1,0 +1,86 @@
+"""The posterior that a Gaussian approximates: a normal prior, known exactly, and a loss that is estimated at draws."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.model.priors.bound import Segment
+from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.univariate import Flat, Normal
+from torchbayes.native.ivon import Penalty
+
+
+class Target(NamedTuple):
+    """The tempered posterior as IVON takes it.
+
+    Attributes:
+        ess: λ = N/T.
+        penalty: mean and precision over λ of the normal part of the prior.
+        others: parts of the prior that are not normal, which belong to the loss.
+        scale: factor on log p(w) in the log joint density.
+        factors: of Σ log (h + δ) and of Σ δ ((m − μ)² + 1/(λ(h + δ))) in the divergence, (2,) float64.
+        constant: the rest of it, in nats: of the entropy and of the normal part of the prior.
+    """
+
+    ess: float
+    penalty: Penalty
+    others: tuple[Segment, ...]
+    scale: float
+    factors: Tensor
+    constant: float
+
+    @classmethod
+    def of(cls, density: LogDensity, like: Tensor) -> Target:
+        """Return that of a density, its tensors in the dtype and on the device of weights."""
+        own = density.model.scales(density.num_data, density.num_data)
+        prior, ess = density.model.prior, density.num_data * own.likelihood
+        normal = [s for s in prior.segments if _is_normal(s)]
+        others = tuple(s for s in prior.segments if not _is_normal(s) and not isinstance(s.prior, Flat))
+        penalty = _penalty(normal, own.prior / ess, like=like)
+        log_norm = sum(float((s.each(s.std).log() + 0.5 * math.log(2 * math.pi)).sum()) for s in normal)
+        constant = own.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
+        factors = torch.tensor([0.5, 0.5 * ess], dtype=torch.float64, device=like.device)
+        return cls(ess, penalty, others, own.prior, factors, constant)
+
+    def divergence(self, sums_M2: Tensor, weights_SMD: Tensor) -> Tensor:
+        """Return KL(q ‖ p) of each member, float64, of what a draw has summed and, for other priors, at the draws."""
+        found_M = torch.mv(sums_M2, self.factors).add_(self.constant)
+        for segment in self.others:
+            log_prob = segment.prior.log_prob(weights_SMD[..., segment.where]).double()
+            each_SM = log_prob if isinstance(segment.prior, Joint) else log_prob.sum(-1)
+            found_M = found_M - self.scale * each_SM.mean(0)
+        return found_M
+
+
+_TARGETS: WeakKeyDictionary[LogDensity, Target] = WeakKeyDictionary()
+
+
+def target_of(density: LogDensity, like: Tensor) -> Target:
+    """Return the target of a density; made once, as its numbers of all weights are the same at every step."""
+    if density not in _TARGETS:
+        _TARGETS[density] = Target.of(density, like)
+    return _TARGETS[density]
+
+
+def _is_normal(segment: Segment) -> bool:
+    """Return whether the weights of a run have independent normal priors."""
+    prior = segment.prior
+    return isinstance(prior, Normal) or (isinstance(prior, Joint) and prior.is_independent)
+
+
+def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
+    """Return means and precisions, times a factor, of normal runs; 0 for all other weights."""
+    loc_D, precision_D = torch.zeros(2, like.shape[-1], dtype=torch.float64)
+    for segment in normal:
+        loc_D[segment.where] = segment.each(segment.loc)
+        precision_D[segment.where] = factor / segment.each(segment.std) ** 2
+    both = [loc_D.to(like), precision_D.to(like)]
+    if all(bool((t == t[0]).all()) for t in both):
+        both = [t[:1].clone() for t in both]
+    return Penalty(*both)
