@@ -134,11 +134,11 @@ class Counting(Backend):
             self.model.prior.add_gradient_(evaluation.gradient_MD, evaluation.weights_MD, evaluation.scales.prior)
         return value_M, self.model.log_prior(evaluation.weights_MD)
 
-    def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor | None:
+    def outputs(self, weights_SD: Tensor, inputs: Any, **options: Any) -> Tensor | None:
         if len(weights_SD) != M:
             return None
         self.calls.append("outputs")
-        return Loop(self.model).outputs(weights_SD, inputs, buffers_S=buffers_S, chunk_size=chunk_size)
+        return Loop(self.model).outputs(weights_SD, inputs, **options)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.catalogue.methods import classes, small
+from torchbayes.catalogue.methods import classes, parts_of, small
 from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
@@ -97,7 +97,8 @@ def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:
 
 def _trained(kind: type) -> bool:
     """Whether a method is run by members, epochs and rows, as the laws of methods run it."""
-    return {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
+    shared = {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
+    return shared and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
 
 
 # a method of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small

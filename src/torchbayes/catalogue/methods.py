@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
+from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
@@ -25,6 +26,8 @@ from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.variational.batch_norm import MCBatchNorm
+from torchbayes.methods.variational.dropout import MCDropout
 
 __all__ = [
     "HMC",
@@ -37,6 +40,8 @@ __all__ = [
     "SWA",
     "SWAG",
     "Laplace",
+    "MCBatchNorm",
+    "MCDropout",
     "OnlineLaplace",
     "RandomWalk",
 ]
@@ -280,6 +285,7 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#2fa0a0", "P"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
+        *VARIATIONAL,
     )
 }
 
@@ -296,6 +302,11 @@ def classes() -> dict[str, type]:
 def small(kind: type) -> dict[str, Any]:
     """Return the settings that a run of few steps needs of a method's class."""
     return next((dict(entry.small) for entry in METHODS.values() if entry.small and entry.load() is kind), {})
+
+
+def parts_of(kind: type) -> str:
+    """Return what a network must have for a method's class: "any", "dropout" or "batch norm"."""
+    return next((entry.parts for entry in METHODS.values() if entry.load() is kind), "any")
 
 
 def label_of(name: str) -> str:
