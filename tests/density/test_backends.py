@@ -18,7 +18,6 @@ from torchbayes.density.loop import Loop
 from torchbayes.density.plans import BACKEND_NAMES, BACKENDS, BackendName
 from torchbayes.evidence.path import AnnealedDensity, FunctionTarget
 from torchbayes.model import Batch, Model, likelihoods, priors
-from torchbayes.model.network import Buffers
 from torchbayes.native.build import available
 
 M, B, N = 3, 8, 41

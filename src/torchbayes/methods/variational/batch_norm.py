@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm  # no public base class covers
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.variational.seeker import seeker
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -41,7 +41,7 @@ class State:
         buffers: the network's buffers of each member, (M, ...), as they were trained.
         statistics: of each batch norm, by name, (M, K, channels); the first `collected` of the K are known.
         collected: minibatches so far.
-        rows: of a full minibatch; 0 before the first.
+        rows: of the largest minibatch so far.
         step: minibatches read.
     """
 
@@ -97,9 +97,9 @@ class MCBatchNorm:
         check_counts(draws=self.draws, members=self.members)
 
     @property
-    def seeker(self) -> MAP:
+    def seeker(self) -> Any:
         """What trains a network where `fit` is given none."""
-        return MAP(batch_size=self.batch_size)
+        return seeker(self.batch_size)
 
     @property
     def needs(self) -> Needs:
@@ -107,7 +107,7 @@ class MCBatchNorm:
         return Needs(batch_size=self.batch_size, start="modes")
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the minibatches that are read at most: the last of an epoch may be smaller, and is left out."""
+        """Return the minibatches that are read at most: the last of an epoch may be the rest, which is left out."""
         return self.draws if steps_per_epoch == 1 else self.draws + -(-self.draws // (steps_per_epoch - 1))
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
@@ -149,7 +149,7 @@ class MCBatchNorm:
         return Visit("minibatch", state.step) if state.collected < self.draws else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Keep the statistics of one minibatch, unless it has fewer rows than the first.
+        """Keep the statistics of one minibatch, unless it is the rest of an epoch, with fewer rows than others.
 
         Args:
             density: the model with its number of rows.
@@ -168,7 +168,7 @@ class MCBatchNorm:
             raise ValueError(f"`batch_size` must give minibatches of 2 rows at least; got {rows}. One has no variance.")
         info = Info(torch.full((members,), float(rows)))
         now = (state.weights_MD, state.buffers)
-        if rows < state.rows:
+        if rows < state.rows - 1:  # tensors are divided as equally as can be
             return State(*now, state.statistics, state.collected, state.rows, state.step + 1), info
         statistics = state.statistics if donate else {n: t.clone() for n, t in state.statistics.items()}
         for m in range(members):
@@ -177,7 +177,7 @@ class MCBatchNorm:
             found = batch_statistics(density.model.network, views, rows_of(batch.inputs, m), buffers=own)
             for name, value in found.items():
                 statistics[name][m, state.collected] = value
-        return State(*now, statistics, state.collected + 1, rows, state.step + 1), info
+        return State(*now, statistics, state.collected + 1, max(rows, state.rows), state.step + 1), info
 
     def draw(self, state: State) -> None:
         """Return nothing: the result of the run is in its state."""

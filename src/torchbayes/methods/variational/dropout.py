@@ -23,8 +23,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Info, Trajectory
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -66,13 +65,6 @@ class MCDropout(Descent):
         check_schedule(self.schedule)
 
     @property
-    def training(self) -> MAP:
-        """The training: the objective is that of MAP, with dropout on."""
-        return MAP(
-            self.members, self.epochs, self.batch_size, optimizer=self.optimizer, schedule=self.schedule, plan=self.plan
-        )
-
-    @property
     def candidates(self) -> tuple[()]:
         """Settings beside the epochs among which held-out rows choose: none."""
         return ()
@@ -104,7 +96,9 @@ class MCDropout(Descent):
             ValueError: if the network has no dropout.
         """
         self.check(density.model)
-        return self.training.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        return start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step under one mask for each row.
@@ -118,7 +112,8 @@ class MCDropout(Descent):
         Returns:
             The new state, and the info of the step.
         """
-        return self.training.step(density, state, batch, donate=donate)
+        lr = self.optimizer.lr * self.schedule.factor(state.done)
+        return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
