@@ -81,7 +81,7 @@ def test_it_trains_as_map_does_with_dropout_on() -> None:
     dropped = tb.fit(model, regression(), tb.MCDropout(2, 60, 20), seed=4, callbacks=())
     plain = tb.fit(model, regression(), tb.MAP(2, 60, 20), seed=4, callbacks=())
     assert_close(dropped.tensors()["weights_MD"], plain.tensors()["weights_MD"])
-    assert_close(dropped.tensors()["rates_ML"], torch.full((2, 1), 0.2))
+    assert_close(dropped.tensors()["rates_ML"], torch.full((2, 1), 0.2, dtype=torch.float64))
     assert dropped.default_draws == 30
     inputs = normal(5, 2)
     assert tb.predict(dropped, inputs).mean.shape == (5, 1)

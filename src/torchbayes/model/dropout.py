@@ -2,7 +2,7 @@ r"""Dropout masks that belong to a drawn function: the same for every row of eve
 
 Under q a unit of layer l is kept with probability k_l, and the rows of the weights that act on a unit that is dropped
 are zero. A draw of the weights is thus one mask z of each dropout layer, shared by all rows, and inverted dropout
-multiplies its inputs by z / k. What `model.train()` does instead, a mask for every row, gives each row the same
+multiplies its inputs by z / k. What PyTorch does in training mode, a mask for every row, gives each row the same
 distribution of outputs, but no function: two rows of a batch are then rows of two different networks.
 
 While `Masked` is active, each Bernoulli number that a network draws in training mode is a function of the seed of the

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
 
@@ -103,28 +104,38 @@ def _own(network: Network, name: str, layer: nn.Module) -> bool:
     )
 
 
-def folded(network: Network, weights_SD: Tensor, masks_S: Sequence[Mask]) -> Tensor | None:
+def folded(network: Network, weights_MD: Tensor, masks_S: Sequence[Mask]) -> Tensor | None:
     """Return weights with the masks of draws in them; None where masks are no part of the weights.
 
     The network in evaluation mode with these weights is the drawn function.
 
     Args:
         network: the network.
-        weights_SD: to which the masks are applied; not changed. Columns behind the network's are left as they are.
+        weights_MD: of the members; draw s is of member s mod M. Columns behind the network's are left as they are.
         masks_S: of the draws.
+
+    Returns:
+        Tensor (S, D).
     """
     found = folds(network)
     if found is None:
         return None
-    weights_SD = weights_SD.clone()
-    views = network.layout.split(weights_SD[:, : network.layout.size])
+    weights_SD = weights_MD.new_empty(len(masks_S), weights_MD.shape[1])
+    size, places = network.layout.size, network.layout.slices
+    whole, members = network.layout.split(weights_SD[:, :size]), network.layout.split(weights_MD[:, :size])
+    changed = {f.weight for f in found} | {f.bias for f in found if f.bias is not None}
+    kept_columns = [*(where for name, where in places.items() if name not in changed), slice(size, None)]
     for s, mask in enumerate(masks_S):
+        m = s % len(weights_MD)
+        for where in kept_columns:
+            weights_SD[s, where] = weights_MD[m, where]
+        now = {name: members[name][m] for name in changed}
         for call, fold in enumerate(found):
             layer: Any = network.module.get_submodule(fold.dropout)
             keep = 1 - mask.rates.get(fold.dropout, layer.p)
-            scale = kept(mask.seed, call, fold.shape, keep=keep).flatten().to(weights_SD) / (keep or 1.0)
-            weight = views[fold.weight][s]
-            weight *= scale.view(-1, *[1] * (weight.ndim - (2 if fold.inputs else 1)))
+            scale = kept(mask.seed, call, fold.shape, keep=keep).flatten().to(weights_MD) / (keep or 1.0)
+            behind = [1] * (now[fold.weight].ndim - (2 if fold.inputs else 1))
+            now[fold.weight] = torch.mul(now[fold.weight], scale.view(-1, *behind), out=whole[fold.weight][s])
             if fold.bias is not None:
-                views[fold.bias][s] *= scale
+                now[fold.bias] = torch.mul(now[fold.bias], scale, out=whole[fold.bias][s])
     return weights_SD

@@ -105,10 +105,9 @@ class DropoutPosterior(Posterior):
             ValueError: if S is not a multiple of M, or the weights do not fit in memory.
         """
         draws, seed = self.check_draws(draws), as_seed(seed)
-        check_memory(2 * draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
-        weights_SD = self.weights_MD[torch.arange(draws) % self.members]
-        found = folded(self.model.network, weights_SD, self._masks(draws, seed))
-        return weights_SD if found is None else found
+        check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
+        found = folded(self.model.network, self.weights_MD, self._masks(draws, seed))
+        return self.weights_MD[torch.arange(draws) % self.members] if found is None else found
 
     def beside(self, draws: int, *, seed: int) -> Beside | None:
         """Return the masks of draws; None where they are in the weights."""
