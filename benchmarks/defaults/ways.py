@@ -123,6 +123,7 @@ METHODS: dict[str, Way] = {
     "SGHMC": _method(tb.SGHMC()),
     "SGNHT": _method(tb.SGNHT()),
     "MC dropout": _method(tb.MCDropout(), dropout=0.1),
+    "concrete dropout": _method(tb.ConcreteDropout(), dropout=0.1),
 }
 PEERS: dict[str, Way] = {"random forest": _forest, "boosted trees": _boosting, "Gaussian process": _process}
 WAYS = {**METHODS, **PEERS}

@@ -27,6 +27,7 @@ from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
+from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "ConcreteDropout",
     "Laplace",
     "MCBatchNorm",
     "MCDropout",

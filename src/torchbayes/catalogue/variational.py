@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchbayes.catalogue.entries import Look, MethodEntry
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
+from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ def _dropout(usual: Usual) -> MCDropout:
     return MCDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, plan="loop")
 
 
+def _learned(usual: Usual) -> ConcreteDropout:
+    b = usual.budget
+    return ConcreteDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer)
+
+
 VARIATIONAL = (
     MethodEntry(
         "mc_dropout",
@@ -25,6 +31,17 @@ VARIATIONAL = (
         label="MC dropout",
         usual=_dropout,
         look=Look("#b5651d", "X"),
+        predicts="drawn",
+        parts="dropout",
+        cost="One training run, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "concrete_dropout",
+        "MC dropout that learns the rate of each dropout layer",
+        "torchbayes.methods.variational.concrete:ConcreteDropout",
+        label="concrete dropout",
+        usual=_learned,
+        look=Look("#8f4f2f", "<"),
         predicts="drawn",
         parts="dropout",
         cost="One training run, and a forward pass for each function drawn.",

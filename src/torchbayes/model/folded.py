@@ -59,9 +59,10 @@ def folds(network: Network) -> list[Fold] | None:
 
 
 def _random_elsewhere(network: Network, known: set[str]) -> bool:
-    """Return whether a part that is no known layer may draw masks: anything that torch.nn does not define."""
+    """Return whether another part may draw random numbers: anything that torch.nn does not define may."""
+    others = nn.RNNBase | nn.MultiheadAttention | nn.RReLU
     return any(
-        not type(m).__module__.startswith("torch.nn.modules") or isinstance(m, nn.RNNBase | nn.MultiheadAttention)
+        not type(m).__module__.startswith("torch.nn.modules") or isinstance(m, others)
         for n, m in network.module.named_modules()
         if n not in known
     )

@@ -107,6 +107,7 @@ class Purpose(enum.IntEnum):
     MASKS = 100  # of one call of dropout in a forward pass
     MASKED_DRAW = 101  # seeds of the draws
     MINIBATCH = 102  # whose statistics a draw has
+    CONCRETE = 103  # masks by which rates are learned
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

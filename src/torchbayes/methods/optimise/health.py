@@ -68,7 +68,7 @@ class Descending(Protocol):
         ...
 
 
-def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) -> list[str]:
+def problems_of(posterior: Posterior, state: Descending, source: Source) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
     They do not depend on whether the run was interrupted, or which processes shared it.
