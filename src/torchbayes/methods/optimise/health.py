@@ -32,6 +32,7 @@ from torchbayes.model.rows.batch import Batch, tensors_of
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import not_finite
@@ -68,7 +69,7 @@ class Descending(Protocol):
         ...
 
 
-def problems_of(posterior: Posterior, state: Descending, source: Source) -> list[str]:
+def problems_of(posterior: Point | Gaussian | DropoutPosterior, state: Descending, source: Source) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
     They do not depend on whether the run was interrupted, or which processes shared it.

@@ -216,10 +216,12 @@ class Rated:
                 weights_D, logits_L = both_E[: model.layout.size], both_E[model.layout.size :]
                 own = {name: buffer[m] for name, buffer in buffers.items()}
                 inputs = model.network.arrange(rows_of(batch.inputs, m))
-                model.network.ask(model.split(weights_D.detach())[0], inputs, {n: b.clone() for n, b in own.items()})
-                with model.network.training(), _masking(model, layers, logits_L, source=source):
-                    part = Batch(inputs, rows_of(batch.targets, m))
-                    fit = model.log_likelihood(weights_D, part, own).sum(dtype=torch.float64)
+                part, views = Batch(inputs, rows_of(batch.targets, m)), model.split(weights_D.detach())[0]
+                with model.network.training():
+                    # first, as it may run the network, which must not use up the numbers of the masks
+                    model.network.ask(views, inputs, {n: b.clone() for n, b in own.items()})
+                    with _masking(model, layers, logits_L, source=source):
+                        fit = model.log_likelihood(weights_D, part, own).sum(dtype=torch.float64)
                 prior = model.log_prior(_kept(model, layers, weights_D, logits_L)) + _entropy(layers, logits_L)
                 loss = factor * (scales.likelihood * fit + scales.prior * prior)
                 out[m] = torch.autograd.grad(loss, both_E)[0]
