@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,14 +47,22 @@ class Problem:
         """Whether targets are numbers."""
         return not self.data.num_classes
 
+    def with_dropout(self, rate: float) -> Problem:
+        """Return the problem for a network that has dropout of a rate between its layers."""
+        return replace(self, model=_model(self.data, dropout=rate))
+
 
 def problem(name: str, split: int) -> Problem:
     """Return a data set by name, with its model."""
     read = _READERS.get(name, _table if name in _TABLES else _uci)
     data = read(name, split)
-    network = (small_cnn if data.is_image else mlp)(data.input_shape, data.num_classes or 1)
+    return Problem(data, _model(data))
+
+
+def _model(data: Data, **settings: Any) -> tb.Model:
+    network = (small_cnn if data.is_image else mlp)(data.input_shape, data.num_classes or 1, **settings)
     likelihood = tb.likelihoods.Categorical() if data.num_classes else tb.likelihoods.Gaussian(scale="learned")
-    return Problem(data, tb.Model(network, likelihood))
+    return tb.Model(network, likelihood)
 
 
 def _uci(name: str, split: int) -> Data:

@@ -18,10 +18,11 @@ LEVEL, _HALF = 0.9, 1.6448536269514722  # of intervals, and their half width in 
 _MOST = {"regression": 1000, "classes": 500}  # rows of a Gaussian process, whose cost grows with their cube
 
 
-def _method(settings: Any) -> Way:
-    """Return a way: `tb.fit` with settings, and `tb.evaluate`."""
+def _method(settings: Any, dropout: float = 0.0) -> Way:
+    """Return a way: `tb.fit` with settings, and `tb.evaluate`; of a network that has dropout, if a rate is given."""
 
     def way(problem: Problem, seed: int) -> Numbers:
+        problem = problem.with_dropout(dropout) if dropout else problem
         posterior = tb.fit(problem.model, problem.data.train, settings, seed=seed, callbacks=())
         prediction = tb.predict(posterior, problem.data.test.inputs)
         found = tb.evaluate(prediction, problem.data.test.targets).metrics
@@ -126,6 +127,8 @@ METHODS: dict[str, Way] = {
     "SGNHT": _method(tb.SGNHT()),
     "SVGD": _method(tb.SVGD()),
     "repulsive ensemble": _method(tb.RepulsiveEnsemble()),
+    "MC dropout": _method(tb.MCDropout(), dropout=0.1),
+    "concrete dropout": _method(tb.ConcreteDropout(), dropout=0.1),
 }
 PEERS: dict[str, Way] = {"random forest": _forest, "boosted trees": _boosting, "Gaussian process": _process}
 WAYS = {**METHODS, **PEERS}

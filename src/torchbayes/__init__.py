@@ -25,7 +25,9 @@ from torchbayes.model.parameters import Parameters, ordered
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors import (
+    BatchNormPosterior,
     Draws,
+    DropoutPosterior,
     Functions,
     Gaussian,
     InSubspace,
@@ -64,6 +66,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Batch",
+    "BatchNormPosterior",
     "Chains",
     "Collector",
     "Constant",
@@ -74,6 +77,7 @@ __all__ = [
     "Difference",
     "DivergedError",
     "Draws",
+    "DropoutPosterior",
     "Evaluation",
     "Event",
     "FunctionDensity",

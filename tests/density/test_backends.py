@@ -18,7 +18,6 @@ from torchbayes.density.loop import Loop
 from torchbayes.density.plans import BACKEND_NAMES, BACKENDS, BackendName
 from torchbayes.evidence.path import AnnealedDensity, FunctionTarget
 from torchbayes.model import Batch, Model, likelihoods, priors
-from torchbayes.model.network import Buffers
 from torchbayes.native.build import available
 
 M, B, N = 3, 8, 41
@@ -134,11 +133,11 @@ class Counting(Backend):
             self.model.prior.add_gradient_(evaluation.gradient_MD, evaluation.weights_MD, evaluation.scales.prior)
         return value_M, self.model.log_prior(evaluation.weights_MD)
 
-    def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor | None:
+    def outputs(self, weights_SD: Tensor, inputs: Any, **options: Any) -> Tensor | None:
         if len(weights_SD) != M:
             return None
         self.calls.append("outputs")
-        return Loop(self.model).outputs(weights_SD, inputs, buffers_S=buffers_S, chunk_size=chunk_size)
+        return Loop(self.model).outputs(weights_SD, inputs, **options)
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_auto_takes_the_kernel_and_says_so():
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "dropout": (lambda: Model(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), likelihoods.Categorical()), "Dropout"),
+    "gates": (lambda: Model(nn.Sequential(nn.Linear(2, 2), nn.GLU()), likelihoods.Categorical()), "GLU"),
     "convolution": (lambda: Model(nn.Conv2d(1, 2, 3), likelihoods.Categorical()), "Conv2d"),
     "a likelihood": (lambda: Model(nn.Linear(2, 1), likelihoods.Poisson()), "Poisson"),
     "frozen": (lambda: Model(stack(2, 3, 2), likelihoods.Categorical(), random="2.*"), "`0.weight` is not random"),
@@ -217,6 +217,24 @@ def test_what_the_kernel_cannot_run_is_refused_with_the_reason(make: Callable[[]
         LogDensity(model, N, plan="native")(
             normal(1, model.layout.size).float(), Batch(torch.ones(1, 1, 2), classes(1, 2).view(1, 1))
         )
+
+
+def test_dropout_is_the_identity_in_evaluation_and_refused_in_training():
+    layers = nn.Dropout(0.1), nn.Linear(2, 3), nn.Dropout(), nn.Tanh(), nn.AlphaDropout(0.2), nn.Linear(3, 2)
+    model, plain = (
+        Model(nn.Sequential(*own).double(), likelihoods.Categorical())
+        for own in (layers, (layers[1], layers[3], layers[5]))
+    )
+    weights_MD, batch = normal(1, 17), Batch(normal(1, 6, 2), classes(6, 2).view(1, 6))
+    found = LogDensity(model, N, plan="native")(weights_MD, batch)
+    expected = LogDensity(plain, N, plan="loop")(weights_MD, batch)
+    torch.testing.assert_close(found.gradient, expected.gradient, rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match=r"`0` is dropout, which the kernel knows in evaluation mode alone"):
+        LogDensity(model, N, plan="native", training=True)(weights_MD, batch)
+    auto = LogDensity(model, N, training=True)
+    auto(weights_MD, batch, seeds=[1])
+    assert auto.plan is not None
+    assert auto.plan.backend == "loop"
 
 
 def test_hooks_and_tied_layers_are_refused():

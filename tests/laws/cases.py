@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.catalogue.methods import classes, small
+from torchbayes.catalogue.methods import classes, parts_of, small
 from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.posteriors.posterior import Posterior
@@ -90,6 +90,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "svgd": partial(tb.SVGD, optimizer=tb.Adam(lr=0.05), annealing="cyclic"),
     "repulsive_weights": partial(tb.RepulsiveEnsemble, optimizer=tb.SGD(lr=0.1), space="weights", score="sge"),
     "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), space="functions", prior_draws=5),
+    "vi": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1),
+    "vi_by_layers": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, estimator="auto"),
+    "vi_low_rank": partial(tb.VI, "low_rank", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, rank=2),
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
@@ -102,7 +105,8 @@ def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:
 
 def _trained(kind: type) -> bool:
     """Whether a method is run by members, epochs and rows, as the laws of methods run it."""
-    return {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
+    shared = {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
+    return shared and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
 
 
 # a method of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small

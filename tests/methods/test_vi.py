@@ -133,6 +133,7 @@ def test_the_gap_of_mean_field_is_known() -> None:
 def test_a_fit_arrives_at_the_optimum(structure: Any) -> None:
     settings = {"epochs": 400, "draws": 16, "antithetic": True, "optimizer": tb.Adam(0.05), "kl_weight": 1.0}
     found = tb.fit(linear(), (INPUTS, TARGETS), tb.VI(structure, **settings), callbacks=())
+    assert isinstance(found, tb.Gaussian)
     exact = precision()
     covariance = torch.diag(1 / exact.diagonal()) if structure == "diagonal" else torch.linalg.inv(exact)
     torch.testing.assert_close(found.mean_MD[0], mean(), rtol=1e-6, atol=1e-6)
@@ -216,7 +217,7 @@ def test_expected_log_priors_by_quadrature(name: str, mu: float, sigma: float) -
 @exactly
 def test_a_prior_without_closed_form_is_averaged_over_draws() -> None:
     """A normal prior that is hidden in a torch Distribution has no closed form here, and the same expectation."""
-    hidden = torch.distributions.Normal(*torch.tensor([0.0, SCALE], dtype=torch.float64))
+    hidden = torch.distributions.Normal(0.0, torch.tensor(SCALE, dtype=torch.float64))
     parameters = parameters_of(FAMILY, mean(), 0.01 * torch.eye(FEATURES, dtype=torch.float64))
     closed, slope = objective(FAMILY, parameters)
     drawn, other = objective(FAMILY, parameters, prior=hidden)
@@ -266,5 +267,6 @@ def test_scales_start_at_a_share_of_trained_weights() -> None:
     model = tb.Model(net, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal())
     method = tb.VI(epochs=1, relative_scale=0.1, kl_weight=1.0, optimizer=tb.SGD(1e-12))
     found = tb.fit(model, (INPUTS, TARGETS), method, start=net, callbacks=())
+    assert isinstance(found, tb.Gaussian)
     torch.testing.assert_close(found.mean_MD[0], net.weight.detach()[0])
     torch.testing.assert_close(found.covariance.diagonal()[0].sqrt(), 0.1 * net.weight.detach()[0].abs())

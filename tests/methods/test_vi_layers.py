@@ -63,14 +63,14 @@ def prepared(name: str) -> tuple[tb.Model, LogDensity, Batch, Tensor, Tensor]:
     return model, density, batch, mean_MD, 0.2 * normal(1, model.layout.size, seed=6).exp()
 
 
-def drawn(name: str, estimator: str, seeds: int) -> Tensor:
+def drawn(name: str, estimator: Any, seeds: int) -> Tensor:
     """Gradients by means and scales for many seeds, (S, 2, D)."""
     model, density, batch, mean_MD, scale_MD = prepared(name)
     found = []
     for seed in range(seeds):
         if estimator == "weights":
             noise = normal(1, model.layout.size, seed=seed + 10_000)
-            gradient = density.loss(mean_MD + scale_MD * noise, batch, prior=0.0).gradient
+            gradient = density.nll(mean_MD + scale_MD * noise, batch).gradient
             found.append(torch.stack([gradient, gradient * noise])[:, 0])
         else:
             parts = by_layers(
@@ -80,7 +80,7 @@ def drawn(name: str, estimator: str, seeds: int) -> Tensor:
                 batch=batch,
                 estimator=estimator,
                 buffers={},
-                seeds=[seed],  # type: ignore[arg-type]
+                seeds=[seed],
             )
             found.append(torch.stack([parts.mean_MD, parts.scale_MD])[:, 0])
     return torch.stack(found)
@@ -140,7 +140,7 @@ def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> N
     seen = {}
     for estimator in ("flipout", "local"):
         loss = [
-            float(by_layers(density, model.given_weights()[None], zero, estimator=estimator, seeds=[s], **about).loss_M)  # type: ignore[arg-type]
+            float(by_layers(density, model.given_weights()[None], zero, estimator=estimator, seeds=[s], **about).nll_M)
             for s in range(1500)
         ]
         seen[estimator] = 2 * (sum(loss) / len(loss) - 0.5 * torch.log(torch.tensor(2 * torch.pi)).item())

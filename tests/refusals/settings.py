@@ -78,6 +78,11 @@ _CURVED: dict[str, tuple[Any, ...]] = {
 
 METHODS = {
     "MAP": Case(tb.MAP, wrong={**_TRAINED, "schedule": _SCHEDULE}),
+    "MCDropout": Case(tb.MCDropout, wrong={**_TRAINED, "schedule": _SCHEDULE}),
+    "ConcreteDropout": Case(
+        tb.ConcreteDropout, wrong={**{n: w for n, w in _TRAINED.items() if n != "plan"}, "schedule": _SCHEDULE}
+    ),
+    "MCBatchNorm": Case(tb.MCBatchNorm, wrong={"batch_size": (*COUNT, 1), "draws": COUNT, "members": COUNT}),
     "SWA": Case(tb.SWA, wrong=_AVERAGED),
     "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),
     "Laplace": Case(

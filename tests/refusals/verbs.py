@@ -309,6 +309,26 @@ VERBS = {
         {"model": _MODEL, "weights_MD": tensors((27,), (2, 3), (0, 27), (1, 2, 27))},
         _POSTERIORS,
     ),
+    "DropoutPosterior": Case(
+        tb.DropoutPosterior,
+        lambda: {"model": things.model(), "weights_MD": things.weights(2)},
+        {
+            "model": _MODEL,
+            "weights_MD": tensors((27,), (2, 3), (0, 27), (1, 2, 27)),
+            "rates_ML": (torch.full((2, 1), 0.1), torch.full((1, 0), 0.1)),
+        },
+        _POSTERIORS,
+    ),
+    "BatchNormPosterior": Case(
+        tb.BatchNormPosterior,
+        lambda: {"model": things.model(), "weights_MD": things.weights(2), "statistics_MK": {}},
+        {
+            "model": _MODEL,
+            "weights_MD": tensors((27,), (2, 3), (0, 27), (1, 2, 27)),
+            "statistics_MK": ({"1.running_mean": torch.zeros(2, 3, 4)},),
+        },
+        _POSTERIORS,
+    ),
     "Draws": Case(
         tb.Draws,
         lambda: {"model": things.model(), "weights_MSD": things.weights(2, 6)},
@@ -358,7 +378,7 @@ VERBS = {
         tb.Functions,
         lambda: {"model": things.model(), "weights_SD": things.weights(2)},
         {"model": _MODEL, "weights_SD": tensors((27,), (2, 3), (0, 27))},
-        {"buffers_S": "what the network holds"},
+        {"buffers_S": "what the network holds", "masks_S": "what posteriors give"},
     ),
     "Linearised": Case(
         tb.Linearised,

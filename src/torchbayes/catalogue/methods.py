@@ -17,12 +17,11 @@ from torchbayes.catalogue.tuned import (
     averaging,
     ensemble,
     in_cycles,
-    ivon,
-    mean_field,
     online_laplace,
     plain_settings,
     sampler,
 )
+from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
@@ -37,13 +36,16 @@ from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.variational.batch_norm import MCBatchNorm
+from torchbayes.methods.variational.concrete import ConcreteDropout
+from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON
 from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI",
-    "Laplace", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI", "ConcreteDropout",
+    "Laplace", "MCBatchNorm", "MCDropout", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
 ]
 # fmt: on
 
@@ -141,39 +143,6 @@ METHODS: dict[str, MethodEntry] = {
             cost="One training run with regular passes for the curvature.",
         ),
         MethodEntry(
-            "mean_field",
-            "variational inference: independent normal weights, fitted by a lower bound on the evidence",
-            "torchbayes.methods.variational.vi:VI",
-            label="mean field",
-            usual=mean_field,
-            look=Look("#c7509a", "h"),
-            also=("vi", "bbb", "bayes_by_backprop"),
-            predicts="drawn",
-            cost="A training run of about twice the work, and a forward pass for each function drawn.",
-            small={"kl_weight": 1.0},
-        ),
-        MethodEntry(
-            "ivon",
-            "variational inference: a Gaussian with independent weights, by natural gradients",
-            "torchbayes.methods.variational.ivon:IVON",
-            label="IVON",
-            usual=ivon,
-            look=Look("#b5651d", "<"),
-            first_of="multiivon",
-            predicts="drawn",
-            cost="One training run, and a forward pass for each function drawn.",
-        ),
-        MethodEntry(
-            "multiivon",
-            "variational inference around several solutions: a mixture of Gaussians",
-            "torchbayes.methods.variational.ivon:IVON",
-            label="MultiIVON",
-            usual=partial(ivon, members=5),
-            look=Look("#8a1538", ">"),
-            predicts="drawn",
-            cost="One training run for each member, and a forward pass for each function drawn.",
-        ),
-        MethodEntry(
             "hmc",
             "Hamiltonian Monte Carlo on all the data, the reference",
             "torchbayes.methods.mcmc.hmc:HMC",
@@ -249,24 +218,7 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#2fa0a0", "P"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
-        MethodEntry(
-            "svgd",
-            "several networks that average their gradients and repel each other: Stein variational gradient descent",
-            "torchbayes.methods.particles.svgd:SVGD",
-            label="SVGD",
-            usual=partial(ensemble, kind=SVGD),
-            look=Look("#b5651d", "v"),
-            cost="One training run and one forward pass for each particle; they cannot be split over processes.",
-        ),
-        MethodEntry(
-            "repulsive",
-            "several networks that repel each other while they train",
-            "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
-            label="repulsive ensemble",
-            usual=partial(ensemble, kind=RepulsiveEnsemble),
-            look=Look("#8b1a4a", "s"),
-            cost="One training run and one forward pass for each member; they cannot be split over processes.",
-        ),
+        *VARIATIONAL,
     )
 }
 
@@ -283,6 +235,11 @@ def classes() -> dict[str, type]:
 def small(kind: type) -> dict[str, Any]:
     """Return the settings that a run of few steps needs of a method's class."""
     return next((dict(entry.small) for entry in METHODS.values() if entry.small and entry.load() is kind), {})
+
+
+def parts_of(kind: type) -> str:
+    """Return what a network must have for a method's class: "any", "dropout" or "batch norm"."""
+    return next((entry.parts for entry in METHODS.values() if entry.load() is kind), "any")
 
 
 def label_of(name: str) -> str:

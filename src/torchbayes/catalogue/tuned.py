@@ -9,6 +9,8 @@ from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
+from torchbayes.methods.variational.concrete import ConcreteDropout
+from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON
 from torchbayes.methods.variational.vi import VI
 
@@ -97,3 +99,15 @@ def mean_field(usual: Usual, members: int = 1) -> VI:
     return VI(
         members=members, epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0, plan=usual.plan
     )
+
+
+def mc_dropout(usual: Usual) -> MCDropout:
+    """Return MC dropout with the budget of a data set."""
+    b = usual.budget
+    return MCDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, plan="loop")
+
+
+def concrete_dropout(usual: Usual) -> ConcreteDropout:
+    """Return concrete dropout with the budget of a data set."""
+    b = usual.budget
+    return ConcreteDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer)

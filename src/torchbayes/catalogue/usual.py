@@ -94,10 +94,10 @@ def usual_plan(problem: Problem) -> BackendName:
 
     Returns:
         "native" where the library has a kernel for network and likelihood; else "vmap" for fully connected networks,
-        "loop" for others.
+        "loop" for others, and for those with dropout, whose members need random numbers of their own.
     """
     entry = NETWORKS.get(problem.network)
-    if entry is None:
+    if entry is None or problem.network_settings.get("dropout"):
         return "loop"
     if not entry.kernel or problem.place != "cpu" or not available():
         return entry.plan

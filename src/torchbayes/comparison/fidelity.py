@@ -10,7 +10,7 @@ lower it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -174,13 +174,7 @@ def _splits(functions: Functions, chains: int) -> Iterator[tuple[Functions, Func
     """Yield the functions of each chain, and those of the others."""
     chain_S = torch.arange(functions.draws) % chains
     for chain in range(chains if chains > 1 else 0):
-        yield _some(functions, chain_S == chain), _some(functions, chain_S != chain)
-
-
-def _some(functions: Functions, chosen_S: Tensor) -> Functions:
-    chosen_S = chosen_S.to(functions.weights_SD.device)
-    buffers = {n: b[chosen_S] for n, b in functions.buffers_S.items()} if functions.buffers_S else None
-    return replace(functions, weights_SD=functions.weights_SD[chosen_S], buffers_S=buffers)
+        yield functions.some(chain_S == chain), functions.some(chain_S != chain)
 
 
 def _samples(functions: Functions | Source, inputs: Tensor, seed: int) -> Tensor:

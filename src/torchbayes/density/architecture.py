@@ -1,7 +1,7 @@
 """Networks that the library's own kernel can run, extracted from a module.
 
 An nn.Sequential of Linear layers and activations, with or without a leading Flatten; or of Conv2d layers, pools and
-activations, then Flatten and such layers.
+activations, then Flatten and such layers. Dropout, which is the identity in evaluation mode, may stand anywhere.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
 }
 
 
+_NOTHING = {nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
 _STAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 # values of one image that a layer may have: the kernel counts those of a few images in 32 bits
 _LARGEST = 1 << 22
@@ -92,7 +93,7 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
     flatten = False
     for part in parts:
         last = layers or stages
-        if type(part) is nn.Identity:
+        if type(part) in _NOTHING:
             continue
         if type(part) is nn.Linear and (flatten or not stages):
             at = [_offset(names, layout, p) for p in (part.weight, part.bias)]

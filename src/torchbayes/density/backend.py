@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from torchbayes.density.dynamics import Phase
+from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Batch, Model, Scales
 from torchbayes.model.network import Buffers
 
@@ -101,7 +102,15 @@ class Backend(ABC):
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:  # noqa: B027
         """Return where leapfrog steps lead, in one call; None if they must be taken one by one."""
 
-    def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor | None:  # noqa: B027
+    def outputs(  # noqa: B027
+        self,
+        weights_SD: Tensor,
+        inputs: Any,
+        *,
+        buffers_S: Buffers | None,
+        chunk_size: int,
+        masks_S: Sequence[Mask] | None = None,
+    ) -> Tensor | None:
         """Return the outputs of S networks on the same rows, without gradients; None if it does not offer this.
 
         Args:
@@ -109,6 +118,7 @@ class Backend(ABC):
             inputs: tensor (B, ...), or a tuple or mapping of such.
             buffers_S: of the networks, each (S, ...); None if each has the model's own.
             chunk_size: rows that go through a network at once: the bound on memory beside the result.
+            masks_S: dropout masks of each; dropout is off if None.
 
         Returns:
             Tensor (S, B, K), in float32 where the weights have lower precision.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from torchbayes.checks import check_memory
 from torchbayes.density.autograd import Into, differentiated, leaves_of
 from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.model.dropout import Mask, dropping, masked
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -47,7 +50,15 @@ class Loop(Backend):
 
         return differentiated(self, evaluation, run), None
 
-    def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor:
+    def outputs(
+        self,
+        weights_SD: Tensor,
+        inputs: Any,
+        *,
+        buffers_S: Buffers | None,
+        chunk_size: int,
+        masks_S: Sequence[Mask] | None = None,
+    ) -> Tensor:
         """Return the outputs of S networks, one after the other.
 
         On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose batched products
@@ -58,25 +69,27 @@ class Loop(Backend):
             inputs: tensor (B, ...), or a tuple or mapping of such.
             buffers_S: of the networks, each (S, ...); None if each has the model's own.
             chunk_size: rows that go through a network at once.
+            masks_S: dropout masks of each; dropout is off if None.
 
         Returns:
             Tensor (S, B, K).
         """
         network, rows, draws = self.model.network, batch_size(inputs), len(weights_SD)
         views, _ = self.model.split(weights_SD)
-        inputs = network.arrange(inputs)
-        results = []
-        for s in range(draws):
-            own = {n: v[s] for n, v in views.items()}
-            buffers = {n: b[s] for n, b in buffers_S.items()} if buffers_S else None
-            parts = []
-            for start in range(0, rows, chunk_size):
-                where = slice(start, start + chunk_size)
-                part = inputs if rows <= chunk_size else rows_of(inputs, where)
-                with taking(part):
-                    parts.append(network(own, part, buffers))
-                if s == start == 0:
-                    needed = draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
-                    check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=draws)
-            results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+        inputs, results = network.arrange(inputs), []
+        with dropping(network) if masks_S else nullcontext():
+            for s in range(draws):
+                own = {n: v[s] for n, v in views.items()}
+                buffers = {n: b[s] for n, b in buffers_S.items()} if buffers_S else None
+                run = partial(masked, network, mask=masks_S[s]) if masks_S else network
+                parts = []
+                for start in range(0, rows, chunk_size):
+                    where = slice(start, start + chunk_size)
+                    part = inputs if rows <= chunk_size else rows_of(inputs, where)
+                    with taking(part):
+                        parts.append(run(own, part, buffers=buffers))
+                    if s == start == 0:
+                        needed = draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
+                        check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=draws)
+                results.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(results)

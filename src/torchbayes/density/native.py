@@ -8,6 +8,7 @@ its normal part and that of noise scales, the rest is added here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from torchbayes.checks import SettingError
 from torchbayes.density.architecture import Architecture, architecture
 from torchbayes.density.backend import Backend, Evaluation, Trajectory
 from torchbayes.density.dynamics import Phase, Value
+from torchbayes.model.dropout import Mask, dropouts
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torchbayes.model.model import Model
@@ -177,16 +179,23 @@ class Native(Backend):
         Raises:
             SettingError: if there is none.
         """
-        kernel = kernel_of(self.model)
+        kernel = self._known
         if isinstance(kernel, UnavailableError):
             raise SettingError(
                 f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'."
             )
         return kernel
 
+    @cached_property
+    def _known(self) -> DenseModel | UnavailableError:
+        """The kernel of the model, or why there is none: it has no random numbers of its own."""
+        if self.training and (random := dropouts(self.model.network)):
+            return UnavailableError(f"`{random[0]}` is dropout, which the kernel knows in evaluation mode alone")
+        return kernel_of(self.model)
+
     def refuses(self, evaluation: Evaluation) -> str | None:
         """Return why there is no kernel for this model, or that it does not take the rows; else None."""
-        kernel = kernel_of(self.model)
+        kernel = self._known
         if isinstance(kernel, UnavailableError):
             return str(kernel)
         if kernel.takes(evaluation.weights_MD, *evaluation.batch, shared=evaluation.shared):
@@ -223,11 +232,23 @@ class Native(Backend):
         log_density_M = scales.likelihood * log_likelihood_M + scales.prior * log_prior_M
         return Phase(weights_MD, momentum_MD, Value(log_density_M, gradient_MD, log_likelihood_M))
 
-    def outputs(self, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None, chunk_size: int) -> Tensor | None:
+    def outputs(
+        self,
+        weights_SD: Tensor,
+        inputs: Any,
+        *,
+        buffers_S: Buffers | None,
+        chunk_size: int,
+        masks_S: Sequence[Mask] | None = None,
+    ) -> Tensor | None:
         """Return the outputs of S networks, (S, B, K), in one call; None if the kernel does not take the inputs."""
         del buffers_S  # networks that the kernel runs have none
         kernel = kernel_of(self.model)
-        if isinstance(kernel, UnavailableError) or not kernel.takes(weights_SD, inputs, shared=True):
+        if (
+            masks_S is not None
+            or isinstance(kernel, UnavailableError)
+            or not kernel.takes(weights_SD, inputs, shared=True)
+        ):
             return None
         return kernel.kernel.predict(weights_SD, inputs, chunk_size=chunk_size)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torchbayes.density.loop import Loop
 from torchbayes.density.native import Native
 from torchbayes.density.stacked import quiet
 from torchbayes.density.vmap import Vmap
+from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 
@@ -108,7 +109,13 @@ def choose(backends: Mapping[str, Backend], evaluation: Evaluation) -> Plan:
 
 
 def outputs(
-    model: Model, weights_SD: Tensor, inputs: Any, *, buffers_S: Buffers | None = None, chunk_size: int
+    model: Model,
+    weights_SD: Tensor,
+    inputs: Any,
+    *,
+    buffers_S: Buffers | None = None,
+    chunk_size: int,
+    masks_S: Sequence[Mask] | None = None,
 ) -> Tensor:
     """Return the outputs of S networks on the same rows, from the first backend that offers them.
 
@@ -118,6 +125,7 @@ def outputs(
         inputs: tensor (B, ...), or a tuple or mapping of such, as the model places them.
         buffers_S: of the networks, each (S, ...); None if each has the model's own.
         chunk_size: rows that go through a network at once: the bound on memory beside the result.
+        masks_S: dropout masks of each; dropout is off if None.
 
     Returns:
         Tensor (S, B, K), in float32 where the weights have lower precision.
@@ -125,8 +133,9 @@ def outputs(
     Raises:
         LookupError: if none offers them, which the loop does for every network.
     """
+    options: dict[str, Any] = {"buffers_S": buffers_S, "chunk_size": chunk_size, "masks_S": masks_S}
     for backend in BACKENDS:
-        found = backend(model).outputs(weights_SD, inputs, buffers_S=buffers_S, chunk_size=chunk_size)
+        found = backend(model).outputs(weights_SD, inputs, **options)
         if found is not None:
             return found
     raise LookupError("no backend gives the outputs of this network.")

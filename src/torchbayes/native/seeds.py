@@ -117,6 +117,11 @@ class Purpose(enum.IntEnum):
     # variational inference
     WEIGHT_NOISE = 90  # of the draws that a step of IVON takes its gradients at
     NETWORK_AT_DRAW = 91  # seeds of what a network draws at each of them
+    # dropout and batch norm of drawn functions
+    MASKS = 100  # of one call of dropout in a forward pass
+    MASKED_DRAW = 101  # seeds of the draws
+    MINIBATCH = 102  # whose statistics a draw has
+    CONCRETE = 103  # masks by which rates are learned
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
@@ -148,6 +153,24 @@ def mixed(purpose: Purpose, seeds: Sequence[int], *integers: int, count: int | N
     if count is not None:
         value = _stirred(value[:, None] + (np.arange(count, dtype=np.uint64) + _STEP))
     return value >> 1
+
+
+def fractions(seed: int, shape: Sequence[int]) -> np.ndarray:
+    """Return numbers uniform on [0, 1), multiples of 2⁻⁵³, each a hash of the seed and of its own place.
+
+    A smaller array is a corner of a larger one.
+
+    Args:
+        seed: one that `mix` gave.
+        shape: of the array.
+
+    Returns:
+        float64 array.
+    """
+    value = np.array([_stirred((seed + _STEP) & _MASK)], dtype=np.uint64)
+    for size in shape:
+        value = _stirred(value[..., None] + (np.arange(size, dtype=np.uint64) + _STEP))
+    return (value[0] >> 11) * 2.0**-53
 
 
 @lru_cache(maxsize=16)

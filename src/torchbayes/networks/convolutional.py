@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from torchbayes.checks import check_share
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
 
 
@@ -38,7 +39,7 @@ def lenet(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def small_cnn(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
+def small_cnn(input_shape: InputShape, num_outputs: int, *, dropout: float = 0.0) -> nn.Sequential:
     """Return a network of about 10,000 weights for images from 8x8 to 32x32.
 
     Two 3x3 convolutions with padding (16 and 32 channels), each with ReLU and a max-pool. The second pool is wide
@@ -47,20 +48,26 @@ def small_cnn(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
     Args:
         input_shape: (channels, height, width) of one image, at least 8x8.
         num_outputs: K.
+        dropout: probability that a channel between the convolutions, or a feature before the head, is dropped in
+            training mode; no such layers if 0.
 
     Returns:
         A module (B, *input_shape) -> (B, K).
 
     Raises:
-        ValueError: if the input is not an image or too small.
+        ValueError: if the input is not an image or too small, or a share is not one.
     """
     check_outputs(num_outputs)
+    check_share(dropout=dropout)
     channels, *sides = image_shape(input_shape, smallest=8, network="small_cnn")
     height, width = (side // 2 for side in sides)
     pool = (height // 4, width // 4)
     features = 32 * (height // pool[0]) * (width // pool[1])
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        *([nn.Dropout2d(dropout)] if dropout else []),
         nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(pool), nn.ReLU(),
-        nn.Flatten(), nn.Linear(features, num_outputs),
+        nn.Flatten(),
+        *([nn.Dropout(dropout)] if dropout else []),
+        nn.Linear(features, num_outputs),
     )  # fmt: skip

@@ -4,6 +4,8 @@ from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior, as_prior
+from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.load import load
 from torchbayes.posteriors.modules.load import load_module
 from torchbayes.posteriors.modules.module import ModelAverage, PredictiveModule
@@ -13,7 +15,9 @@ from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.posteriors.subspace import InSubspace
 
 __all__ = [
+    "BatchNormPosterior",
     "Draws",
+    "DropoutPosterior",
     "Functions",
     "Gaussian",
     "InSubspace",

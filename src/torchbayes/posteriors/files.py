@@ -349,7 +349,8 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 def checksum(tensor: Tensor) -> str:
     """Return the CRC-32 of a tensor's dtype, shape and bytes in memory, in hexadecimal."""
-    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    # not `reshape`: an axis of length 1 may have any stride, which a view by bytes does not take
+    content = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return _crc(content.data if content.size else b"", f"{tensor.dtype} {list(tensor.shape)}".encode())
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
+from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -25,11 +26,13 @@ class Functions:
         model: the model.
         weights_SD: the drawn weights.
         buffers_S: the buffers of each draw, (S, ...); the network's own if None.
+        masks_S: the dropout masks of each draw; None where dropout is off, or in the weights.
     """
 
     model: Model
     weights_SD: Tensor
     buffers_S: Buffers | None = None
+    masks_S: tuple[Mask, ...] | None = None
 
     def __post_init__(self) -> None:
         check_weights(self.model, "S", weights_SD=self.weights_SD)
@@ -62,7 +65,20 @@ class Functions:
         inputs = self.model.place(inputs)
         if batch_size(inputs) == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        return outputs(self.model, self.weights_SD, inputs, buffers_S=self.buffers_S, chunk_size=chunk_size)
+        drawn: dict[str, Any] = {"buffers_S": self.buffers_S, "masks_S": self.masks_S}
+        return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **drawn)
+
+    def some(self, where: slice | Tensor) -> Functions:
+        """Return some of the functions.
+
+        Args:
+            where: which, by a slice, or a tensor of their numbers or of bool.
+        """
+        where = where if isinstance(where, slice) else where.to(self.weights_SD.device)
+        buffers_S = {n: b[where] for n, b in self.buffers_S.items()} if self.buffers_S else None
+        places = torch.arange(self.draws)[where if isinstance(where, slice) else where.cpu()].tolist()
+        masks_S = tuple(self.masks_S[s] for s in places) if self.masks_S else None
+        return Functions(self.model, self.weights_SD[where], buffers_S, masks_S)
 
     def module(self, *, level: float | None = 0.95) -> ModelAverage:
         """Return the average of these functions as a plain module, with copies of their weights; see `ModelAverage`.
@@ -74,7 +90,7 @@ class Functions:
             ValueError: if the level is not between 0 and 1, or the weights do not fit in memory.
         """
         check_memory(self.weights_SD.nbytes, "the weights of the module", self.weights_SD.device, draws=self.draws)
-        return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level)
+        return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level, masks_S=self.masks_S)
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory, is_whole, seen
 from torchbayes.model.description import describe_model
+from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.seeds import Purpose, generator
@@ -42,6 +43,18 @@ def readable(kind: _Kind) -> _Kind:
     """Return a kind of posterior, after registering it so that its files can be read: a class decorator."""
     KINDS[kind.kind] = kind
     return kind
+
+
+class Beside(NamedTuple):
+    """What S draws have beside their weights.
+
+    Attributes:
+        buffers_S: buffers, each (S, ...), in the place of those that belong to the weights.
+        masks_S: dropout masks.
+    """
+
+    buffers_S: Buffers | None = None
+    masks_S: tuple[Mask, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +103,20 @@ class Posterior(ABC):
 
     def calibrated(self, calibration: Calibration) -> Self:
         """Return the posterior with training inputs, and with everything it has cached."""
-        return self._having(calibration=calibration)
+        return _having(self, calibration=calibration)
 
     def with_problems(self, problems: Iterable[str]) -> Self:
         """Return the posterior with these problems added, and with everything it has cached."""
-        return self._having(problems=tuple(dict.fromkeys((*self.problems, *problems))))
+        return _having(self, problems=tuple(dict.fromkeys((*self.problems, *problems))))
 
-    def _having(self, **fields: Any) -> Self:
-        found = copy(self)  # not `replace`, which would drop what is cached
-        for name, value in fields.items():
-            object.__setattr__(found, name, value)
-        return found
+    # empty rather than abstract: of most posteriors the weights are all that is drawn
+    def beside(self, draws: int, *, seed: int) -> Beside | None:  # noqa: B027
+        """Return what a draw has beside its weights; None if nothing.
+
+        Args:
+            draws: S.
+            seed: seed of the draws.
+        """
 
     def check_draws(self, draws: int) -> int:
         """Return `draws` if it gives all members equal weight.
@@ -143,8 +159,10 @@ class Posterior(ABC):
         """
         draws = self.check_draws(self.default_draws if draws is None else draws)
         warn_of(self.problems)
-        weights_SD = self.sample(draws, seed=as_seed(seed))
-        return Functions(self.model, weights_SD, _buffers_of(self, weights_SD))
+        seed = as_seed(seed)
+        weights_SD, beside = self.sample(draws, seed=seed), self.beside(draws, seed=seed) or Beside()
+        buffers_S = _buffers_of(self, weights_SD) if beside.buffers_S is None else beside.buffers_S
+        return Functions(self.model, weights_SD, buffers_S, beside.masks_S)
 
     def module(self, draws: int | None = None, *, seed: int = 0, level: float | None = 0.95) -> ModelAverage:
         """Return the model average as a plain `nn.Module`, which can be exported: what `predict` gives, by name.
@@ -172,6 +190,14 @@ class Posterior(ABC):
             The path.
         """
         return write_tensors(path, *packed(self))
+
+
+def _having(posterior: _Kind, **fields: Any) -> _Kind:
+    """Return a posterior with other fields."""
+    found = copy(posterior)  # not `replace`, which would drop what is cached
+    for name, value in fields.items():
+        object.__setattr__(found, name, value)
+    return found
 
 
 def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:

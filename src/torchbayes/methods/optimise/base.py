@@ -14,6 +14,7 @@ from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.residuals import unexplained
+from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import Source
 
 
@@ -39,10 +40,19 @@ class Descent(ABC):
     def candidates(self) -> Sequence[Mapping[str, Any]]:
         """Other settings, among which held-out rows choose."""
 
+    # empty rather than abstract: most methods suit every network
+    def check(self, model: Model) -> None:  # noqa: B027
+        """Check that the method suits a model, before anything is trained.
+
+        Raises:
+            ValueError: if it does not.
+        """
+
     def chosen(
         self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
     ) -> Chosen:
         """Return the settings that held-out rows choose: epochs, and with these one of the candidates."""
+        self.check(density.model)
         found = choose_epochs(self, density, folds, told=told, **begin)
         if not found.settings or not self.candidates:
             return found

@@ -132,7 +132,8 @@ def start(
     )
 
 
-def _largest(batch: Batch) -> float:
+def largest(batch: Batch | None) -> float:
+    """Return the largest absolute value in a batch, for messages."""
     values = [t.abs().max() for t in tensors_of(tuple(batch or ())) if t.is_floating_point() and t.numel()]
     return max((float(value) for value in values), default=0.0)
 
@@ -188,7 +189,7 @@ def looked_at(now: Trajectory, batch: Batch, *, lr: float, value_M: Tensor, grad
         raise DivergedError(
             f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
             f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values "
-            f"up to {_largest(batch):.3g}: standardise inputs and targets if they are large, or lower the "
+            f"up to {largest(batch):.3g}: standardise inputs and targets if they are large, or lower the "
             f"learning rate."
         )
     return ()

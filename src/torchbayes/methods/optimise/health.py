@@ -32,6 +32,7 @@ from torchbayes.model.rows.batch import Batch, tensors_of
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import not_finite
@@ -68,7 +69,7 @@ class Descending(Protocol):
         ...
 
 
-def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) -> list[str]:
+def problems_of(posterior: Point | Gaussian | DropoutPosterior, state: Descending, source: Source) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
     They do not depend on whether the run was interrupted, or which processes shared it.
@@ -84,10 +85,9 @@ def problems_of(posterior: Point | Gaussian, state: Descending, source: Source) 
     batches = source.some(_ROWS)
     posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
     end = state.trajectory
-    last, averaged = posterior, end is not state
-    if averaged:
-        about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration}
-        last = Point(posterior.model, end.weights_MD, **about)
+    averaged = end is not state
+    about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration, "statistics_known": not averaged}
+    last = Point(posterior.model, end.weights_MD, **about)
     last_M = log_likelihoods(last, batches)[0].sum(-1) / num_targets(last.model, batches)
     model, weights_D = last.model, end.weights_MD[0]
     constant = constant_log_likelihood(model, batches, weights_D)
@@ -118,8 +118,7 @@ def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: in
 def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tensor:
     """Return the log likelihood of every row under one function, float64 (B,); −∞ where it is not finite."""
     likelihood = drawn.model.likelihood
-    buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
-    one = Functions(drawn.model, drawn.weights_SD[m : m + 1], buffers)
+    one = drawn.some(slice(m, m + 1))
     learned = {n: p[0] for n, p in one.parameters.items()}
     # a batch is not split: the network may couple its rows
     outputs = (one(b.inputs, chunk_size=b.size)[0] for b in batches)

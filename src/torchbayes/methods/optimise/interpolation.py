@@ -26,6 +26,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.point import Point
 
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
@@ -34,14 +35,14 @@ _LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Ja
 _CHUNK = 2**24
 
 
-def noise_problems(posterior: Point | Gaussian, source: Source) -> list[str]:
+def noise_problems(posterior: Point | Gaussian | DropoutPosterior, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
 
     Members do not differ in this respect, so one is checked; and only small data, of at most 2,048 values, under a
     network with half as many weights or more: fewer cannot make residuals a third of what they should be.
 
     Args:
-        posterior: a point or a Gaussian.
+        posterior: a point, a Gaussian, or a network with dropout, which is judged with all units.
         source: the training data.
     """
     model, likelihood = posterior.model, posterior.model.likelihood

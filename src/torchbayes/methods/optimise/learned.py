@@ -80,8 +80,7 @@ def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -
         ValueError: if there is no maximum.
     """
     model, weights_D = drawn.model, drawn.weights_SD[m]
-    buffers = {n: b[m : m + 1] for n, b in drawn.buffers_S.items()} if drawn.buffers_S else None
-    one = Functions(model, weights_D.unsqueeze(0), buffers)
+    one = drawn.some(slice(m, m + 1))
     # a batch is not split: the network may couple its rows
     outputs = [one(b.inputs, chunk_size=b.size)[0].double() for b in batches]
     views = model.layout.split(weights_D)

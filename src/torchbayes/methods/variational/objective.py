@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
+from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.variational.families import Family, Slopes
@@ -137,7 +138,7 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
             mean_MD,
             scale_MD,
             batch=batch,
-            estimator=drawing.estimator,
+            estimator=cast("Estimator", drawing.estimator),
             buffers=now.buffers,
             seeds=[mix(Purpose.STEP, seed, now.step, s) for seed in now.seeds],
         )

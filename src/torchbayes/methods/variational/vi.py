@@ -29,7 +29,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, clone, looked_at, start
+from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, looked_at, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
@@ -170,7 +170,7 @@ class VI:
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
-        return _epochs(self, steps_per_epoch) * steps_per_epoch
+        return epochs_of(self.epochs, steps_per_epoch, steps=_USUAL_STEPS) * steps_per_epoch
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose: see `choose_kl_weight`."""
@@ -202,7 +202,7 @@ class VI:
         parameters_MP = self.family.start(
             weights_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like)
         )
-        about = {"optimizer": self.optimizer, "epochs": _epochs(self, steps_per_epoch)}
+        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=_USUAL_STEPS)}
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
@@ -253,11 +253,6 @@ class VI:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         return problems_of(posterior, state, source) or unexplained(posterior, source)
-
-
-def _epochs(method: VI, steps_per_epoch: int) -> int:
-    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than 5,000 steps."""
-    return max(USUAL_EPOCHS, -(-_USUAL_STEPS // steps_per_epoch)) if method.epochs is None else method.epochs
 
 
 def _kl_weight(method: VI, now: Trajectory) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.model.description import describe_model
+from torchbayes.model.dropout import DropoutError, Mask, dropping, under
 from torchbayes.model.functional_call import Held, without_memory
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.quantiles import check_level
@@ -57,7 +59,9 @@ class PredictiveModule(nn.Module, ABC):
         for part, named in parts.items():
             self.add_module(part, _tree(named))
         self._class_axis, self._likelihood, self._settings = model.network.class_axis, model.likelihood, dict(settings)
-        self._network = Held(self.prepared(_hollow(model.network.module)), ())
+        with dropping(model.network) if settings.get("masks") else nullcontext():  # the copy keeps these modes
+            hollow = _hollow(model.network.module)
+        self._network = Held(self.prepared(hollow), ())
         self._header = header_of(model, kind=self.kind, settings=self._settings)
         self.requires_grad_(False).eval()
 
@@ -103,7 +107,15 @@ class ModelAverage(PredictiveModule):
     parts = ("draws", "shared", "learned")
 
     @classmethod
-    def of(cls, model: Model, weights_SD: Tensor, buffers_S: Buffers | None, *, level: float | None) -> ModelAverage:
+    def of(
+        cls,
+        model: Model,
+        weights_SD: Tensor,
+        buffers_S: Buffers | None,
+        *,
+        level: float | None,
+        masks_S: Sequence[Mask] | None = None,
+    ) -> ModelAverage:
         """Return the average of drawn networks.
 
         Args:
@@ -111,6 +123,7 @@ class ModelAverage(PredictiveModule):
             weights_SD: the weights of each.
             buffers_S: the buffers of each, (S, ...); the network's own if None.
             level: of the central intervals; none if None.
+            masks_S: dropout masks of each; dropout is off if None.
 
         Raises:
             ValueError: if the level is not between 0 and 1.
@@ -120,11 +133,33 @@ class ModelAverage(PredictiveModule):
         filled = [network.mask.fill({n: v[s] for n, v in views.items()}) for s in range(len(weights_SD))]
         draws = {n: torch.stack([each[n] for each in filled]) for n in views} | (buffers_S or {})
         parts = {"draws": draws, "shared": shared(network.module, draws), "learned": learned}
-        return cls(model, parts, settings_of(model.likelihood, level=level))
+        settings = settings_of(model.likelihood, level=level)
+        masks = {} if masks_S is None else {"masks": [[mask.seed, dict(mask.rates)] for mask in masks_S]}
+        return cls(model, parts, {**settings, **masks})
 
     def prepared(self, network: nn.Module) -> nn.Module:
         """Return the network itself."""
+        self._module = [network]  # in a list: its parameters are not those of this module
         return network
+
+    def _outputs(self, s: int, state: dict[str, Tensor], inputs: Any) -> Tensor:
+        """Return the outputs of one drawn network.
+
+        Raises:
+            DropoutError: if it is exported and has masks.
+        """
+
+        def run(rows: Any) -> Tensor:
+            return outputs_of(self._network.run(state, rows), self._class_axis)
+
+        if "masks" not in self._settings:
+            return run(inputs)
+        if torch.compiler.is_compiling():
+            raise DropoutError(
+                "a network with dropout can be exported if its masks are a part of the weights, and here they are not: "
+                "an nn.Sequential whose nn.Dropout layers stand right beside linear layers. Use the module as it is."
+            )
+        return under(Mask(*self._settings["masks"][s]), self, self._module[0], run=run, inputs=inputs)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Return the average at inputs, and its uncertainty, by name.
@@ -136,7 +171,7 @@ class ModelAverage(PredictiveModule):
         first = next(iter(drawn.values()))
         states = [{**same, **{n: t[s] for n, t in drawn.items()}} for s in range(len(first))]
         self._network.ask(states[0], inputs, device=first.device)
-        outputs_SBK = torch.stack([outputs_of(self._network.run(each, inputs), self._class_axis) for each in states])
+        outputs_SBK = torch.stack([self._outputs(s, state, inputs) for s, state in enumerate(states)])
         return self.summed_up(outputs_SBK.to(torch.promote_types(outputs_SBK.dtype, torch.float32)))
 
 

@@ -1,0 +1,99 @@
+"""Entries of variational methods and of particles."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torchbayes.catalogue.entries import Look, MethodEntry
+from torchbayes.catalogue.tuned import concrete_dropout, ensemble, ivon, mc_dropout, mean_field
+from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
+from torchbayes.methods.particles.svgd import SVGD
+from torchbayes.methods.variational.batch_norm import MCBatchNorm
+
+VARIATIONAL = (
+    MethodEntry(
+        "mean_field",
+        "variational inference: independent normal weights, fitted by a lower bound on the evidence",
+        "torchbayes.methods.variational.vi:VI",
+        label="mean field",
+        usual=mean_field,
+        look=Look("#c7509a", "h"),
+        also=("vi", "bbb", "bayes_by_backprop"),
+        predicts="drawn",
+        cost="A training run of about twice the work, and a forward pass for each function drawn.",
+        small={"kl_weight": 1.0},
+    ),
+    MethodEntry(
+        "ivon",
+        "variational inference: a Gaussian with independent weights, by natural gradients",
+        "torchbayes.methods.variational.ivon:IVON",
+        label="IVON",
+        usual=ivon,
+        look=Look("#b5651d", "<"),
+        first_of="multiivon",
+        predicts="drawn",
+        cost="One training run, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "multiivon",
+        "variational inference around several solutions: a mixture of Gaussians",
+        "torchbayes.methods.variational.ivon:IVON",
+        label="MultiIVON",
+        usual=partial(ivon, members=5),
+        look=Look("#8a1538", ">"),
+        predicts="drawn",
+        cost="One training run for each member, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "svgd",
+        "several networks that average their gradients and repel each other: Stein variational gradient descent",
+        "torchbayes.methods.particles.svgd:SVGD",
+        label="SVGD",
+        usual=partial(ensemble, kind=SVGD),
+        look=Look("#5e3c99", "v"),
+        cost="One training run and one forward pass for each particle; they cannot be split over processes.",
+    ),
+    MethodEntry(
+        "repulsive",
+        "several networks that repel each other while they train",
+        "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
+        label="repulsive ensemble",
+        usual=partial(ensemble, kind=RepulsiveEnsemble),
+        look=Look("#8b1a4a", "s"),
+        cost="One training run and one forward pass for each member; they cannot be split over processes.",
+    ),
+    MethodEntry(
+        "mc_dropout",
+        "a network trained with its dropout on, which stays on for predictions",
+        "torchbayes.methods.variational.dropout:MCDropout",
+        label="MC dropout",
+        usual=mc_dropout,
+        look=Look("#a05a00", "X"),
+        predicts="drawn",
+        parts="dropout",
+        cost="One training run, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "concrete_dropout",
+        "MC dropout that learns the rate of each dropout layer",
+        "torchbayes.methods.variational.concrete:ConcreteDropout",
+        label="concrete dropout",
+        usual=concrete_dropout,
+        look=Look("#8f4f2f", "<"),
+        predicts="drawn",
+        parts="dropout",
+        cost="One training run, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "mc_batch_norm",
+        "the single network with batch norm, by the statistics of random training minibatches",
+        "torchbayes.methods.variational.batch_norm:MCBatchNorm",
+        label="MC batch norm",
+        usual=lambda usual: MCBatchNorm(usual.budget.batch_size),
+        look=Look("#6b8e23", "d"),
+        start="single",
+        predicts="drawn",
+        parts="batch norm",
+        cost="The single network, a forward pass for each minibatch, and one for each function drawn.",
+    ),
+)

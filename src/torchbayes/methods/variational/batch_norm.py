@@ -1,0 +1,265 @@
+r"""MCBatchNorm: batch norms with the statistics of random training minibatches (Teye, Azizpour and Smith 2018).
+
+    f_s(x) = f(x; w, μ_s, σ_s²),    μ_s, σ_s² of every batch norm on one minibatch of B training rows
+
+in training mode: each layer is normalised by the statistics of what the layers before it make of the same minibatch.
+The running statistics of the network are not changed. With B = N all draws are one function. The paper reads training
+with batch norm as variational inference; its correspondence of B and weight decay with a prior has no closed form, and
+the spread of the draws is what B makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm  # no public base class covers every batch norm
+
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.checks import check_counts
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.variational.seeker import seeker
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers, Network
+from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
+from torchbayes.posteriors.problems import not_finite
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        weights_MD: the trained weights.
+        buffers: the network's buffers of each member, (M, ...), as they were trained.
+        statistics: of each batch norm, by name, (M, K, channels); the first `collected` of the K are known.
+        collected: minibatches so far.
+        rows: of the largest minibatch so far.
+        step: minibatches read.
+    """
+
+    weights_MD: Tensor
+    buffers: Buffers
+    statistics: dict[str, Tensor]
+    collected: int
+    rows: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log.
+
+    Attributes:
+        rows_M: rows of the minibatch.
+    """
+
+    rows_M: Tensor
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"rows": self.rows_M}
+
+    def now(self) -> dict[str, Any]:
+        """Return what is true of the last step of an epoch: nothing."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MCBatchNorm:
+    """Monte Carlo batch norm around trained networks: `fit(model, data, MCBatchNorm(), start=net)`.
+
+    Without a start `fit` trains M networks by `MAP(batch_size=B)` first. The statistics of the minibatches are kept,
+    so that a saved posterior needs no training data. Dropout is off.
+
+    Attributes:
+        batch_size: B, rows of a minibatch, where the data are not batched already: as in training, at least 2. A
+            smaller one spreads the functions more.
+        draws: K, minibatches of each network; more draws than these repeat them.
+        members: M, networks that are trained where no start is given; else `fit` sets it to those of the start.
+    """
+
+    batch_size: int = 128
+    draws: int = 50
+    members: int = field(default=1, kw_only=True)
+
+    plan = "loop"
+
+    def __post_init__(self) -> None:
+        check_counts(least=2, batch_size=self.batch_size)
+        check_counts(draws=self.draws, members=self.members)
+
+    @property
+    def seeker(self) -> Any:
+        """What trains a network where `fit` is given none."""
+        return seeker(self.batch_size)
+
+    @property
+    def needs(self) -> Needs:
+        """Trained networks, and minibatches of the training rows."""
+        return Needs(batch_size=self.batch_size, start="modes")
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the minibatches that are read at most: the last of an epoch may be the rest, which is left out."""
+        return self.draws if steps_per_epoch == 1 else self.draws + -(-self.draws // (steps_per_epoch - 1))
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return how long held-out rows train a network where none is given."""
+        normed(density.model.network)
+        found = choose_epochs(self.seeker, density, folds, **begin)
+        return Chosen({}, {**found.record, "mode": found.settings})
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first minibatch.
+
+        Args:
+            density: the model with its number of rows.
+            weights_MD: the trained weights.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: minibatches that make up all rows.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has no batch norm with running statistics.
+        """
+        del seeds, steps_per_epoch
+        statistics = {
+            f"{name}.{part}": buffers[f"{name}.{part}"].new_zeros(
+                len(weights_MD), self.draws, *buffers[f"{name}.{part}"].shape[1:]
+            )
+            for name in normed(density.model.network)
+            for part in ("running_mean", "running_var")
+        }
+        return State(weights_MD.clone(), {n: b.clone() for n, b in buffers.items()}, statistics, 0, 0, 0)
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when there are enough."""
+        return Visit("minibatch", state.step) if state.collected < self.draws else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Keep the statistics of one minibatch, unless it is the rest of an epoch, with fewer rows than others.
+
+        Args:
+            density: the model with its number of rows.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            ValueError: if a minibatch has a single row.
+        """
+        members, rows = len(state.weights_MD), batch_size(batch.inputs, 1)
+        if rows < 2:
+            raise ValueError(f"`batch_size` must give minibatches of 2 rows at least; got {rows}. One has no variance.")
+        info = Info(torch.full((members,), float(rows)))
+        now = (state.weights_MD, state.buffers)
+        if rows < state.rows - 1:  # tensors are divided as equally as can be
+            return State(*now, state.statistics, state.collected, state.rows, state.step + 1), info
+        statistics = state.statistics if donate else {n: t.clone() for n, t in state.statistics.items()}
+        for m in range(members):
+            own = {name: buffer[m] for name, buffer in state.buffers.items()}
+            views, _ = density.model.split(state.weights_MD[m])
+            found = batch_statistics(density.model.network, views, rows_of(batch.inputs, m), buffers=own)
+            for name, value in found.items():
+                statistics[name][m, state.collected] = value
+        return State(*now, statistics, state.collected + 1, max(rows, state.rows), state.step + 1), info
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> BatchNormPosterior:
+        """Return the networks under the statistics that are known.
+
+        Raises:
+            ValueError: if there are none yet.
+        """
+        del shelf
+        if not state.collected:
+            raise ValueError("no minibatch has been passed: the run stopped before its first step. Let it go on.")
+        statistics = {name: values[:, : state.collected].clone() for name, values in state.statistics.items()}
+        about: dict[str, Any] = {"buffers_M": state.buffers or None, "statistics_known": True}
+        return BatchNormPosterior(density.model, state.weights_MD.clone(), statistics, **about)
+
+    def problems(self, posterior: BatchNormPosterior, state: State, *, history: History, source: Source) -> list[str]:
+        """Return whether numbers are not finite."""
+        del state, history, source
+        return not_finite(posterior.tensors())
+
+
+def normed(network: Network) -> tuple[str, ...]:
+    """Return the names of the batch norms whose statistics are drawn.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    names = tuple(n for n in network.batch_norms if isinstance(network.module.get_submodule(n), _BatchNorm))
+    if not names:
+        raise ValueError(
+            "the network has no batch norm with running statistics in a part with random weights, so all its draws "
+            "would be one function. Use a network with nn.BatchNorm1d or the like, or another method."
+        )
+    return names
+
+
+@torch.no_grad()
+def batch_statistics(
+    network: Network, weights: Mapping[str, Tensor], inputs: Any, *, buffers: Buffers
+) -> dict[str, Tensor]:
+    """Return the statistics by which batch norms in training mode normalise these rows, as running means and variances.
+
+    Args:
+        network: the network; batch norm alone runs in training mode.
+        weights: named views of its random weights.
+        inputs: the rows.
+        buffers: of the network; not changed.
+
+    Returns:
+        name of the buffer -> tensor (channels,).
+    """
+    own, seen = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
+    inputs = network.arrange(inputs)
+    network.ask(weights, inputs, own)
+    with _noting(network, normed(network), seen):
+        network(weights, inputs, own)
+    return seen
+
+
+@contextmanager
+def _noting(network: Network, names: Sequence[str], seen: dict[str, Tensor]) -> Iterator[None]:
+    """Run batch norms in training mode inside the `with`, and note what they normalise by."""
+    layers: list[Any] = [network.module.get_submodule(name) for name in names]
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(layer: Any, args: tuple[Tensor, ...]) -> None:
+            del layer
+            axes = [axis for axis in range(args[0].ndim) if axis != 1]
+            variance, mean = torch.var_mean(args[0], axes, correction=0)
+            seen.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(note(name)) for name, layer in zip(names, layers, strict=True)]
+    try:
+        for layer in layers:
+            layer.training = True
+        yield
+    finally:
+        for layer, handle in zip(layers, handles, strict=True):
+            layer.training = False
+            handle.remove()

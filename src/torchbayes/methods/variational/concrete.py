@@ -1,0 +1,280 @@
+r"""ConcreteDropout: dropout whose rates are learned with the weights (Gal, Hron and Kendall 2017).
+
+    z_j = 1 − σ((logit p + logit u_j)/t),   u_j ~ U(0, 1),   t = 0.1        (in training, so that p has a gradient)
+    −ELBO / N = nll + (1/N) Σ_layers [ l²/(2(1 − p)) ‖W‖² − K H(p) ],   H(p) = −p log p − (1 − p) log(1 − p)
+
+for inverted dropout, f = W (z/(1 − p) ∘ x), the prior N(0, l⁻²) of the weights that act on a unit that is kept, and K
+units, or channels, of a layer. P(z > ½) = 1 − p for every t. The weight terms and the entropy are those of the bound,
+so they fall as 1/N beside the likelihood, and with them the rate: more data leave less to be dropped. Predictions are
+made under masks of zeros and ones, the limit of small t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_counts, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.model.dropout import check_dropout, rates
+from torchbayes.model.folded import Fold as Layer
+from torchbayes.model.folded import folds
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.model.rows.sources import Source
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
+
+TEMPERATURE = 0.1
+State = Trajectory
+
+
+@dataclass(frozen=True)
+class ConcreteDropout:
+    """MC dropout that learns the rate of each dropout layer, from the layer's own rate on.
+
+    For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
+    beside convolutions, under a normal prior N(0, s²) of their weights, s = 1/l. The rates are in the posterior.
+
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None lets held-out rows choose them, by training at the layers' own rates.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule and learning rate of weights and of logits of rates, on the scale of the mean loss.
+        schedule: how the learning rate changes over the run.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+
+    plan = "loop"
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(**given(epochs=self.epochs))
+        check_schedule(self.schedule)
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches; held-out rows where it is open how long to train."""
+        open_ = "needed" if self.epochs is None else "possible"
+        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return the epochs that held-out rows choose."""
+        learnable(density.model)
+        return choose_epochs(self, density, folds, **begin)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step: behind the weights of a member come the logits of its rates.
+
+        Args:
+            density: the model with its number of rows.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has no dropout, or none whose rates can be learned.
+        """
+        learnable(density.model)
+        logits_L = torch.tensor(rates(density.model.network), dtype=torch.float64).logit().to(weights_MD)
+        both = torch.cat([weights_MD, logits_L.expand(len(weights_MD), -1)], 1)
+        return start(
+            both, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < state.total_steps else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step of weights and rates.
+
+        Args:
+            density: the model with its number of rows.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+        """
+        lr = self.optimizer.lr * self.schedule.factor(state.done)
+        target: Any = Rated(density.model, density.num_data)
+        return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
+        """Return the members' networks under random masks of the rates that they have learned."""
+        del shelf
+        size = density.model.layout.size
+        weights_MD, logits_ML = state.weights_MD[:, :size].clone(), state.weights_MD[:, size:].double()
+        found = DropoutPosterior(density.model, weights_MD, logits_ML.sigmoid(), buffers_M=state.buffers or None)
+        return replace(found, statistics_known=True)
+
+    def problems(self, posterior: DropoutPosterior, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
+        del history
+        weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
+        return problems_of(posterior, weights_only, source) or unexplained(posterior, source)
+
+
+def learnable(model: Model) -> list[Layer]:
+    """Return the dropout layers of a model with the weights that they act on.
+
+    Raises:
+        ValueError: if their rates cannot be learned.
+    """
+    check_dropout(model.network)
+    layers = folds(model.network)
+    if layers is None:
+        raise ValueError(
+            "rates are learned in nn.Sequential networks whose nn.Dropout layers stand right beside linear layers, or "
+            "nn.Dropout2d beside convolutions; the dropout of this network acts elsewhere. Use MCDropout, at fixed "
+            "rates."
+        )
+    if not all(0 < rate < 1 for rate in rates(model.network)):
+        raise ValueError("a rate of 1 cannot be learned from. Begin with rates below 1, such as 0.1.")
+    weighed = [model.layout.slices[name] for layer in layers for name in (layer.weight, layer.bias) if name]
+    for segment in model.prior.segments:
+        within = any(segment.where.start < w.stop and w.start < segment.where.stop for w in weighed)
+        if within and (not isinstance(segment.prior, Normal) or segment.prior.loc != 0):
+            raise ValueError(
+                f"rates are learned under a normal prior around 0 of the weights beside dropout; got {segment.prior}. "
+                f"Use priors.Normal(), or MCDropout, at fixed rates."
+            )
+    return layers
+
+
+@dataclass(frozen=True)
+class Rated:
+    """The bound as a loss of weights and logits of rates, in the place of a density that knows of no rates.
+
+    Attributes:
+        model: the model.
+        num_data: N.
+    """
+
+    model: Model
+    num_data: int
+
+    def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
+        """Return the negative bound per observation, and write its gradient.
+
+        Args:
+            weights_ME: weights of each member, and behind them its logits.
+            batch: one minibatch per member, (M, B, ...).
+            buffers: the network's buffers, each (M, ...), changed in place.
+            seeds: M seeds of the masks.
+            out: receives the gradient, (M, E).
+
+        Returns:
+            `Value` with the loss (M,), its gradient and the log likelihood (M,) of all rows, estimated.
+        """
+        model, layers = self.model, learnable(self.model)
+        rows = batch_size(batch.inputs, 1)
+        scales = model.scales(self.num_data, rows)
+        factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
+        losses, fits = [], []
+        for m, seed in enumerate(seeds):
+            source = generator(Purpose.CONCRETE, seed, device=weights_ME.device)
+            with torch.enable_grad():
+                both_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, logits_L = both_E[: model.layout.size], both_E[model.layout.size :]
+                own = {name: buffer[m] for name, buffer in buffers.items()}
+                inputs = model.network.arrange(rows_of(batch.inputs, m))
+                part, views = Batch(inputs, rows_of(batch.targets, m)), model.split(weights_D.detach())[0]
+                with model.network.training():
+                    # first, as it may run the network, which must not use up the numbers of the masks
+                    model.network.ask(views, inputs, {n: b.clone() for n, b in own.items()})
+                    with _masking(model, layers, logits_L, source=source):
+                        fit = model.log_likelihood(weights_D, part, own).sum(dtype=torch.float64)
+                prior = model.log_prior(_kept(model, layers, weights_D, logits_L)) + _entropy(layers, logits_L)
+                loss = factor * (scales.likelihood * fit + scales.prior * prior)
+                out[m] = torch.autograd.grad(loss, both_E)[0]
+            losses.append(loss.detach())
+            fits.append(fit.detach() * (self.num_data / rows))
+        return Value(torch.stack(losses), out, torch.stack(fits))
+
+
+def concrete_mask(logit: Tensor, shape: Sequence[int], *, source: torch.Generator) -> Tensor:
+    """Return z = 1 − σ((logit p + logit u)/t), with u from a generator."""
+    uniform = torch.rand(*shape, dtype=logit.dtype, device=logit.device, generator=source)
+    tiny = torch.finfo(logit.dtype).eps
+    return torch.sigmoid(-(logit + uniform.clamp(tiny, 1 - tiny).logit()) / TEMPERATURE)
+
+
+@contextmanager
+def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source: torch.Generator) -> Iterator[None]:
+    """Let dropout layers multiply by concrete masks inside the `with`."""
+
+    def hook_of(logit: Tensor) -> Callable[..., Tensor]:
+        def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            del module, output
+            x = args[0]
+            shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if x.ndim == 4 else x.shape
+            return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)
+
+        return hook
+
+    modules: list[Any] = [model.network.module.get_submodule(layer.dropout) for layer in layers]
+    handles = [module.register_forward_hook(hook_of(logit)) for module, logit in zip(modules, logits_L, strict=True)]
+    try:
+        for module in modules:
+            module.training = False  # only the hook drops
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _kept(model: Model, layers: Sequence[Layer], weights_D: Tensor, logits_L: Tensor) -> Tensor:
+    """Return weights W/√(1 − p) beside dropout, whose normal prior is that of W with l² / (1 − p)."""
+    factor_D = torch.ones_like(weights_D)
+    for layer, logit in zip(layers, logits_L, strict=True):
+        for name in (layer.weight, layer.bias):
+            if name is not None:
+                where, ones = model.layout.slices[name], torch.ones_like(factor_D)
+                ones[where] = torch.sigmoid(-logit).rsqrt()
+                factor_D = factor_D * ones
+    return weights_D * factor_D
+
+
+def _entropy(layers: Sequence[Layer], logits_L: Tensor) -> Tensor:
+    """Return Σ K H(p) in nats."""
+    units_L = torch.tensor([layer.shape[0] for layer in layers]).to(logits_L)
+    p_L, soft = logits_L.sigmoid(), torch.nn.functional.softplus
+    return (units_L * (p_L * soft(-logits_L) + (1 - p_L) * soft(logits_L))).sum()

@@ -1,0 +1,122 @@
+r"""MCDropout: training with dropout as variational inference (Gal and Ghahramani 2016).
+
+    q(W) = M diag(z),  z_j ~ Bernoulli(k),  k = 1 − p        (a unit that is dropped has no weights)
+    −ELBO = −E_q log p(y | f_W(x)) + Σ_layers (k l²/2) ‖M‖² + const,    prior N(0, l⁻²) of every weight
+
+One step with dropout on is an estimate of the first term from one mask for each row, and the second is the penalty of
+a normal prior. Inverted dropout stores W = k M and divides by k, so that the penalty is l²/(2k) ‖W‖²: MAP with dropout
+under the prior N(0, s²) maximises the ELBO under N(0, s²/k) for M, that is with l² = k/s², for weights that act on
+units which are dropped, and under N(0, s²) itself for the others and for biases, at whose mode q is a point. τ of the
+paper is the precision 1/σ² of the Gaussian likelihood, fixed or learned; no decay has to be multiplied by it, as the
+loss is the whole log likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from torchbayes.checks import check_counts, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import BackendName
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.model.dropout import check_dropout
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
+
+State = Trajectory
+
+
+@dataclass(frozen=True)
+class MCDropout(Descent):
+    """Monte Carlo dropout: a network, or M of them, trained with its dropout on, which stays on for predictions.
+
+    The posterior approximated is the one under N(0, s²/k) for weights that act on units which are kept with
+    probability k, where s is the scale of the model's normal prior, and under N(0, s²) for the others. A network that
+    was trained with dropout elsewhere needs no fit: `DropoutPosterior.of(model, net)`.
+
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
+        plan: how the stack of members is run: auto, or loop.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+    plan: BackendName | str = "auto"
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(**given(epochs=self.epochs))
+        check_schedule(self.schedule)
+
+    @property
+    def candidates(self) -> tuple[()]:
+        """Settings beside the epochs among which held-out rows choose: none."""
+        return ()
+
+    def check(self, model: Model) -> None:
+        """Check that the network has dropout.
+
+        Raises:
+            ValueError: if it has none.
+        """
+        check_dropout(model.network)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the network has no dropout.
+        """
+        self.check(density.model)
+        return start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step under one mask for each row.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+        """
+        lr = self.optimizer.lr * self.schedule.factor(state.done)
+        return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
+        """Return the members' networks under random masks."""
+        del shelf
+        about: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
+        return DropoutPosterior(density.model, state.weights_MD.clone(), **about)  # type: ignore[arg-type]

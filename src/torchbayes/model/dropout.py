@@ -1,0 +1,321 @@
+r"""Dropout masks that belong to a drawn function: the same for every row of every batch (Gal and Ghahramani 2016).
+
+Under q a unit of layer l is kept with probability k_l, and the rows of the weights that act on a unit that is dropped
+are zero. A draw of the weights is thus one mask z of each dropout layer, shared by all rows, and inverted dropout
+multiplies its inputs by z / k. What PyTorch does in training mode, a mask for every row, gives each row the same
+distribution of outputs, but no function: two rows of a batch are then rows of two different networks.
+
+While `Masked` is active, each Bernoulli number that a network draws in training mode is a function of the seed of the
+draw, the place of the call among those of a forward pass, and the position in a row: channel, position of a sequence,
+pixel. A sequence of another length has the masks of its positions. It works below the modules, and so for nn.Dropout,
+Dropout1d to 3d, AlphaDropout, F.dropout, attention, nn.LSTM and StochasticDepth alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every norm with statistics
+from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchbayes.model.network import Buffers, Network
+from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
+from torchbayes.native.seeds import Purpose, fractions, mix
+
+Run = Callable[[Any], Tensor]
+"""A network with its weights: inputs -> outputs (B, ..., K)."""
+
+_BERNOULLI, _DROPOUT = torch.ops.aten.bernoulli_.float, torch.ops.aten.native_dropout.default
+_ADVICE = "Put nn.Dropout between its layers, as torchbayes.networks.mlp(..., dropout=0.1) does."
+
+
+class DropoutError(ValueError):
+    """A network's dropout cannot be drawn as masks of a function."""
+
+
+class Mask(NamedTuple):
+    """The dropout masks of one drawn function.
+
+    Attributes:
+        seed: of the draw.
+        rates: rates of layers by name, where these are others than the layers' own.
+    """
+
+    seed: int
+    rates: Mapping[str, float] = MappingProxyType({})
+
+
+def dropouts(network: Network) -> tuple[str, ...]:
+    """Return the names of the dropout layers that are on in training mode and drop anything, in order."""
+    with network.training():
+        named = [(n, m) for n, m in network.module.named_modules() if isinstance(m, _DropoutNd) and m.training]
+    return tuple(n for n, m in named if m.p > 0)
+
+
+def rates(network: Network) -> list[float]:
+    """Return the probabilities that these layers drop a unit."""
+    layers: list[Any] = [network.module.get_submodule(name) for name in dropouts(network)]
+    return [float(layer.p) for layer in layers]
+
+
+def has_dropout(network: Network) -> bool:
+    """Return whether a network has a dropout layer, or a module with a setting of that name, as attention has."""
+    if dropouts(network):
+        return True
+    with network.training():
+        live = [m for m in network.module.modules() if m.training]
+    return any(
+        isinstance(value, float) and value > 0 and "drop" in name for m in live for name, value in vars(m).items()
+    )
+
+
+def check_dropout(network: Network) -> None:
+    """Check that a network has dropout.
+
+    Raises:
+        DropoutError: if it has none in a part with random weights.
+    """
+    if not has_dropout(network):
+        raise DropoutError(
+            f"the network has no dropout in a part with random weights, so all its draws would be one function. "
+            f"{_ADVICE} Dropout in parts that are frozen stays off."
+        )
+
+
+def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
+    """Return which units are kept, bool, of a shape without rows.
+
+    Args:
+        seed: of the draw.
+        call: place of the dropout among those of a forward pass.
+        shape: of one row; a longer row begins with the mask of a shorter one.
+        keep: probability of being kept.
+    """
+    return torch.from_numpy(fractions(mix(Purpose.MASKS, seed, call), shape) < keep)
+
+
+class Masked(TorchDispatchMode):
+    """While active, the Bernoulli numbers of one forward pass are the masks of one drawn function."""
+
+    def __init__(self, seed: int, rows: int, axes: Sequence[int | None]) -> None:
+        """Begin a forward pass.
+
+        Args:
+            seed: of the draw.
+            rows: of the batch.
+            axes: of each call of dropout, which axis holds the rows; None if it has none.
+        """
+        super().__init__()
+        self._seed, self._rows, self._axes, self._calls = seed, rows, axes, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what an operation gives, with masks in the place of random numbers.
+
+        Raises:
+            DropoutError: if it draws other random numbers.
+        """
+        if func is _BERNOULLI:
+            return args[0].copy_(
+                self._mask(args[0].shape, args[1] if len(args) > 1 else 0.5)
+            )  # the default is left out
+        if func is _DROPOUT and (args[2] is None or args[2]):
+            mask = self._mask(args[0].shape, 1 - args[1]).to(args[0].device).expand(args[0].shape)
+            return args[0] * mask / (1 - args[1]), mask
+        check_drawn(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _mask(self, shape: Sequence[int], keep: float) -> Tensor:
+        """Return the mask of the next call, which can be broadcast to its shape.
+
+        Raises:
+            DropoutError: if it is on another shape than for the first rows.
+        """
+        call, sizes = self._calls, [*shape]
+        self._calls += 1
+        axis = self._axes[call] if call < len(self._axes) else -1
+        if axis is None:
+            return kept(self._seed, call, sizes, keep=keep)
+        if axis < 0 or axis >= len(sizes) or sizes[axis] % self._rows:
+            raise DropoutError(
+                f"dropout acts on other shapes from batch to batch: call {call + 1} of a forward pass is on shape "
+                f"{tuple(shape)} for {self._rows} rows, unlike for the first rows. Its masks cannot be one function's."
+            )
+        beside = sizes.pop(axis) // self._rows
+        if beside == 1:
+            return kept(self._seed, call, sizes, keep=keep).unsqueeze(axis)
+        sizes.insert(axis, beside)  # heads or windows, next to each other for each row
+        repeats = [self._rows if at == axis else 1 for at in range(len(sizes))]
+        return kept(self._seed, call, sizes, keep=keep).repeat(repeats)
+
+
+class _Seen(TorchDispatchMode):
+    """Notes the shapes on which dropout acts, and drops nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what an operation gives, with ones in the place of random numbers."""
+        if func is _BERNOULLI or (func is _DROPOUT and (args[2] is None or args[2])):
+            self.shapes.append(tuple(args[0].shape))
+            return args[0].fill_(1.0) if func is _BERNOULLI else (args[0].clone(), torch.ones_like(args[0]).bool())
+        check_drawn(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def check_drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check that an operation draws no random numbers.
+
+    Raises:
+        DropoutError: if it does.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" in names:  # attention in one piece: where there is dropout, it is taken apart
+        at = names.index("dropout_p")
+        if not (args[at] if at < len(args) else kwargs.get("dropout_p", 0.0)):
+            return
+    raise DropoutError(
+        f"the network draws random numbers in training mode that are no dropout masks: {func}. A drawn function must "
+        f"have none of its own. Take noise layers out of the network, or replace them by dropout."
+    )
+
+
+@contextmanager
+def dropping(network: Network) -> Iterator[None]:
+    """Switch on dropout inside the `with`: training mode for all live modules but norms with statistics."""
+    with network.training(), _attention_in_pieces(network.device):
+        for part in network.module.modules():
+            if isinstance(part, _NormBase):
+                part.training = False
+        yield
+
+
+def _attention_in_pieces(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which attention with dropout runs in no kernel that draws masks of its own."""
+    return nullcontext() if device.type == "cpu" else sdpa_kernel(SDPBackend.MATH)
+
+
+_AXES: WeakKeyDictionary[Any, dict[Any, list[int | None]]] = WeakKeyDictionary()
+
+
+def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
+    """Find out, of each call of dropout in a forward pass, which axis holds the rows.
+
+    Found by passing the first row twice and three times: the axis of the rows is the one that grows. A third pass, with
+    masks, must give equal outputs for equal rows. It is found once for rows of one shape.
+
+    Args:
+        owner: of the network, for which it is remembered.
+        run: the network as a function of rows, in training mode.
+        inputs: of which the first row is used.
+
+    Returns:
+        The axis of each call; None where none holds the rows.
+
+    Raises:
+        DropoutError: if there is no dropout, or its masks cannot be the same for all rows.
+    """
+    known, key = _AXES.setdefault(owner, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
+    if key in known:
+        return known[key]
+    one, shapes = rows_of(inputs, slice(0, 1)), []
+    for count in (2, 3):
+        with _Seen() as seen:
+            run(_repeated(one, count))
+        shapes.append(seen.shapes)
+    if not shapes[0]:
+        raise DropoutError(f"no dropout acts in a forward pass, so all draws are one function. {_ADVICE}")
+    if len(shapes[0]) != len(shapes[1]):
+        raise DropoutError("dropout acts on some rows and not on others, so that its masks cannot be one function's.")
+    axes = [_row_axis(two, three) for two, three in zip(*shapes, strict=True)]
+    with Masked(0, 3, axes):
+        outputs = run(_repeated(one, 3))
+    scale = float(outputs.abs().max())
+    if not torch.allclose(outputs, outputs[:1].expand_as(outputs), rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+        raise DropoutError(
+            "three equal rows of a batch have unequal outputs under one set of dropout masks, so the network lays out "
+            "rows in a way that is not known here. Use dropout on tensors whose first axis is the rows."
+        )
+    known[key] = axes
+    return axes
+
+
+def _repeated(one: Any, count: int) -> Any:
+    """Return inputs with one row several times."""
+    return on_rows(lambda t: t.expand(count, *t.shape[1:]).clone(), one)
+
+
+def _row_axis(two: Sequence[int], three: Sequence[int]) -> int | None:
+    """Return which axis of the shapes for two and three rows holds the rows.
+
+    Raises:
+        DropoutError: if this is not clear.
+    """
+    grown = [axis for axis, (a, b) in enumerate(zip(two, three, strict=False)) if a != b]
+    if not grown and len(two) == len(three):
+        return None
+    if len(two) != len(three) or len(grown) > 1 or two[grown[0]] * 3 != three[grown[0]] * 2:
+        raise DropoutError(
+            f"dropout acts on shape {tuple(two)} for two rows and on {tuple(three)} for three, in which no axis is "
+            f"that of the rows, so that its masks cannot be one function's."
+        )
+    return grown[0]
+
+
+def masked(
+    network: Network, views: Mapping[str, Tensor], inputs: Any, *, buffers: Buffers | None, mask: Mask
+) -> Tensor:
+    """Return the outputs of a network under the masks of one draw; call it inside `dropping`.
+
+    Args:
+        network: the network.
+        views: random weights by name.
+        inputs: tensor (B, ...), or a tuple or mapping of such.
+        buffers: of the network; its own if None. They are not changed.
+        mask: of the draw.
+    """
+    own = network.buffers if buffers is None else buffers
+
+    def run(rows: Any) -> Tensor:  # in training mode a network may write to its buffers
+        return network(views, rows, {name: buffer.clone() for name, buffer in own.items()})
+
+    network.ask(views, inputs, {name: buffer.clone() for name, buffer in own.items()})
+    return under(mask, network, network.module, run=run, inputs=inputs)
+
+
+def under(mask: Mask, owner: Any, module: nn.Module, *, run: Run, inputs: Any) -> Tensor:
+    """Return the outputs of a network in training mode under the masks of one draw.
+
+    Args:
+        mask: of the draw.
+        owner: of the network, as for `row_axes`.
+        module: the network, whose layers get the rates of the draw meanwhile.
+        run: the network as a function of rows.
+        inputs: tensor (B, ...), or a tuple or mapping of such.
+    """
+    layers: dict[str, Any] = {name: module.get_submodule(name) for name in mask.rates}
+    before = {name: layer.p for name, layer in layers.items()}
+    try:
+        for name, layer in layers.items():
+            layer.p = mask.rates[name]
+        axes = row_axes(owner, run, inputs)
+        with Masked(mask.seed, batch_size(inputs), axes):
+            return run(inputs)
+    finally:
+        for name, layer in layers.items():
+            layer.p = before[name]

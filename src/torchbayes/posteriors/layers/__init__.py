@@ -1,0 +1,1 @@
+"""Posteriors over what layers do at random: dropout masks, and statistics of batch norms."""

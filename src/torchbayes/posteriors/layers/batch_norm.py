@@ -1,0 +1,109 @@
+r"""Batch norm as a posterior: a draw is a network whose batch norms have the statistics of one training minibatch.
+
+A network that was trained with batch norm has seen, at every step, the mean and variance of a random minibatch of B
+rows. Drawing them again at test time gives functions that differ as the networks of training did (Teye, Azizpour and
+Smith 2018). Of a first pre-activation with variance v over the N training rows, the mean of a minibatch without
+replacement has variance v/B · (N − B)/(N − 1): B takes the place of a rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import as_seed, check_memory
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.functions import check_weights
+from torchbayes.posteriors.posterior import Beside, Posterior, readable
+
+_DRAWS = 30
+_PREFIX = "statistics."
+
+
+@readable
+@dataclass(frozen=True)
+class BatchNormPosterior(Posterior):
+    """q = (1/M) Σ_m of the networks with weights w_m under the statistics of K minibatches each.
+
+    Attributes:
+        weights_MD: the members' weights.
+        statistics_MK: running means and variances by name, each (M, K, channels); the variances are those of training
+            mode, without Bessel's correction. Other buffers are in `buffers_M`.
+    """
+
+    weights_MD: Tensor
+    statistics_MK: Mapping[str, Tensor]
+
+    kind = "batch_norm"
+
+    def __post_init__(self) -> None:
+        check_weights(self.model, "M", weights_MD=self.weights_MD)
+        own = self.model.network.buffers
+        for name, values in self.statistics_MK.items():
+            if name not in own or values.shape[:1] + values.shape[2:] != (self.members, *own[name].shape):
+                raise ValueError(
+                    f"`statistics_MK` must hold (M, K, channels) of batch norms of the network for {self.members} "
+                    f"members; got `{name}` of shape {tuple(values.shape)}. Build the network that they are of."
+                )
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.weights_MD)
+
+    @property
+    def default_draws(self) -> int:
+        """30, or the next multiple of M."""
+        return -(-_DRAWS // self.members) * self.members
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return the members' weights, repeated to S rows: functions differ by their statistics.
+
+        Args:
+            draws: S, a multiple of M.
+            seed: ignored, as weights have no randomness.
+
+        Returns:
+            Tensor (S, D).
+
+        Raises:
+            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
+        """
+        as_seed(seed)
+        draws = self.check_draws(draws)
+        check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
+        return self.weights_MD[torch.arange(draws) % self.members]
+
+    def beside(self, draws: int, *, seed: int) -> Beside | None:
+        """Return buffers with the statistics of a minibatch in each; K per member, then the same ones again."""
+        rounds, members = draws // self.members, self.members
+        at_SM = torch.stack([self._order(rounds, seed, m) for m in range(members)], 1)
+        member_S, at_S = torch.arange(draws) % members, at_SM.flatten()
+        own = self.buffers_M or self.model.network.stacked_buffers(members)
+        buffers_S = {name: buffer[member_S] for name, buffer in own.items()}
+        return Beside({**buffers_S, **{name: values[member_S, at_S] for name, values in self.statistics_MK.items()}})
+
+    def _order(self, rounds: int, seed: int, m: int) -> Tensor:
+        """Return which minibatches a member's draws take, int64; a shorter request has the first of a longer one."""
+        count = next(iter(self.statistics_MK.values())).shape[1]
+        source = generator(Purpose.MINIBATCH, seed, m)
+        return torch.cat([torch.randperm(count, generator=source) for _ in range(-(-rounds // count))])[:rounds]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return weights and statistics by name."""
+        return {"weights_MD": self.weights_MD, **{_PREFIX + name: t for name, t in self.statistics_MK.items()}}
+
+    def settings(self) -> dict[str, Any]:
+        """Return no settings."""
+        return {}
+
+    @classmethod
+    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> BatchNormPosterior:
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+        del settings
+        statistics = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
+        return cls(model, tensors["weights_MD"], statistics)
