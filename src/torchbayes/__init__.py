@@ -20,6 +20,7 @@ from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.schedules import Constant, Cosine, Cycles, Decay, PiecewiseLinear, Steady
+from torchbayes.methods.variational.weighting import Halving, WarmUp
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.model.parameters import Parameters, ordered
 from torchbayes.model.subspace import Subspace
@@ -84,6 +85,7 @@ __all__ = [
     "FunctionalLaplace",
     "Functions",
     "Gaussian",
+    "Halving",
     "InSubspace",
     "LaplacePosterior",
     "Linearised",
@@ -101,6 +103,7 @@ __all__ = [
     "Steady",
     "Subspace",
     "TemperatureScaling",
+    "WarmUp",
     "__version__",
     "as_prior",
     "detection",

@@ -233,7 +233,7 @@ def test_divergence_names_step_and_member_and_keeps_the_last_finite_state(
         tb.fit(model, rows_of(), make(members=3, **SHORT), start=start, directory=tmp_path, callbacks=())
     kept = load_file(tmp_path / "checkpoint.safetensors")
     weights = next(t for n, t in kept.items() if n.endswith("weights_MD"))
-    torch.testing.assert_close(weights, start, rtol=0, atol=0)
+    torch.testing.assert_close(weights[:, :51], start, rtol=0, atol=0)  # other parameters of a distribution follow
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "config.json"]
 
 

@@ -80,7 +80,8 @@ def drawn(name: str, estimator: Any, seeds: int) -> Tensor:
                 batch=batch,
                 estimator=estimator,
                 buffers={},
-                seeds=[seed],
+                seeds=[7],
+                step=seed,
             )
             found.append(torch.stack([parts.mean_MD, parts.scale_MD])[:, 0])
     return torch.stack(found)
@@ -95,7 +96,7 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
     mean_MD, scale_MD = model.given_weights().unsqueeze(0), torch.full((1, 4), 0.3, dtype=torch.float64)
     batch = Batch(inputs, targets)
     found = [
-        by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[seed])
+        by_layers(density, mean_MD, scale_MD, batch=batch, estimator="local", buffers={}, seeds=[7], step=seed)
         for seed in range(1500)
     ]
     rows = torch.cat([inputs[0], torch.ones(ROWS, 1, dtype=torch.float64)], dim=1)
@@ -140,7 +141,11 @@ def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> N
     seen = {}
     for estimator in ("flipout", "local"):
         loss = [
-            float(by_layers(density, model.given_weights()[None], zero, estimator=estimator, seeds=[s], **about).nll_M)
+            float(
+                by_layers(
+                    density, model.given_weights()[None], zero, estimator=estimator, seeds=[7], step=s, **about
+                ).nll_M
+            )
             for s in range(1500)
         ]
         seen[estimator] = 2 * (sum(loss) / len(loss) - 0.5 * torch.log(torch.tensor(2 * torch.pi)).item())
@@ -171,7 +176,7 @@ def test_zero_inputs_have_finite_gradients() -> None:
     density = LogDensity(model, 4, None, training=True)
     batch = Batch(torch.zeros(1, 4, 3, dtype=torch.float64), torch.zeros(1, 4).long())
     ones = torch.ones(1, 6, dtype=torch.float64)
-    parts = by_layers(density, ones, ones, batch=batch, estimator="local", buffers={}, seeds=[0])
+    parts = by_layers(density, ones, ones, batch=batch, estimator="local", buffers={}, seeds=[0], step=0)
     assert all(part.isfinite().all() for part in parts)
 
 
@@ -190,7 +195,7 @@ def test_a_network_that_changes_its_mind_is_refused() -> None:
     model = tb.Model(Fickle().double(), tb.likelihoods.Categorical(), tb.priors.Normal())
     density = LogDensity(model, 4, None, training=True)
     weights = model.given_weights().unsqueeze(0)
-    about: dict[str, Any] = {"estimator": "local", "buffers": {}, "seeds": [0]}
+    about: dict[str, Any] = {"estimator": "local", "buffers": {}, "seeds": [0], "step": 0}
     labels = torch.zeros(1, 4).long()
     by_layers(density, weights, weights.abs(), batch=Batch(normal(1, 4, 3), labels), **about)
     with pytest.raises(SettingError, match="estimator='weights'"):

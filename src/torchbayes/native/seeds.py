@@ -58,6 +58,9 @@ class Purpose(enum.IntEnum):
     LAYER_WEIGHTS = 112  # of a pass by layers: what no layer takes as a distribution
     LAYER_OUTPUTS = 113  # noise of a layer
     LAYER_SIGNS = 114  # of flipout
+    LAYER_MASKS = 115  # what the network draws in such a pass
+    LAYER_TRIAL = 116  # while its layers are found
+    VARIATIONAL_MASKS = 117  # what the network draws at weights of a step
     # priors, posteriors and predictives
     PRIOR = 21
     DISTRIBUTION = 22  # a prior that is a torch Distribution

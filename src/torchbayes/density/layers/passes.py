@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +33,12 @@ from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
+from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.noise import fill_normal
-from torchbayes.native.seeds import Purpose, generator, mix, seeded
+from torchbayes.native.seeds import Purpose, generator, mix
 
 _LEAST = 1e-20  # of a variance whose root is differentiated
 
@@ -65,6 +66,7 @@ def by_layers(
     estimator: Estimator,
     buffers: Buffers,
     seeds: Sequence[int],
+    step: int,
 ) -> Gradients:
     """Return the mean negative log likelihood per observation under random weights, and its gradient.
 
@@ -76,18 +78,19 @@ def by_layers(
         estimator: how layers take their weights.
         buffers: the network's buffers, (M, ...), changed in place in training mode.
         seeds: one per member, for all that is random.
+        step: number of the pass; another one has other noise.
 
     Raises:
         SettingError: if the network uses a weight in another way than when it was watched.
     """
     model, ranks = density.model, density.ranks
     rows = batch_size(batch.inputs, 1)
-    factor = -1 / rows
+    factor, place = -1 / rows, Place(slice(0, rows), rows)
     if ranks.data > 1:
-        own = ranks.rows(rows)
-        batch = batch.map(lambda t: t[:, own])
+        place = Place(ranks.rows(rows), rows)
+        batch = batch.map(lambda t: t[:, place.own])
     found_MD = torch.zeros(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
-    seeds, totals = seeds_here(ranks, seeds), []
+    totals = []
     first = batch.map(lambda t: t[0])
     hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
     with torch.enable_grad(), model.network.training():
@@ -96,8 +99,9 @@ def by_layers(
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))
             kept = {name: buffer[m] for name, buffer in buffers.items()}
             means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in (mean_MD, scale_MD))
-            layers = _Layers(means, scales, hows, rows=alone.size, seed=seed)
-            with seeded(Purpose.DROPOUT, seed, device=mean_MD.device), layers:
+            layers = _Layers(means, scales, hows, place=place, stream=(seed, step))
+            (masks,) = seeds_here(ranks, [mix(Purpose.LAYER_MASKS, seed, step)])
+            with drawing(masks, mean_MD.device), layers:
                 total = model.log_likelihood(layers.held, alone, kept or None).sum(dtype=torch.float64)
             leaves = {"mean": means, "scale": scales}
             _write(total * factor, leaves, [model.layout.split(part_MD[m]) for part_MD in found_MD])
@@ -114,6 +118,28 @@ def _write(total: Tensor, leaves: Mapping[str, Mapping[str, Tensor]], into: Sequ
     for view, gradient in zip(views, torch.autograd.grad(total, flat, allow_unused=True), strict=True):
         if gradient is not None:
             view.copy_(gradient)
+
+
+class Place(NamedTuple):
+    """Which rows of a batch are here, where ranks share it: noise of an example does not depend on who computes it.
+
+    Attributes:
+        own: the rows that are here.
+        total: rows of the batch.
+    """
+
+    own: slice
+    total: int
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether the first axis of a tensor holds the rows that are here."""
+        return len(tensor) == self.own.stop - self.own.start
+
+    def of(self, tensor: Tensor) -> tuple[tuple[int, ...], slice]:
+        """Return the shape that a tensor has for all rows of the batch, and which part of that is here."""
+        if not self.holds(tensor):
+            return tuple(tensor.shape), slice(None)
+        return (self.total, *tensor.shape[1:]), self.own
 
 
 @dataclass
@@ -138,15 +164,16 @@ class _Layers(TorchFunctionMode):
         scales: Mapping[str, Tensor],
         hows: Mapping[str, How],
         *,
-        rows: int,
-        seed: int,
+        place: Place,
+        stream: tuple[int, int],
     ) -> None:
         super().__init__()
-        self._rows, self._seed, self._calls = rows, seed, 0
+        self._place, self._calls = place, 0
+        self._seed, self._step = stream
         self._places, self.held = _Places(), dict[str, Tensor]()
         for number, (name, mean) in enumerate(means.items()):
             if hows[name] == "drawn":
-                noise = _normals(mean, seed=seed, stream=mix(Purpose.LAYER_WEIGHTS, number))
+                noise = _normals(mean, seed=self._seed, stream=mix(Purpose.LAYER_WEIGHTS, self._step, number))
                 self.held[name] = torch.addcmul(mean, scales[name], noise)
                 continue
             self.held[name] = mean
@@ -187,7 +214,8 @@ class _Layers(TorchFunctionMode):
         bias = None if bias is None else bias.square()
         weight = torch.zeros_like(call.weight) if weight is None else weight.square()
         variance = func(call.inputs.square(), weight, bias, *call.rest, **call.named)
-        noise = _normals(mean, **self._stream("outputs"))
+        whole, own = self._place.of(mean)
+        noise = _normals(mean.new_empty(whole), **self._stream("outputs"))[own]
         return torch.addcmul(mean, variance.clamp_min(_LEAST).sqrt(), noise)
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
@@ -199,7 +227,7 @@ class _Layers(TorchFunctionMode):
             for name, scale in (("weight", weight), ("bias", bias))
         ]
         change = torch.zeros_like(call.weight) if drawn[0] is None else drawn[0]
-        if len(call.inputs) != self._rows:  # no axis of examples: one draw for all
+        if not self._place.holds(call.inputs):  # no axis of examples: one draw for all
             return mean + func(call.inputs, change, drawn[1], *call.rest, **call.named)
         axis = -1 if func is F.linear else 1
         before, after = (self._signs(tensor, axis, n) for n, tensor in enumerate((call.inputs, mean)))
@@ -207,14 +235,14 @@ class _Layers(TorchFunctionMode):
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""
-        shape = [1] * like.ndim
-        shape[0], shape[axis] = like.shape[0], like.shape[axis]
-        random = generator(Purpose.LAYER_SIGNS, self._seed, self._calls, number, device=like.device)
-        return torch.randint(0, 2, shape, generator=random, device=like.device).mul_(2).sub_(1).to(like.dtype)
+        whole, own = self._place.of(like)
+        shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
+        random = generator(Purpose.LAYER_SIGNS, self._seed, self._step, self._calls, number, device=like.device)
+        return torch.randint(0, 2, shape, generator=random, device=like.device).mul_(2).sub_(1).to(like.dtype)[own]
 
-    def _stream(self, name: Literal["outputs", "weight", "bias"]) -> dict[str, int]:
+    def _stream(self, name: str) -> dict[str, int]:
         number = ("outputs", "weight", "bias").index(name)
-        return {"seed": self._seed, "stream": mix(Purpose.LAYER_OUTPUTS, self._calls, number)}
+        return {"seed": self._seed, "stream": mix(Purpose.LAYER_OUTPUTS, self._step, self._calls, number)}
 
 
 def _normals(like: Tensor, *, seed: int, stream: int) -> Tensor:

@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchbayes.density.density import LogDensity
+from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Network
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.native.seeds import Purpose, mix
 
 Estimator = Literal["auto", "local", "flipout"]
 How = Literal["local", "flipout", "drawn"]
@@ -114,7 +115,7 @@ def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How
         held = dict(network.initial)
         watch = _Watch(held, rows.size)
         state = {name: buffer.clone() for name, buffer in network.buffers.items()}
-        with torch.no_grad(), network.training(), seeded(Purpose.TRIAL, 0, device=network.device):
+        with torch.no_grad(), network.training(), drawing(mix(Purpose.LAYER_TRIAL, 0), network.device):
             network.ask(held, rows.inputs, state)  # which may run it once more
             with watch:
                 network(held, rows.inputs, state)

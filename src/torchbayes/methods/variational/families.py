@@ -165,7 +165,7 @@ class LowRankFamily:
         _, log_scale_MD, factor_MRD = self._parts(parameters_MP)
         scaled_MRD = (factor_MRD * torch.exp(-log_scale_MD).unsqueeze(1)).double()
         inner_MRR = scaled_MRD @ scaled_MRD.mT + torch.eye(self.rank, dtype=torch.float64, device=scaled_MRD.device)
-        root_MRR = torch.linalg.cholesky(inner_MRR)
+        root_MRR = torch.linalg.cholesky_ex(inner_MRR).L  # which does not wait for a GPU; the identity is part of it
         return _scales_entropy(log_scale_MD) + root_MRR.diagonal(dim1=1, dim2=2).log().sum(-1)
 
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:

@@ -275,8 +275,9 @@ class IVON:
         for segment in target.others:
             segment.add_gradient_(now.gradient_SMD, now.drawn_SMD, -target.scale / target.ess)
         info = Info(nll_M, target.divergence(sums_M2, now.drawn_SMD), target.ess, lr)
-        finite_M = nll_M + torch.linalg.vector_norm(now.gradient_SMD, dim=(0, 2))
-        unseen = _sound((*now.unseen, Seen(now.step, lr, nll_M, finite_M)), now, batch)
+        loss_M = info.means()["loss"]
+        finite_M = loss_M + torch.linalg.vector_norm(now.gradient_SMD, dim=(0, 2))
+        unseen = _sound((*now.unseen, Seen(now.step, lr, loss_M, finite_M)), now, batch)
         rates = Rates(
             target.ess,
             lr,

@@ -103,7 +103,7 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     """
     noise_MSE, draws = _noise(drawing, now, density.model.layout.size), drawing.draws
     weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
-    seeds = [mix(Purpose.STEP, seed, now.step, s) for seed in now.seeds for s in range(draws)]
+    seeds = [mix(Purpose.VARIATIONAL_MASKS, seed, now.step, s) for seed in now.seeds for s in range(draws)]
     buffers, rows = now.buffers, batch
     if draws > 1:
         buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
@@ -140,7 +140,8 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
             batch=batch,
             estimator=cast("Estimator", drawing.estimator),
             buffers=now.buffers,
-            seeds=[mix(Purpose.STEP, seed, now.step, s) for seed in now.seeds],
+            seeds=now.seeds,
+            step=now.step * drawing.draws + s,
         )
         for s in range(drawing.draws)
     ]
