@@ -55,8 +55,8 @@ _SAMPLED: dict[str, tuple[Any, ...]] = {
 _METROPOLIS = {**_SAMPLED, "step_size": maybe(POSITIVE), "mass": WORD, "target_acceptance": OPEN_SHARE}
 _STOCHASTIC = {
     **_SAMPLED,
-    "burn_in": (*WHOLE, 5000),
-    "thin": (*COUNT, 2900),
+    "burn_in": (*WHOLE, 10_000),
+    "thin": (*COUNT, 4100),
     "step_size": maybe(POSITIVE),
     "batch_size": maybe(COUNT),
     "schedule": maybe(_STEP_SCHEDULE),

@@ -44,9 +44,9 @@ class Stochastic:
     """
 
     # a chain starts at fresh weights and has to find the posterior first, as a training run does
-    steps: int = 5000
-    burn_in: int = 3000
-    thin: int = 10
+    steps: int = 10000
+    burn_in: int = 6000
+    thin: int = 20
     step_size: float | None = None
     batch_size: int | None = 128
     schedule: StepSchedule | None = None
