@@ -199,6 +199,14 @@ DIAGNOSTICS = {
             diagnostics.summary,
         )
     },
+    **{
+        f"diagnostics.{call.__name__}": Case(
+            call,
+            lambda: {"log_ratios": _DRAWS[0, :, 0]},
+            {"log_ratios": (None, "text", 3, torch.zeros(4, dtype=torch.int64), torch.full((9,), NAN))},
+        )
+        for call in (diagnostics.pareto_k, diagnostics.psis)
+    },
     "diagnostics.rhat": _judged(diagnostics.rhat, method=WORD),
     "diagnostics.autocorrelation": Case(
         diagnostics.autocorrelation,

@@ -5,10 +5,10 @@ functions judge chains **in function space**: draws of outputs or probabilities 
 output at each input, (B, K), draws of log-likelihoods (M, S, N) one for each datum. Networks whose weights never mix,
 because hidden units can be exchanged and rescaled, may well mix as functions.
 
-Convergence (``convergence``), energies and the cost of a draw (``sampler``), modes visited (``modes``) and export to
-arviz (``export``). Draws may have any floating dtype, be on any device with float64, and be memory-mapped: they are
-read in blocks of quantities, so that memory stays bounded. Moments and results are in float64, on the device of the
-draws. Wrong inputs raise TypeError or ValueError.
+Convergence (``convergence``), importance weights of an approximation (``importance``), energies and the cost of a draw
+(``sampler``), modes visited (``modes``) and export to arviz (``export``). Draws may have any floating dtype, be on any
+device with float64, and be memory-mapped: they are read in blocks of quantities, so that memory stays bounded. Moments
+and results are in float64, on the device of the draws. Wrong inputs raise TypeError or ValueError.
 """
 
 from torchbayes.diagnostics.convergence import (
@@ -22,6 +22,7 @@ from torchbayes.diagnostics.convergence import (
     summary,
 )
 from torchbayes.diagnostics.export import to_arviz
+from torchbayes.diagnostics.importance import pareto_k, psis
 from torchbayes.diagnostics.modes import Modes, modes_visited
 from torchbayes.diagnostics.sampler import acceptance, divergences, ebfmi, efficiency
 
@@ -38,6 +39,8 @@ __all__ = [
     "ess_tail",
     "mcse_mean",
     "modes_visited",
+    "pareto_k",
+    "psis",
     "rhat",
     "summary",
     "to_arviz",
