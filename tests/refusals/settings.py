@@ -172,6 +172,8 @@ OPTIMISERS = {
     "Decay": Case(tb.Decay, wrong={"offset": POSITIVE, "power": NOT_NEGATIVE}),
     "Cycles": Case(tb.Cycles, wrong={"length": COUNT, "exploration": SHARE, "draws": COUNT}),
     "Steady": Case(tb.Steady),
+    "Halving": Case(tb.Halving),
+    "WarmUp": Case(tb.WarmUp, wrong={"share": (*POSITIVE, 1.5)}),
 }
 
 _SCALED = {"scale": POSITIVE, "loc": REAL}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_tensor
+from torchbayes.diagnostics._blocks import check_floating
 
 _FEWEST = 5  # of the tail
 
@@ -50,13 +50,18 @@ def psis(log_ratios: Tensor) -> Smoothed:
         TypeError: if they are not a floating-point tensor.
         ValueError: if there are no draws, or a ratio is NaN or ∞, or all of a column are −∞.
     """
-    check_tensor(log_ratios=log_ratios)
+    check_floating("log_ratios", log_ratios)
     if log_ratios.ndim == 0 or not log_ratios.numel():
         raise ValueError(f"`log_ratios` must have one row for each draw; got shape {tuple(log_ratios.shape)}.")
     ratios_SQ = log_ratios.double().flatten(1) if log_ratios.ndim > 1 else log_ratios.double().unsqueeze(1)
-    if bool(torch.isnan(ratios_SQ).any()) or bool((ratios_SQ.amax(0).abs() == math.inf).any()):
-        raise ValueError("`log_ratios` must be finite, or −∞ where the density is zero, and not −∞ everywhere.")
-    ratios_SQ = ratios_SQ - ratios_SQ.amax(0)
+    largest_Q = ratios_SQ.amax(0)  # NaN where one is
+    if not bool(torch.isfinite(largest_Q).all()):
+        wrong = float(largest_Q[~torch.isfinite(largest_Q)][0])
+        raise ValueError(
+            f"`log_ratios` must be finite, or −∞ where the density is zero, though not everywhere; the largest is "
+            f"{wrong:g}."
+        )
+    ratios_SQ = ratios_SQ - largest_Q
     draws = len(ratios_SQ)
     tail = math.ceil(min(draws / 5, 3 * math.sqrt(draws)))
     if tail < _FEWEST:
