@@ -270,3 +270,13 @@ def test_scales_start_at_a_share_of_trained_weights() -> None:
     assert isinstance(found, tb.Gaussian)
     torch.testing.assert_close(found.mean_MD[0], net.weight.detach()[0])
     torch.testing.assert_close(found.covariance.diagonal()[0].sqrt(), 0.1 * net.weight.detach()[0].abs())
+
+
+def test_draws_that_have_lost_what_the_mean_has_learned_are_a_problem() -> None:
+    """Scales that cannot shrink in a short run: draws are far off, and the advice is of this method."""
+    method = tb.VI(epochs=3, kl_weight=1.0, initial_scale=30.0, optimizer=tb.SGD(1e-9))
+    net = nn.Linear(FEATURES, 1, bias=False).double()
+    net.weight.data.copy_(mean())
+    model = tb.Model(net, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal())
+    with pytest.warns(tb.ProblemWarning, match="less likely under draws.*lower `kl_weight`"):
+        tb.fit(model, (INPUTS, TARGETS), method, start=net, callbacks=())

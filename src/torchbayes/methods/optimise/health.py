@@ -43,6 +43,7 @@ _EXPLODED = 100.0  # prior standard deviations
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
 _LARGE = 1000.0  # root mean square of inputs
 _RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
+_MOVED = "these still moved too far (lower `averaging_lr`, or train longer before averaging)"
 _BLOCK = 1 << 16  # weights at a time: float64 copies of all of them would be the peak of a small fit
 
 
@@ -69,7 +70,9 @@ class Descending(Protocol):
         ...
 
 
-def problems_of(posterior: Point | Gaussian | DropoutPosterior, state: Descending, source: Source) -> list[str]:
+def problems_of(
+    posterior: Point | Gaussian | DropoutPosterior, state: Descending, source: Source, *, why: str = _MOVED
+) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
     They do not depend on whether the run was interrupted, or which processes shared it.
@@ -78,6 +81,7 @@ def problems_of(posterior: Point | Gaussian | DropoutPosterior, state: Descendin
         posterior: the result.
         state: the method's last state, of all members.
         source: the training data.
+        why: why draws, or an average, may be worse than the end of a trajectory, with what to do.
     """
     found = not_finite(posterior.tensors())
     if found:
@@ -93,7 +97,7 @@ def problems_of(posterior: Point | Gaussian | DropoutPosterior, state: Descendin
     constant = constant_log_likelihood(model, batches, weights_D)
     found += _worthless(last_M, constant) + _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
     if averaged:
-        found += _broken(posterior, batches, last_M=last_M, constant=constant)
+        found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why)
     return found or noise_problems(posterior, source)
 
 
@@ -225,7 +229,7 @@ def _worthless(last_M: Tensor, constant: float) -> list[str]:
     ]
 
 
-def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float) -> list[str]:
+def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float, why: str) -> list[str]:
     """Return the problems of the mean of the snapshots, and of draws around it."""
     count = num_targets(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
@@ -235,25 +239,24 @@ def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, c
         about = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
         mean = Point(posterior.model, posterior.mean_MD, **about)
     mean_M = log_likelihoods(mean, batches)[0].sum(-1) / count
-    found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M)
+    found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M, why=why)
     if found or mean is posterior:
         return found
     seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
     single_M = seen_SMB.sum(-1).mean(0) / count
     together_M = (seen_SMB.logsumexp(0) - math.log(_DRAWS)).sum(-1) / count
     broken_M = (single_M < last_M - bearable_M) & (together_M < last_M - bearable_M.clamp_max(_WORTHLESS))
-    return _lost("draws", single_M, last_M, broken_M)
+    return _lost("draws", single_M, last_M, broken_M, why=why)
 
 
-def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor) -> list[str]:
+def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor, *, why: str) -> list[str]:
     """Return the problem where an average, or draws around it, have lost what the trajectory had learned."""
     bad = broken_M.nonzero()[:, 0].tolist()
     if not bad:
         return []
     return [
         f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
-        f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as these "
-        f"still moved too far (lower `averaging_lr`, or train longer before averaging)"
+        f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as {why}"
     ]
 
 

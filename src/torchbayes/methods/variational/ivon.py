@@ -306,7 +306,8 @@ class IVON:
         Those of `torchbayes.methods.optimise.health` and `torchbayes.methods.residuals`, at a draw of each member; a
         posterior that is the prior, or whose variances are still those it began with.
         """
-        found = problems_of(posterior, state, source) or unexplained(posterior, source)
+        why = "they are spread wider than the data bear (raise `hessian_init`, or train longer)"
+        found = problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
         left = self.decay(state.total_steps) ** state.step
         if left > _STALE:
             found.append(

@@ -252,7 +252,8 @@ class VI:
     def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        return problems_of(posterior, state, source) or unexplained(posterior, source)
+        why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
+        return problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
 
 
 def _kl_weight(method: VI, now: Trajectory) -> float:
