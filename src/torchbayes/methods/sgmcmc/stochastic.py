@@ -46,7 +46,7 @@ class Stochastic:
     # a chain starts at fresh weights and has to find the posterior first, as a training run does
     steps: int = 10000
     burn_in: int = 6000
-    thin: int = 20
+    thin: int = 10
     step_size: float | None = None
     batch_size: int | None = 128
     schedule: StepSchedule | None = None
