@@ -45,6 +45,9 @@ def main() -> None:
     ways = {
         "MAP, SGD": step(tb.MAP(epochs=10_000, optimizer=tb.SGD(1e-6)), rows),
         "MAP, Adam": step(tb.MAP(epochs=10_000, optimizer=tb.Adam(1e-6)), rows),
+        "VI": step(tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0), rows),
+        "VI, local noise": step(tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0, estimator="local"), rows),
+        "VI, flipout": step(tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0, estimator="flipout"), rows),
         "IVON": step(tb.IVON(epochs=10_000, lr=1e-6), rows),
         "IVON, 2 draws": step(tb.IVON(epochs=10_000, lr=1e-6, draws=2), rows),
     }

@@ -20,7 +20,7 @@ VARIATIONAL = (
         look=Look("#c7509a", "X"),
         also=("vi", "bbb", "bayes_by_backprop"),
         predicts="drawn",
-        cost="A training run of about twice the work, and a forward pass for each function drawn.",
+        cost="A training run of about three times the work, and a forward pass for each function drawn.",
         small={"kl_weight": 1.0},
     ),
     MethodEntry(
