@@ -17,6 +17,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "hmc_mixing",
     "hmc_mnist",
     "hmc_uci",
+    "variational_fidelity",
     "evidence_agreement",
     "evidence_occam",
     "evidence_support",

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes import metrics
 from torchbayes.driver import fit
 from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
+from torchbayes.experiments.shared.fidelity import closeness, log_probabilities, mixture, quality
 from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, over_problems, run_hmc, set_up
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
-from torchbayes.posteriors import Draws, Functions, Posterior
-from torchbayes.predictive.predict import predict
+from torchbayes.posteriors import Posterior
 
 
 def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
@@ -101,46 +100,6 @@ def scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, dict[
     return found
 
 
-def log_probabilities(posterior: Posterior, inputs: Tensor) -> Tensor:
-    """Return the log predictive probabilities of each member or chain, averaged over its draws.
-
-    Args:
-        posterior: point masses or chains.
-        inputs: B rows.
-
-    Returns:
-        Tensor (M, B, K), float64, on the CPU.
-    """
-    weights = posterior.weights_MSD if isinstance(posterior, Draws) else posterior.sample(posterior.members)[:, None]
-    outputs = (predict(Functions(posterior.model, weights_SD), inputs).outputs_SBK for weights_SD in weights)
-    return torch.stack([mixture(outputs_SBK.double().log_softmax(-1)) for outputs_SBK in outputs]).cpu()
-
-
-def mixture(log_probs: Tensor) -> Tensor:
-    """Return the log of the average of probabilities over the first axis, (S, ...) -> (...)."""
-    return log_probs.logsumexp(0) - math.log(len(log_probs))
-
-
-def quality(log_probs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the metrics of predictive probabilities.
-
-    Args:
-        log_probs: (B, K), float64.
-        targets: (B,).
-
-    Returns:
-        `accuracy`, `nll` in nats, `ece` (15 bins of equal width), and `gap`: mean confidence − accuracy.
-    """
-    probs, targets = log_probs.exp(), targets.cpu()
-    accuracy = float(metrics.accuracy(probs, targets))
-    return {
-        "accuracy": accuracy,
-        "nll": float(metrics.nll(log_probs.gather(1, targets[:, None]).squeeze(1))),
-        "ece": float(metrics.ece(probs, targets)),
-        "gap": float(probs.amax(-1).mean()) - accuracy,
-    }
-
-
 def scaled(log_probs: Tensor, spare: Tensor, setup: Setup) -> dict[str, float]:
     """Return the NLL after temperature scaling.
 
@@ -157,12 +116,3 @@ def scaled(log_probs: Tensor, spare: Tensor, setup: Setup) -> dict[str, float]:
     temperature = fit_temperature(spare.clamp_min(floor), setup.spare.targets.cpu())
     sharp = (log_probs.clamp_min(floor) / temperature).log_softmax(-1)
     return {"temperature": temperature, "nll_scaled": quality(sharp, setup.test.targets)["nll"]}
-
-
-def closeness(log_probs: Tensor, reference: Tensor) -> dict[str, float]:
-    """Return `agreement` and `total_variation` of two averages, (B, K) each."""
-    pair = log_probs.exp(), reference.exp()
-    return {
-        "agreement": float(metrics.agreement(*pair)),
-        "total_variation": float(metrics.total_variation(*pair)),
-    }
