@@ -10,8 +10,8 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 import torchbayes as tb
-from torchbayes.catalogue.config import write_config
-from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.config import load_run, write_config
+from torchbayes.catalogue.problem import Problem, with_dropout
 from torchbayes.comparison.compare import Comparison, _make_room, compare, configuration
 from torchbayes.comparison.report import procedure
 from torchbayes.comparison.scores import member, score
@@ -288,9 +288,39 @@ def test_methods_are_the_usual_ones_where_none_are_named():
         "hmc",
     ]
     assert found.starts == {}
+    beside = [name for name in Comparison(DIGITS.problem).methods if name not in found.methods]
+    assert beside == ["mean_field", "ivon", "mc_dropout"]
     assert found.compared_with == "hmc"
     assert replace(found, reference="sgld").compared_with == "sgld"
     assert replace(found, reference="runs/long").compared_with == "reference"
+
+
+def test_a_method_that_needs_dropout_gets_it_where_the_network_can_have_it(tmp_path):
+    mc_dropout = tb.MCDropout(2, epochs=4, batch_size=50, plan="loop")
+    methods = {"single": DIGITS.methods["single"], "mc_dropout": mc_dropout, "my own": replace(mc_dropout, members=1)}
+    found = compare(replace(DIGITS, methods=methods, corruptions=()), tmp_path, callbacks=())
+    for name in ("mc_dropout", "my own"):
+        loaded, posterior = load_run(tmp_path / "fits" / name)
+        assert loaded.problem.network_settings == {"hidden": [16], "dropout": 0.1}
+        assert [m.p for m in posterior.model.network.module.modules() if isinstance(m, torch.nn.Dropout)] == [0.1]
+    assert load_run(tmp_path / "fits" / "single")[0].problem.network_settings == {"hidden": [16]}
+    assert found.outcomes["mc_dropout"].clean.metrics["nll"] > 0
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "rate"),
+    [
+        ("mlp", {"dropout": 0.3}, 0.3),
+        ("mlp", {"dropout": 0.0}, None),  # said to have none
+        ("linear", {}, None),  # has no hidden units
+        ("small_cnn", {}, 0.1),
+    ],
+)
+def test_dropout_that_is_given_stays_and_other_networks_are_left_alone(network, settings, rate):
+    setup = with_dropout(Problem("digits", network, settings, train_size=200).setup())
+    modules = setup.model.network.module.modules()
+    rates = {module.p for module in modules if isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d)}
+    assert rates == (set() if rate is None else {rate})
 
 
 def test_a_fit_serves_only_what_has_its_settings():

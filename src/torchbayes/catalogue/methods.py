@@ -50,6 +50,7 @@ __all__ = [
 # fmt: on
 
 OPTIMISED = ("single", "laplace", "ensemble", "swag", "multiswag")
+VARIATIONAL_USUAL = ("mean_field", "ivon", "mc_dropout")
 SAMPLED = ("sgld", "sghmc", "csghmc", "hmc")
 GROUP = "torchbayes.methods"
 

@@ -218,6 +218,11 @@ def build_network(
     return made
 
 
+def takes(name: str, setting: str) -> bool:
+    """Return whether a network of the catalogue has a setting; false for one of the user."""
+    return name in NETWORKS and setting in inspect.signature(NETWORKS[name].load()).parameters
+
+
 def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
     """Return a likelihood.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -59,6 +59,23 @@ class Setup(NamedTuple):
                 f"{targets.scale.numel()}. Divide them by one number, or leave it None."
             )
         return 1.0 if targets is None else float(targets.scale)
+
+
+def with_dropout(setup: Setup, rate: float = 0.1) -> Setup:
+    """Return a problem with dropout in its network, where that has a setting for it and none is given.
+
+    Args:
+        setup: the problem.
+        rate: of the dropout.
+
+    Returns:
+        The problem with another model; the same problem where its network is not one that can have dropout.
+    """
+    problem = setup.problem
+    if "dropout" in problem.network_settings or not models.takes(problem.network, "dropout"):
+        return setup
+    other = replace(problem, network_settings={**problem.network_settings, "dropout": rate})
+    return Setup(other, setup.data, other.model(setup.data))
 
 
 @dataclass(frozen=True)

@@ -88,17 +88,20 @@ def online_laplace(usual: Usual) -> OnlineLaplace:
 
 
 def ivon(usual: Usual, members: int = 1) -> IVON:
-    """Return IVON with the budget of a data set."""
+    """Return IVON with the budget of a data set; a member takes as long as an ensemble of five."""
     b = usual.budget
-    return IVON(members, b.epochs, b.batch_size, plan=usual.plan)
+    return IVON(members, _longer(b.epochs), b.batch_size, plan=usual.plan)
 
 
 def mean_field(usual: Usual, members: int = 1) -> VI:
-    """Return variational inference with independent weights, as Bayes has it, with the budget of a data set."""
+    """Return variational inference with independent weights, as Bayes has it, for as long as an ensemble takes."""
     b = usual.budget
-    return VI(
-        members=members, epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0, plan=usual.plan
-    )
+    return VI(members=members, epochs=_longer(b.epochs), batch_size=b.batch_size, kl_weight=1.0, plan=usual.plan)
+
+
+def _longer(epochs: int | None) -> int | None:
+    """Return five times as many epochs: a scale takes longer to settle than a weight."""
+    return None if epochs is None else 5 * epochs
 
 
 def mc_dropout(usual: Usual) -> MCDropout:

@@ -64,7 +64,7 @@ VARIATIONAL = (
     ),
     MethodEntry(
         "mc_dropout",
-        "a network trained with its dropout on, which stays on for predictions",
+        "a network trained with its dropout on, which stays on for predictions; in a comparison with 10 % dropout",
         "torchbayes.methods.variational.dropout:MCDropout",
         label="MC dropout",
         usual=mc_dropout,

@@ -18,7 +18,7 @@ import yaml
 from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.imports import is_path, path_of
 from torchbayes.catalogue.loading import is_file
-from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, classes, entry_of
+from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL, classes, entry_of
 from torchbayes.catalogue.usual import Usual
 from torchbayes.checks import seen
 from torchbayes.cli.errors import suggest
@@ -41,7 +41,7 @@ _LISTS = {
     "methods": "methods, in the order of the table: names of `torchbayes list compared`, NAME=METHOD, or import paths",
     "corruptions": "image corruptions, none to leave them out",
 }
-_SHOWN = tuple(name for name in OPTIMISED + SAMPLED if METHODS[name].first_of is None)
+_SHOWN = tuple(name for name in OPTIMISED + VARIATIONAL_USUAL + SAMPLED if METHODS[name].first_of is None)
 
 
 class Asked(NamedTuple):
@@ -111,7 +111,8 @@ def settled(argv: list[str]) -> Asked:
     rows = [_row(word, known, looked.usual) for word in _words(looked)]
     starts = [_row(name, known, looked.usual) for name in _starts(rows)]
     told = [_row(name, known, looked.usual) for name in known]  # which others may be the first members of
-    shown = [_Row(name, looked.usual[name]) for name in _SHOWN]
+    many = [row.first_of for row in [*rows, *starts, *told] if row.first_of]
+    shown = [_Row(name, looked.usual[name]) for name in dict.fromkeys([*_SHOWN, *many])]
     every = {row.key: row for row in [*shown, *told, *starts, *rows]}
     used = {row.key: row for row in [*rows, *starts]}
     _say_unused(argv, every, {*used, *(row.first_of for row in used.values() if row.first_of)})

@@ -19,7 +19,7 @@ from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.config import CONFIG, describe, entries, fit_run, write_config
 from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.methods import label_of
-from torchbayes.catalogue.problem import Setup
+from torchbayes.catalogue.problem import Setup, with_dropout
 from torchbayes.comparison.reference import load_reference, quality
 from torchbayes.comparison.report import report
 from torchbayes.comparison.scores import Outcome, Track, member, score
@@ -193,8 +193,9 @@ def _fit(
             begin = comparison.entry(name).start
             start = None if begin is None else of(begin)
             say(f"fitting: {label_of(name)}, {_length(settings, begin)} on {setup.data}")
+            own = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
             fitted[name] = fit_run(
-                setup, settings, home / name, start=start, seed=comparison.seed, resume=resume, callbacks=callbacks
+                own, settings, home / name, start=start, seed=comparison.seed, resume=resume, callbacks=callbacks
             )
         return fitted[name] if name == method else member(fitted[name], 0)
 
