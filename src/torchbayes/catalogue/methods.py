@@ -17,13 +17,13 @@ from torchbayes.catalogue.tuned import (
     averaging,
     ensemble,
     in_cycles,
+    laplace,
     online_laplace,
     plain_settings,
     sampler,
 )
 from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
-from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.mcmc.metropolis import MALA, RandomWalk
@@ -116,7 +116,7 @@ METHODS: dict[str, MethodEntry] = {
             "a Gaussian around the single network, from the curvature there",
             "torchbayes.methods.laplace.laplace:Laplace",
             label="Laplace",
-            usual=lambda usual: Laplace(),
+            usual=laplace,
             look=Look("#009e73", "P"),
             start="single",
             predicts="linearised",
@@ -127,7 +127,7 @@ METHODS: dict[str, MethodEntry] = {
             "Laplace around every member of the deep ensemble: a mixture of Gaussians",
             "torchbayes.methods.laplace.laplace:Laplace",
             label="MultiLaplace",
-            usual=lambda usual: Laplace(),
+            usual=laplace,
             look=Look("#14606b", "d"),
             start="ensemble",
             predicts="linearised",

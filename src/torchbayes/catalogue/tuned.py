@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.schedules import Cycles
@@ -25,6 +26,9 @@ _STEP_SIZES = {
     "csghmc": {"digits": 1e-4, "two_moons": 1e-4, "toy": 1e-5, "uci": 1e-6},
 }
 _ON_THE_MEAN_LOSS = {"sgld": 0.14, "sghmc": 0.04, "csghmc": 0.14}
+# factors on the prior's precision: the smallest of 1 to 3,000 whose NLL on a fifth of the training images is within
+# 0.005 nats of the best; by the evidence the NLL is 0.33 there, with 300 it is 0.067
+_PRECISIONS: dict[str, float] = {"digits": 300.0}
 HMC_SETTINGS: dict[str, dict[str, Any]] = {
     # step size, trajectory and length by acceptance and by R-hat of predictions at test inputs
     "digits": {"steps": 46, "burn_in": 6, "step_size": 0.0036, "trajectory": 0.3, "accept_in_burn_in": True},
@@ -79,6 +83,11 @@ def plain_settings(kind: type, usual: Usual) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
     own = {"batch_size": usual.budget.batch_size, "plan": usual.plan}
     return kind(**{name: value for name, value in own.items() if name in names})
+
+
+def laplace(usual: Usual) -> Laplace:
+    """Return Laplace around trained networks, as wide as held-out rows have it where they were asked."""
+    return Laplace(prior=_PRECISIONS.get(usual.family, "scalar"))
 
 
 def online_laplace(usual: Usual) -> OnlineLaplace:
