@@ -101,6 +101,13 @@ def mean_field(usual: Usual, members: int = 1) -> VI:
     )
 
 
+def bounded(usual: Usual, kind: type) -> Any:
+    """Return a method that fits a distribution by its bound on the evidence, with the budget of a data set."""
+    b = usual.budget
+    about = {"epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, "plan": usual.plan}
+    return kind(kl_weight=1.0, **about)
+
+
 def mc_dropout(usual: Usual) -> MCDropout:
     """Return MC dropout with the budget of a data set."""
     b = usual.budget
