@@ -46,8 +46,9 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI", "ConcreteDropout",
-    "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI",
+    "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
+    "RepulsiveEnsemble",
 ]
 # fmt: on
 

@@ -2,8 +2,8 @@ r"""What variational methods share whose draws are functions of normal numbers: 
 
     minimise  −ELBO = E_q[−Σ_n log p(y_n | x_n, w)] − β E_q[log p(w) − log q(w)]
 
-by S draws for each step. The gradient by θ is that of log p(y | w_s) at the weights, pulled back through t by autograd. On
-the scale of the mean loss per observation, and with the temperature T of the model,
+by S draws for each step. The gradient by θ is that of log p(y | w_s) at the weights, pulled back through t by
+autograd. On the scale of the mean loss per observation, and with the temperature T of the model,
 
     loss = (1/S) Σ_s [nll(w_s) − (β T/N) (c log p(w_s) − log q(w_s))]
 
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -95,8 +96,8 @@ class Draws(NamedTuple):
     Attributes:
         weights_MSD: w_s.
         free_MS: an estimate of −log q(w_s), or of its bound, in nats, float64: its mean is the entropy or less.
-        normal: means (M, S, D) and variances (M, S, D) of normal weights that w_s is a draw of, by which expectations of
-            the prior are closed; None where there are none.
+        normal: means (M, S, D) and variances (M, S, D) of normal weights that w_s is a draw of, by which expectations
+            of the prior are closed; None where there are none.
     """
 
     weights_MSD: Tensor
@@ -121,7 +122,7 @@ class Family(Protocol):
         """Return the parameters beside means and scales, made of standard normals."""
         ...
 
-    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, noise_MSE: Tensor) -> Draws:
+    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
         """Return draws."""
         ...
 
@@ -178,7 +179,7 @@ class Fitted(ABC):
             seeds: one seed per member.
             steps_per_epoch: length of an epoch.
         """
-        family = self.family(density.model)
+        family = _family_of(self, density)
         like = weights_MD.new_empty(len(weights_MD), family.num_parameters)
         rest_MP = family.start(normals(seeds, Purpose.FLOW_START, 0, like=like))
         log_scale_MD = torch.full_like(weights_MD, self.initial_scale).log()
@@ -214,7 +215,7 @@ class Fitted(ABC):
         old = state.descent
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
         lr, weight = self.optimizer.lr * self.schedule.factor(now.done), _kl_weight(self, now)
-        family = self.family(density.model)
+        family = _family_of(self, density)
         loss_M, nll_M, kl_M = differentiate(density, now, batch, family=family, draws=self.draws, kl_weight=weight)
         info = Info(loss_M, nll_M, kl_M, -density.num_data * nll_M - kl_M, lr, weight)
         unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=now.gradient_MD)
@@ -225,6 +226,9 @@ class Fitted(ABC):
         """Return the problems of the result on the training rows: see `torchbayes.methods.flows.health`."""
         del state, history
         return problems_of_draws(posterior, source)
+
+
+_FAMILIES: WeakKeyDictionary[LogDensity, tuple[Fitted, Family]] = WeakKeyDictionary()
 
 
 def check_fitted(method: Any) -> None:
@@ -271,7 +275,7 @@ def differentiate(
     scale = entropy_scale * model.scales(1, 1).prior
     with torch.enable_grad():
         leaf_MP = now.weights_MD.detach().requires_grad_()
-        drawn = family.draw(*_split(leaf_MP, size), noise_MSE)
+        drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
         held = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
         nll_M, slope_MSD = _at_draws(density, now, batch, held.weights_MSD)
@@ -298,8 +302,8 @@ def _detached(normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | N
 def _at_draws(density: LogDensity, now: Trajectory, batch: Batch, weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean negative log likelihood of draws (M,), and its slope by each of them, (M, S, D).
 
-    They go through as one stack of M · S networks; draws of a member see the same rows, and its buffers become the average
-    over its draws.
+    They go through as one stack of M · S networks; draws of a member see the same rows, and its buffers become the
+    average over its draws.
     """
     draws = weights_MSD.shape[1]
     seeds = [mix(Purpose.FLOW_NETWORK, seed, now.step, s) for seed in now.seeds for s in range(draws)]
@@ -337,6 +341,15 @@ def _at_prior(prior: BoundPrior, held: Draws, slope_MSD: Tensor, scale: float) -
             segment.add_gradient_(slope_MSD, held.weights_MSD, scale)
             expected_MS += segment.prior.log_prob(held.weights_MSD[..., segment.where]).double().sum(-1)
     return expected_MS.mean(1), (slope_MSD, into[0].view(shape), into[1].view(shape))
+
+
+def _family_of(method: Fitted, density: LogDensity) -> Family:
+    """Return the family over the weights of a density; made once, as it is the same at every step."""
+    known = _FAMILIES.get(density)
+    if known is None or known[0] != method:
+        known = method, method.family(density.model)
+        _FAMILIES[density] = known
+    return known[1]
 
 
 def _kl_weight(method: Fitted, now: Trajectory) -> float:

@@ -63,12 +63,8 @@ def problems_of_draws(posterior: Posterior, source: Source) -> list[str]:
     chosen_MD = weights_SMD[best_M, torch.arange(members, device=best_M.device)]
     point = Point(posterior.model, chosen_MD, buffers_M=posterior.buffers_M, calibration=posterior.calibration)
     found = problems_of(point, _Drawn(chosen_MD, posterior.buffers_M or {}), source)
-    return (
-        found
-        or _collapsed(posterior, weights_SMD)
-        or _wide(posterior, source, seen_SMB)
-        or unexplained(posterior, source)
-    )
+    found = found or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
+    return found or unexplained(posterior, source)
 
 
 def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:

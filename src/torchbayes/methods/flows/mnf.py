@@ -7,9 +7,9 @@ marginal has no density, so an auxiliary r(z | W) takes the place of q(z | W), a
 
     minimise  −L = E[−Σ_n log p(y_n | x_n, W)] + β E[KL(q(W | z) ‖ p(W)) + log q(z) − log r(z | W)]
 
-which is the bound of q(W) less β E KL(q(z | W) ‖ r(z | W)). Every draw for a step is one z and one W for all rows, so that it
-is a function; the divergence of W given z is closed where the prior's expectation is. `torchbayes.posteriors.flows.multipliers`
-has the distributions, and where they differ from the paper's.
+which is the bound of q(W) less β E KL(q(z | W) ‖ r(z | W)). Every draw for a step is one z and one W for all rows, so
+that it is a function; the divergence of W given z is closed where the prior's expectation is.
+`torchbayes.posteriors.flows.multipliers` has the distributions, and where they differ from the paper's.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class MNFFamily:
         """Return parameters with multipliers around 1, and r(z | W) = q(z)."""
         return self.multipliers.start(noise_MP, self.scale)
 
-    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, noise_MSE: Tensor) -> Draws:
+    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
         """Return w = z ∘ M + σ ∘ ε, and the entropy of w given z, with log r(z | W) − log q(z)."""
         scale_MD = log_scale_MD.exp()
-        found = self.multipliers.draw(mean_MD, scale_MD, rest_MP, noise_MSE)
+        found = self.multipliers.draw(mean_MD, scale_MD, rest_MP, noise_MSE=noise_MSE)
         constant = 0.5 * mean_MD.shape[1] * math.log(2 * math.pi * math.e)
         scales_M1 = log_scale_MD.sum(-1, keepdim=True, dtype=torch.float64)
         variance_MSD = scale_MD.square().unsqueeze(1).expand_as(found.mean_MSD)

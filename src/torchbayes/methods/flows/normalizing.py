@@ -1,10 +1,10 @@
-r"""Normalising flows (Rezende and Mohamed 2015): w = μ + σ ∘ f(ε), ε ~ N(0, I), with f an invertible map that is learned.
+r"""Normalising flows (Rezende and Mohamed 2015): w = μ + σ ∘ f(ε), ε ~ N(0, I), with f invertible and learned.
 
     log q(w) = log N(ε; 0, I) − Σ log σ − log |det ∂f/∂ε|
 
-The determinant is that by the input of each map (`torchbayes.posteriors.flows` has the maps). It begins as a normal distribution
-of independent weights, f the identity, and can become correlated, skewed, curved or of several modes. The entropy of ε is
-exact, so that a step has the noise of log p(D, w_s) and of the determinant alone.
+The determinant is that by the input of each map; `torchbayes.posteriors.flows` has the maps. It begins as a normal
+distribution of independent weights, f the identity, and can become correlated, skewed, curved or of several modes. The
+entropy of ε is exact, so that a step has the noise of log p(D, w_s) and of the determinant alone.
 
 The random weights are one vector of D numbers: of a small network, of the part of one that `random=` names, or of a
 subspace, `fit(..., space=Subspace(...))`, whose coordinates are few.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class FlowFamily:
         """Return parameters of the identity."""
         return self.flow.start(noise_MP)
 
-    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, noise_MSE: Tensor) -> Draws:
+    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
         """Return w = μ + σ ∘ f(ε), and E −log N(ε) + Σ log σ + log |det|."""
         points_MSD, log_det_MS = self.flow.forward(rest_MP, noise_MSE)
         weights_MSD = torch.addcmul(mean_MD.unsqueeze(1), log_scale_MD.exp().unsqueeze(1), points_MSD)
@@ -67,8 +68,8 @@ class NormalizingFlow(Fitted):
     """Variational inference with a normalising flow over all random weights.
 
     Attributes:
-        transform: maps that the flow is made of: "planar" or "radial" (a few numbers for each weight), or, with the extra
-            `torchbayes[flows]`, "realnvp", "iaf" or "spline", whose networks see all weights.
+        transform: maps that the flow is made of: "planar" or "radial" (a few numbers for each weight), or, with the
+            extra `torchbayes[flows]`, "realnvp", "iaf" or "spline", whose networks see all weights.
         members: M, independent fits, whose mixture is the posterior.
         epochs: passes over the data; None for 50, or as many as make 5,000 steps.
         batch_size: rows per step where the data are not batched already.
@@ -117,6 +118,6 @@ class NormalizingFlow(Fitted):
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> FlowPosterior:
         """Return the mixture of the members' flows."""
         del shelf
-        about = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
+        about: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
         buffers = state.descent.buffers or None
         return FlowPosterior(density.model, *parts_of(state), transform=self.transform, **about, buffers_M=buffers)

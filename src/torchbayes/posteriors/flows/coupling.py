@@ -3,8 +3,8 @@ r"""Masked RealNVP as multiplicative normalising flows have it (Louizos and Well
     h = tanh(F (k ∘ z) + f),    μ = A h + a,    s = sigmoid(B h + b)
     z' = k ∘ z + (1 − k) ∘ (s ∘ z + (1 − s) ∘ μ),    log det = Σ (1 − k) log s
 
-The masks k, random at each call in the paper, are fixed: every second number is kept, the others in the next step, so that
-two steps move each number once. Parameters of members are stacked.
+The masks k, random at each call in the paper, are fixed: every second number is kept, the others in the next step, so
+that two steps move each number once. Parameters of members are stacked.
 """
 
 from __future__ import annotations

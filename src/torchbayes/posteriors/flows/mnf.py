@@ -85,7 +85,7 @@ class MNFPosterior(Posterior):
         draws, own = self.check_draws(draws), self.multipliers
         noise = by_member(normals(seed, draws, own.noise_size, like=self.mean_MD), self.members)
         with torch.no_grad():
-            return together(own.draw(self.mean_MD, self.scale_MD, self.flow_MP, noise).weights_MSD)
+            return together(own.draw(self.mean_MD, self.scale_MD, self.flow_MP, noise_MSE=noise).weights_MSD)
 
     def log_prob(self, weights: Tensor) -> NoReturn:
         """Refuse: log q(w) is an integral over all multipliers.

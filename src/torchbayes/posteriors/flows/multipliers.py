@@ -1,4 +1,4 @@
-r"""Normal weights with random multipliers: q(W | z) q(z), and the auxiliary r(z | W) of its bound (Louizos and Welling 2017).
+r"""Normal weights with random multipliers, q(W | z) q(z), and the auxiliary r(z | W) (Louizos and Welling 2017).
 
     dense layer      W_oi ~ N(z_i M_oi, σ_oi²)           one multiplier for each input
     convolution      W_oi.. ~ N(z_o M_oi.., σ_oi..²)     one for each filter, as its inputs are fewer
@@ -7,8 +7,8 @@ r"""Normal weights with random multipliers: q(W | z) q(z), and the auxiliary r(z
     q(z): z = g(ζ), ζ ~ N(μ, diag τ²), log q(z) = log N(ζ; μ, τ²) − log |det ∂g/∂ζ|
     r(z | W) = N(y; a + b t, e^{2 (l + d t)}) |det ∂y/∂z|,    y = k(z),    t = mean_j tanh(Σ_i c_i W_ij)
 
-with g and k masked RealNVPs (`coupling`), and the sum over i along the axis that z multiplies. The paper has a = l = 0; with
-them r begins as q(z). Since q(w) = ∫ q(w | z) q(z) dz has no density that can be computed, the bound takes
+with g and k masked RealNVPs (`coupling`), and the sum over i along the axis that z multiplies. The paper has a = l = 0;
+with them r begins as q(z). Since q(w) = ∫ q(w | z) q(z) dz has no density that can be computed, the bound takes
 
     log p(D, w) − log q(w | z) + log r(z | w) − log q(z),
 
@@ -32,6 +32,7 @@ from torchbayes.model.model import Model
 from torchbayes.posteriors.flows.coupling import GATE, Coupling
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_VECTORS = ("q.mean", "q.log_scale", "r.a", "r.b", "r.c", "r.d", "r.l")
 _HALF_LOG = 0.5 * math.log(2 * math.pi)
 
 
@@ -51,8 +52,8 @@ class Multiplied(NamedTuple):
     axis: int
 
     @property
-    def count(self) -> int:
-        """n, of its multipliers."""
+    def length(self) -> int:
+        """n, the number of its multipliers."""
         return self.shape[self.axis]
 
 
@@ -118,7 +119,7 @@ class Multipliers:
     @property
     def count(self) -> int:
         """Multipliers of all layers."""
-        return sum(layer.count for layer in self.layers)
+        return sum(layer.length for layer in self.layers)
 
     @property
     def noise_size(self) -> int:
@@ -131,15 +132,12 @@ class Multipliers:
         return reduce(add, (self._layout_of(layer) for layer in self.layers))
 
     def _layout_of(self, layer: Multiplied) -> Layout:
-        own = Layout({
-            f"{layer.name}.{name}": (layer.count,)
-            for name in ("q.mean", "q.log_scale", "r.a", "r.b", "r.c", "r.d", "r.l")
-        })
+        own = Layout({f"{layer.name}.{name}": (layer.length,) for name in _VECTORS})
         flow = self._flow(layer).layout.shapes
         return own + Layout({f"{layer.name}.{side}.{name}": s for side in ("q", "r") for name, s in flow.items()})
 
     def _flow(self, layer: Multiplied) -> Coupling:
-        return Coupling(layer.count, self.steps, self.hidden)
+        return Coupling(layer.length, self.steps, self.hidden)
 
     def start(self, noise_MP: Tensor, scale: float) -> Tensor:
         """Return parameters with multipliers around 1, and r(z | W) = q(z).
@@ -163,13 +161,13 @@ class Multipliers:
                 f"{name}.q.log_scale": torch.full_like(like, math.log(scale)),
                 f"{name}.r.a": torch.ones_like(like),
                 f"{name}.r.b": torch.zeros_like(like),
-                f"{name}.r.c": parts[f"{name}.r.c"] / math.sqrt(layer.count),
+                f"{name}.r.c": parts[f"{name}.r.c"] / math.sqrt(layer.length),
                 f"{name}.r.d": torch.zeros_like(like),
                 f"{name}.r.l": log_scale.expand_as(like),
             }
         return self.layout.join(parts)
 
-    def draw(self, mean_MD: Tensor, scale_MD: Tensor, parameters_MP: Tensor, noise_MSE: Tensor) -> Given:
+    def draw(self, mean_MD: Tensor, scale_MD: Tensor, parameters_MP: Tensor, *, noise_MSE: Tensor) -> Given:
         """Return weights that standard normals stand for.
 
         Args:
@@ -190,11 +188,11 @@ class Multipliers:
     def _multipliers(self, parts: Mapping[str, Tensor], noise_MSZ: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return z of each layer, and − log q(z) of each, float64 (M, S)."""
         found, minus = [], []
-        for layer, noise_MSn in zip(self.layers, noise_MSZ.split([own.count for own in self.layers], -1), strict=True):
+        for layer, noise_MSn in zip(self.layers, noise_MSZ.split([own.length for own in self.layers], -1), strict=True):
             name, log_scale_Mn = layer.name, parts[f"{layer.name}.q.log_scale"]
             first_MSn = parts[f"{name}.q.mean"].unsqueeze(1) + log_scale_Mn.exp().unsqueeze(1) * noise_MSn
             z_MSn, log_det_MS = self._flow(layer).forward(parts, first_MSn, f"{name}.q.")
-            normal_MS = 0.5 * noise_MSn.double().square().sum(-1) + layer.count * _HALF_LOG
+            normal_MS = 0.5 * noise_MSn.double().square().sum(-1) + layer.length * _HALF_LOG
             found.append(z_MSn)
             minus.append(normal_MS + log_scale_Mn.double().sum(-1, keepdim=True) + log_det_MS.double())
         return found, minus
@@ -207,14 +205,14 @@ class Multipliers:
         told_MS1 = torch.tanh(c.unsqueeze(2) @ own).mean(-1)  # t
         log_scale_MSn = (ell + d * told_MS1).double()
         square_MSn = ((y_MSn - a - b * told_MS1).double() * torch.exp(-log_scale_MSn)).square()
-        return (-0.5 * square_MSn - log_scale_MSn).sum(-1) - layer.count * _HALF_LOG + log_det_MS.double()
+        return (-0.5 * square_MSn - log_scale_MSn).sum(-1) - layer.length * _HALF_LOG + log_det_MS.double()
 
     def _index(self, device: torch.device) -> Tensor:
         """Return which multiplier each weight has, (D,); one past the last for those without."""
         index_D, first = torch.full((self.size,), self.count), 0
         for layer in self.layers:
             along = [1] * len(layer.shape)
-            along[layer.axis] = layer.count
-            index_D[layer.where] = (first + torch.arange(layer.count)).view(along).expand(layer.shape).flatten()
-            first += layer.count
+            along[layer.axis] = layer.length
+            index_D[layer.where] = (first + torch.arange(layer.length)).view(along).expand(layer.shape).flatten()
+            first += layer.length
         return index_D.to(device)

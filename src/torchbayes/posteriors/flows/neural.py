@@ -11,11 +11,12 @@ a spline is then one function of one variable.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -52,6 +53,7 @@ class Neural:
         kind: realnvp, iaf or spline.
         hidden: units in each of the two hidden layers of a network.
         bins: of a spline.
+        layout: the parameters of the networks, by the names that zuko gives them.
     """
 
     size: int
@@ -59,6 +61,7 @@ class Neural:
     kind: Kind
     hidden: int
     bins: int
+    layout: Layout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_installed(self.kind)
@@ -74,11 +77,7 @@ class Neural:
                 f"{size_of(needed)}, and {size_of(free)} are free. Make fewer weights random, fit in a `Subspace`, or "
                 f"use 'realnvp', which has none."
             )
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The parameters of the networks, by the names that zuko gives them."""
-        return Layout.of(dict(self._module.named_parameters()))
+        object.__setattr__(self, "layout", Layout.of(dict(self._module.named_parameters())))
 
     def start(self, noise_MP: Tensor) -> Tensor:
         """Return parameters of the identity: last layers are zero, others as wide as their inputs need."""
@@ -138,25 +137,30 @@ def _last_layers(module: nn.Module) -> set[str]:
 
 @lru_cache(maxsize=8)
 def _built(kind: Kind, size: int, layers: int, hidden: int, bins: int) -> nn.Module:
-    """Return the maps, whose own parameters are never used."""
-    with torch.random.fork_rng(devices=[]):  # which zuko initialises all the same
-        return _Chain([*_maps(kind, size, layers, hidden, bins)]).requires_grad_(False)
+    """Return the maps, without memory for parameters of their own: those of members take their place."""
+    with torch.random.fork_rng(devices=[]):  # zuko draws some all the same
+        chain = _Chain([*_maps(kind, size, layers, hidden, bins)]).requires_grad_(False)
+    for module in chain.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
+    return chain
 
 
 def _maps(kind: Kind, size: int, layers: int, hidden: int, bins: int) -> Iterator[Any]:
     """Yield the maps: each leaves alone what the one before has moved, or goes through the weights the other way."""
-    from zuko.flows import GeneralCouplingTransform, MaskedAutoregressiveTransform
-    from zuko.transforms import MonotonicRQSTransform
-
+    flows: Any = importlib.import_module("zuko.flows")  # which may be absent, and takes a while to import
     about: dict[str, Any] = {"hidden_features": (hidden, hidden), "activation": nn.Tanh}
     if kind == "spline":
-        about |= {"univariate": MonotonicRQSTransform, "shapes": [(bins,), (bins,), (bins - 1,)]}
+        about |= {
+            "univariate": importlib.import_module("zuko.transforms").MonotonicRQSTransform,
+            "shapes": [(bins,), (bins,), (bins - 1,)],
+        }
     if size == 1:
         about = {name: value for name, value in about.items() if name in {"univariate", "shapes"}}
     places = torch.arange(size)
     for layer in range(layers):
         if kind == "iaf":
             order = places.flip(0) if layer % 2 else places
-            yield MaskedAutoregressiveTransform(size, order=order, **about)
+            yield flows.MaskedAutoregressiveTransform(size, order=order, **about)
         else:
-            yield GeneralCouplingTransform(size, mask=(places + layer) % 2 == 1, **about)
+            yield flows.GeneralCouplingTransform(size, mask=(places + layer) % 2 == 1, **about)

@@ -62,7 +62,7 @@ class FlowPosterior(Posterior):
 
     @property
     def flow(self) -> Flow:
-        """f."""
+        """The map f."""
         about = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
         return flow_of(self.transform, self.mean_MD.shape[-1], **about)
 
@@ -135,7 +135,16 @@ class FlowPosterior(Posterior):
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> FlowPosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+        """Return the posterior rebuilt from what `tensors` and `settings` gave.
+
+        Args:
+            model: the model.
+            tensors: of a file.
+            settings: of a file.
+
+        Raises:
+            ValueError: if there is no such flow, or its parameters are others.
+        """
         if settings["transform"] not in TRANSFORMS:
             raise ValueError(
                 f"the file holds a flow {settings['transform']!r}; known are {', '.join(TRANSFORMS)}. Upgrade "

@@ -17,8 +17,7 @@ found by halving an interval.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -43,15 +42,16 @@ class Planar:
     Attributes:
         size: D.
         layers: L, maps.
+        layout: u, v and b of all maps.
     """
 
     size: int
     layers: int
+    layout: Layout = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def layout(self) -> Layout:
-        """u, v and b of all maps."""
-        return Layout({"u": (self.layers, self.size), "v": (self.layers, self.size), "b": (self.layers,)})
+    def __post_init__(self) -> None:
+        shapes = {"u": (self.layers, self.size), "v": (self.layers, self.size), "b": (self.layers,)}
+        object.__setattr__(self, "layout", Layout(shapes))
 
     def start(self, noise_MP: Tensor) -> Tensor:
         """Return parameters of the identity: planes at random, with normals of length 1 or so, and u = 0."""
@@ -99,15 +99,16 @@ class Radial:
     Attributes:
         size: D.
         layers: L, maps.
+        layout: z₀, log α and β̂ of all maps.
     """
 
     size: int
     layers: int
+    layout: Layout = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def layout(self) -> Layout:
-        """z₀, log α and β̂ of all maps."""
-        return Layout({"centre": (self.layers, self.size), "log_alpha": (self.layers,), "beta": (self.layers,)})
+    def __post_init__(self) -> None:
+        shapes = {"centre": (self.layers, self.size), "log_alpha": (self.layers,), "beta": (self.layers,)}
+        object.__setattr__(self, "layout", Layout(shapes))
 
     def start(self, noise_MP: Tensor) -> Tensor:
         """Return parameters of the identity: centres at random, α = √D, the usual distance there, and β = 0."""
