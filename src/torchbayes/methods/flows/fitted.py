@@ -252,7 +252,8 @@ def check_fitted(method: Any) -> None:
 def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Return means, scales and the other parameters that a run has found."""
     mean_MD, log_scale_MD, rest_MP = _split(state.descent.weights_MD, state.size)
-    return mean_MD.clone(), log_scale_MD.exp(), rest_MP.clone()
+    scale_MD = log_scale_MD.exp().clamp_min_(torch.finfo(mean_MD.dtype).tiny)  # one that has collapsed is reported
+    return mean_MD.clone(), scale_MD, rest_MP.clone()
 
 
 def differentiate(

@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_tensor
+from torchbayes.checks import check_counts
 from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
-from torchbayes.posteriors.flows.posterior import FLOW, by_member, joined, together
-from torchbayes.posteriors.functions import check_weights
+from torchbayes.posteriors.flows.posterior import FLOW, by_member, check_parts, joined, together
 from torchbayes.posteriors.posterior import Posterior, normals, readable
 
 _DRAWS = 30
@@ -44,15 +43,12 @@ class MNFPosterior(Posterior):
     kind = "mnf"
 
     def __post_init__(self) -> None:
-        check_weights(self.model, "M", mean_MD=self.mean_MD, scale_MD=self.scale_MD)
-        check_tensor("M", "P", flow_MP=self.flow_MP)
-        size = self.multipliers.layout.size
-        if self.scale_MD.shape != self.mean_MD.shape or self.flow_MP.shape != (len(self.mean_MD), size):
-            raise ValueError(
-                f"`scale_MD` must have the shape {tuple(self.mean_MD.shape)} of `mean_MD`, and `flow_MP` the "
-                f"{size:,} parameters of the multipliers of this network for each member; got "
-                f"{tuple(self.scale_MD.shape)} and {tuple(self.flow_MP.shape)}."
-            )
+        check_counts(layers=self.layers, hidden=self.hidden)
+        about: dict[str, Any] = {
+            "flow": lambda: self.multipliers.layout,
+            "of": "the parameters of the multipliers of this network",
+        }
+        check_parts(self.model, self.mean_MD, self.scale_MD, flow_MP=self.flow_MP, **about)
 
     @property
     def multipliers(self) -> Multipliers:

@@ -8,14 +8,16 @@ r"""Normalising flows over the weights: w = μ + σ ∘ f(ε), ε ~ N(0, I), wit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_memory, check_tensor, seen
+from torchbayes.checks import check_choice, check_counts, check_memory, check_tensor, seen
 from torchbayes.model.layout import Layout
+from torchbayes.model.model import Model
 from torchbayes.posteriors.flows.flow import TRANSFORMS, Flow, Transform, flow_of
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals, readable
@@ -50,15 +52,11 @@ class FlowPosterior(Posterior):
     kind = "flow"
 
     def __post_init__(self) -> None:
-        check_weights(self.model, "M", mean_MD=self.mean_MD, scale_MD=self.scale_MD)
-        check_tensor("M", "P", flow_MP=self.flow_MP)
-        size = self.flow.layout.size
-        if self.scale_MD.shape != self.mean_MD.shape or self.flow_MP.shape != (len(self.mean_MD), size):
-            raise ValueError(
-                f"`scale_MD` must have the shape {tuple(self.mean_MD.shape)} of `mean_MD`, and `flow_MP` the "
-                f"{size:,} parameters of {self.layers} {self.transform} maps for each member; got "
-                f"{tuple(self.scale_MD.shape)} and {tuple(self.flow_MP.shape)}."
-            )
+        check_choice(TRANSFORMS, transform=self.transform)
+        check_counts(layers=self.layers, hidden=self.hidden)
+        check_counts(least=2, bins=self.bins)
+        of = f"the parameters of {self.layers} {self.transform} maps"
+        check_parts(self.model, self.mean_MD, self.scale_MD, flow_MP=self.flow_MP, flow=lambda: self.flow.layout, of=of)
 
     @property
     def flow(self) -> Flow:
@@ -154,6 +152,35 @@ class FlowPosterior(Posterior):
         mean_MD, scale_MD = tensors["mean_MD"], tensors["scale_MD"]
         layout = flow_of(settings["transform"], mean_MD.shape[-1], **about).layout
         return cls(model, mean_MD, scale_MD, joined(layout, tensors, FLOW), settings["transform"], **about)
+
+
+def check_parts(
+    model: Model, mean_MD: Tensor, scale_MD: Tensor, *, flow_MP: Tensor, flow: Callable[[], Layout], of: str
+) -> None:
+    """Check means, scales and the parameters of a flow.
+
+    Args:
+        model: whose weights they are of.
+        mean_MD: means.
+        scale_MD: scales.
+        flow_MP: parameters.
+        flow: gives their layout.
+        of: what they are, in words.
+
+    Raises:
+        TypeError: if one is no tensor.
+        ValueError: if their shapes do not fit, or a scale is not positive.
+    """
+    check_weights(model, "M", mean_MD=mean_MD, scale_MD=scale_MD)
+    check_tensor("M", "P", flow_MP=flow_MP)
+    size = flow().size
+    if scale_MD.shape != mean_MD.shape or flow_MP.shape != (len(mean_MD), size):
+        raise ValueError(
+            f"`scale_MD` must have the shape {tuple(mean_MD.shape)} of `mean_MD`, and `flow_MP` {of}, {size:,} "
+            f"for each member; got {tuple(scale_MD.shape)} and {tuple(flow_MP.shape)}."
+        )
+    if bool((scale_MD <= 0).any()):
+        raise ValueError(f"`scale_MD` must be positive; got {float(scale_MD.min()):g}.")
 
 
 def by_member(noise: Tensor, members: int) -> Tensor:
