@@ -18,7 +18,7 @@ in expectation ELBO(q) − E KL(q(z | w) ‖ r(z | w)): never more than the boun
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -178,9 +178,7 @@ class Multipliers:
         """
         parts = self.layout.split(parameters_MP)
         z, minus_log_q = self._multipliers(parts, noise_MSE[..., : self.count])
-        one_MS1 = z[0].new_ones((*z[0].shape[:-1], 1))
-        factor_MSD = torch.cat([*z, one_MS1], dim=-1)[..., self._index(mean_MD.device)]
-        mean_MSD = factor_MSD * mean_MD.unsqueeze(1)
+        mean_MSD = self._factors(z) * mean_MD.unsqueeze(1)
         weights_MSD = torch.addcmul(mean_MSD, scale_MD.unsqueeze(1), noise_MSE[..., self.count :])
         log_r = [self._log_r(layer, parts, z_MSn, weights_MSD) for layer, z_MSn in zip(self.layers, z, strict=True)]
         return Given(weights_MSD, mean_MSD, torch.stack([*log_r, *minus_log_q]).sum(0))
@@ -207,12 +205,13 @@ class Multipliers:
         square_MSn = ((y_MSn - a - b * told_MS1).double() * torch.exp(-log_scale_MSn)).square()
         return (-0.5 * square_MSn - log_scale_MSn).sum(-1) - layer.length * _HALF_LOG + log_det_MS.double()
 
-    def _index(self, device: torch.device) -> Tensor:
-        """Return which multiplier each weight has, (D,); one past the last for those without."""
-        index_D, first = torch.full((self.size,), self.count), 0
-        for layer in self.layers:
+    def _factors(self, z: Sequence[Tensor]) -> Tensor:
+        """Return what multiplies each weight, (M, S, D): 1 for those of no layer."""
+        lead, parts, end = z[0].shape[:-1], [], 0
+        for layer, z_MSn in zip(self.layers, z, strict=True):
             along = [1] * len(layer.shape)
             along[layer.axis] = layer.length
-            index_D[layer.where] = (first + torch.arange(layer.length)).view(along).expand(layer.shape).flatten()
-            first += layer.length
-        return index_D.to(device)
+            parts.append(z_MSn.new_ones(()).expand(*lead, layer.where.start - end))
+            parts.append(z_MSn.view(*lead, *along).expand(*lead, *layer.shape).flatten(2))
+            end = layer.where.stop
+        return torch.cat([*parts, z[0].new_ones(()).expand(*lead, self.size - end)], dim=-1)
