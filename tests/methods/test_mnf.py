@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,18 @@ def test_the_spread_of_a_regression_grows_away_from_the_data() -> None:
     spread = found.functions(200)(torch.tensor([[-0.7], [0.7], [2.5], [-2.5]])).std(0)[:, 0]
     assert tb.evaluate(found, (inputs, targets)).metrics["rmse"] < 0.2
     assert float(spread[2:].min()) > 2 * float(spread[:2].max())
+
+
+def test_images_with_a_class_for_each_pixel_and_a_learned_flow() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1))
+    model = tb.Model(net, tb.likelihoods.Categorical(class_axis=1))
+    images = normal(12, 1, 5, 5, dtype=torch.float32)
+    labels = (images[:, 0] > 0).long()
+    for method in (
+        tb.MNF(2, 150, hidden=4, kl_weight=0.1),
+        tb.NormalizingFlow("radial", 2, 150, layers=2, kl_weight=0.1),
+    ):
+        found = tb.fit(model, (images, labels), replace(method, optimizer=tb.Adam(0.05)), callbacks=())
+        assert found.problems == ()
+        assert tb.evaluate(found, (images, labels)).metrics["accuracy"] > 0.9
+        assert tb.predict(found, images, draws=4).probs.shape == (12, 5, 5, 2)

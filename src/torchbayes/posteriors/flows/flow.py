@@ -47,8 +47,7 @@ def flow_of(transform: Transform, size: int, *, layers: int, hidden: int, bins: 
         bins: of a spline.
 
     Raises:
-        ModuleNotFoundError: if it needs a package that is not installed.
-        ValueError: if there is no such flow over so many numbers.
+        ValueError: if it needs a package that is not installed, or there is no such flow over so many numbers.
     """
     if transform in SIMPLE:
         return (Planar if transform == "planar" else Radial)(size, layers)

@@ -34,10 +34,10 @@ def check_installed(kind: str) -> None:
     """Check that the library of these flows is there.
 
     Raises:
-        ModuleNotFoundError: if it is not.
+        ValueError: if it is not.
     """
     if importlib.util.find_spec("zuko") is None:
-        raise ModuleNotFoundError(
+        raise ValueError(
             f"`transform` {kind!r} needs the package zuko, which is not installed. Install it with "
             f"`pip install torchbayes[flows]`, or take 'planar' or 'radial', which need nothing more."
         )
