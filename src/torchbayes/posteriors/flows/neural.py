@@ -38,8 +38,8 @@ def check_installed(kind: str) -> None:
     """
     if importlib.util.find_spec("zuko") is None:
         raise ValueError(
-            f"`transform` {kind!r} needs the package zuko, which is not installed. Install it with "
-            f"`pip install torchbayes[flows]`, or take 'planar' or 'radial', which need nothing more."
+            f"`transform` must be 'planar' or 'radial' where the package zuko is not installed; got {kind!r}. Run: pip "
+            f"install torchbayes[flows]."
         )
 
 
