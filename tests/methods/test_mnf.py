@@ -286,3 +286,10 @@ def test_images_with_a_class_for_each_pixel_and_a_learned_flow() -> None:
         assert found.problems == ()
         assert tb.evaluate(found, (images, labels)).metrics["accuracy"] > 0.9
         assert tb.predict(found, images, draws=4).probs.shape == (12, 5, 5, 2)
+
+
+def test_coordinates_of_a_subspace_are_no_layers() -> None:
+    model, data = classifier("dense")
+    space = tb.Subspace.random(model, model.given_weights(), 2)
+    with pytest.raises(ValueError, match=r"random are coordinates\. Choose others by `random=`, or fit `VI`"):
+        tb.fit(model, data, tb.MNF(kl_weight=1.0), space=space, callbacks=())
