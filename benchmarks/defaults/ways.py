@@ -122,6 +122,8 @@ METHODS: dict[str, Way] = {
     "mean field": _method(tb.VI()),
     "IVON": _method(tb.IVON()),
     "IVON, 5 members": _method(tb.IVON(members=5)),
+    "normalising flow": _method(tb.NormalizingFlow()),
+    "MNF": _method(tb.MNF()),
     "SGLD": _method(tb.SGLD()),
     "SGHMC": _method(tb.SGHMC()),
     "SGNHT": _method(tb.SGNHT()),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torchbayes as tb
 from torchbayes.catalogue.methods import classes, parts_of, small
 from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
+from torchbayes.posteriors.flows.flow import Transform, flow_of
+from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
 from torchbayes.posteriors.posterior import Posterior
 
 ROWS, CLASSES = 24, 3
@@ -93,6 +96,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "vi": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1),
     "vi_by_layers": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, estimator="auto"),
     "vi_low_rank": partial(tb.VI, "low_rank", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, rank=2),
+    "flow_planar": partial(tb.NormalizingFlow, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=3),
+    "flow_radial": partial(tb.NormalizingFlow, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=2, draws=2),
+    "mnf": partial(tb.MNF, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, hidden=5),
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
@@ -167,6 +173,21 @@ def _laplace(model: tb.Model, members: int) -> tb.LaplacePosterior:
     return posterior.with_strength(torch.full_like(ones[0], 1.7))
 
 
+def _flow(model: tb.Model, members: int, transform: Transform = "planar") -> tb.FlowPosterior:
+    about: dict[str, Any] = {"layers": 2, "hidden": 4, "bins": 5}
+    flow = flow_of(transform, model.layout.size, **about)
+    noise = normal(members, flow.layout.size, seed=5, dtype=model.network.dtype)
+    parts = _weights(model, members), _weights(model, members, seed=4) ** 2 + 0.1, flow.start(noise) + 0.1 * noise
+    return tb.FlowPosterior(model, *parts, transform=transform, **about)
+
+
+def _mnf(model: tb.Model, members: int) -> tb.MNFPosterior:
+    own = Multipliers(multiplied(model), model.layout.size, 2, 4)
+    noise = normal(members, own.layout.size, seed=5, dtype=model.network.dtype)
+    parts = _weights(model, members), _weights(model, members, seed=4) ** 2 + 0.1, own.start(noise, 0.1) + 0.1 * noise
+    return tb.MNFPosterior(model, *parts, layers=2, hidden=4)
+
+
 def _draws(model: tb.Model, members: int) -> tb.Draws:
     return tb.Draws(model, _weights(model, members * 12).unflatten(0, (members, 12)))
 
@@ -181,7 +202,15 @@ POSTERIORS: dict[str, Callable[[tb.Model, int], Posterior]] = {
     "gaussian_low_rank": _low_rank,
     "laplace": _laplace,
     "draws": _draws,
+    "flow_planar": _flow,
+    "flow_radial": partial(_flow, transform="radial"),
+    "mnf": _mnf,
 }
+
+_SPLINE: dict[str, Any] = {"optimizer": tb.Adam(lr=0.05), "kl_weight": 0.1, "layers": 2, "hidden": 4, "bins": 4}
+if find_spec("zuko"):  # tests of flows by networks are left out where it is not installed
+    METHODS["flow_spline"] = partial(tb.NormalizingFlow, "spline", **_SPLINE)
+    POSTERIORS |= {f"flow_{kind}": partial(_flow, transform=kind) for kind in ("realnvp", "iaf", "spline")}
 
 
 def losses(directory: Path) -> list[dict[str, Any]]:

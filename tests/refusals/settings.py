@@ -76,6 +76,16 @@ _CURVED: dict[str, tuple[Any, ...]] = {
     "chunk": COUNT,
 }
 
+_FLOW: dict[str, tuple[Any, ...]] = {
+    **_TRAINED,
+    "schedule": _SCHEDULE,
+    "layers": COUNT,
+    "hidden": COUNT,
+    "draws": COUNT,
+    "initial_scale": POSITIVE,
+    "kl_weight": maybe(POSITIVE),
+}
+
 METHODS = {
     "MAP": Case(tb.MAP, wrong={**_TRAINED, "schedule": _SCHEDULE}),
     "MCDropout": Case(tb.MCDropout, wrong={**_TRAINED, "schedule": _SCHEDULE}),
@@ -118,6 +128,8 @@ METHODS = {
             "kl_weight": maybe(POSITIVE),
         },
     ),
+    "NormalizingFlow": Case(tb.NormalizingFlow, wrong={**_FLOW, "transform": WORD, "bins": (*COUNT, 1)}),
+    "MNF": Case(tb.MNF, wrong={**_FLOW, "multiplier_scale": POSITIVE}),
     "IVON": Case(
         tb.IVON,
         wrong={

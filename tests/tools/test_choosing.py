@@ -168,6 +168,40 @@ def test_a_state_is_as_large_as_the_page_says(
     assert said in row(f"`{type(method).__name__}`", "Memory")[1]
 
 
+@pytest.mark.parametrize(
+    ("transform", "said", "multiple"),
+    [("planar", "8 (1 + layers) D", 8 * (1 + 3)), ("radial", "4 (2 + layers) D", 4 * (2 + 3))],
+)
+def test_a_flow_is_as_large_as_the_page_says(
+    transform: Any, said: str, multiple: int, model: tb.Model, data: tuple[Tensor, Tensor]
+) -> None:
+    """But for the numbers that each map has once."""
+    method, held = tb.NormalizingFlow(transform, members=MEMBERS, epochs=2, layers=3, kl_weight=1.0), [0]
+
+    def look(event: tb.Event) -> None:
+        held[0] = sum(tensor.numel() for tensor in vectors(event.state))
+
+    found = tb.fit(model, data, method, callbacks=[look])
+    size = MEMBERS * model.layout.size
+    assert held[0] == pytest.approx(multiple * size, rel=0.02)
+    cells = row(f'`NormalizingFlow("{transform}")`', "Memory")
+    assert said in cells[1]
+    assert sum(tensor.numel() for tensor in found.tensors().values()) == pytest.approx(multiple / 4 * size, rel=0.02)
+
+
+def test_multipliers_are_as_many_as_the_page_says(model: tb.Model, data: tuple[Tensor, Tensor]) -> None:
+    """With 16 inputs of the two layers together; rows of hidden units are the rest."""
+    held = [0]
+
+    def look(event: tb.Event) -> None:
+        held[0] = sum(tensor.numel() for tensor in vectors(event.state))
+
+    tb.fit(model, data, tb.MNF(members=MEMBERS, epochs=2, layers=2, hidden=6, kl_weight=1.0), callbacks=[look])
+    said = MEMBERS * (8 * model.layout.size + 4 * 16 * (7 + 2 * 2 * (3 * 6 + 2)))
+    assert held[0] == pytest.approx(said, rel=0.05)
+    assert "4 (7 + 2 `layers` (3 `hidden` + 2)) numbers for each multiplier" in row("`MNF`", "Memory")[1]
+
+
 @pytest.mark.filterwarnings("ignore:.*not at a mode")
 @pytest.mark.parametrize(
     ("method", "name", "said", "multiple"),

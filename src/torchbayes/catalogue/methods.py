@@ -24,6 +24,9 @@ from torchbayes.catalogue.tuned import (
 )
 from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
+from torchbayes.methods.flows.mnf import MNF
+from torchbayes.methods.flows.normalizing import NormalizingFlow
+from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.mcmc.metropolis import MALA, RandomWalk
@@ -44,8 +47,9 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI", "ConcreteDropout",
-    "Laplace", "MCBatchNorm", "MCDropout", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI",
+    "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
+    "RepulsiveEnsemble",
 ]
 # fmt: on
 

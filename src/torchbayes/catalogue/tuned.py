@@ -113,6 +113,13 @@ def _longer(epochs: int | None) -> int | None:
     return None if epochs is None else 5 * epochs
 
 
+def bounded(usual: Usual, kind: type) -> Any:
+    """Return a method that fits a distribution by its bound on the evidence, with the budget of a data set."""
+    b = usual.budget
+    about = {"epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, "plan": usual.plan}
+    return kind(kl_weight=1.0, **about)
+
+
 def mc_dropout(usual: Usual) -> MCDropout:
     """Return MC dropout with the budget of a data set."""
     b = usual.budget

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from torchbayes.catalogue.entries import Look, MethodEntry
-from torchbayes.catalogue.tuned import concrete_dropout, ensemble, ivon, mc_dropout, mean_field
+from torchbayes.catalogue.tuned import bounded, concrete_dropout, ensemble, ivon, mc_dropout, mean_field
+from torchbayes.methods.flows.mnf import MNF
+from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
@@ -43,6 +45,30 @@ VARIATIONAL = (
         look=Look("#8a1538", "d"),
         predicts="drawn",
         cost="One training run for each member, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "normalizing_flow",
+        "variational inference: all weights are an invertible map of normal numbers, which is learned",
+        "torchbayes.methods.flows.normalizing:NormalizingFlow",
+        label="normalising flow",
+        usual=partial(bounded, kind=NormalizingFlow),
+        look=Look("#0b7285", "p"),
+        also=("flow", "planar_flow"),
+        predicts="drawn",
+        cost="A training run of a few times the work, and a forward pass for each function drawn.",
+        small={"kl_weight": 1.0},
+    ),
+    MethodEntry(
+        "mnf",
+        "variational inference: normal weights whose layers have random multipliers in common",
+        "torchbayes.methods.flows.mnf:MNF",
+        label="MNF",
+        usual=partial(bounded, kind=MNF),
+        look=Look("#7048e8", "s"),
+        also=("multiplicative_normalizing_flow",),
+        predicts="drawn",
+        cost="A training run of a few times the work, and a forward pass for each function drawn.",
+        small={"kl_weight": 1.0},
     ),
     MethodEntry(
         "svgd",

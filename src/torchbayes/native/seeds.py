@@ -125,6 +125,10 @@ class Purpose(enum.IntEnum):
     MASKED_DRAW = 101  # seeds of the draws
     MINIBATCH = 102  # whose statistics a draw has
     CONCRETE = 103  # masks by which rates are learned
+    # flows
+    FLOW_NOISE = 120  # of the draws of a step
+    FLOW_START = 121  # parameters that a flow starts with
+    FLOW_NETWORK = 122  # seeds of what the network draws at each draw
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

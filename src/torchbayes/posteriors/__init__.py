@@ -1,6 +1,8 @@
 """What inference returns: distributions over weights from which functions are drawn."""
 
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.flows.mnf import MNFPosterior
+from torchbayes.posteriors.flows.posterior import FlowPosterior
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior, as_prior
@@ -18,10 +20,12 @@ __all__ = [
     "BatchNormPosterior",
     "Draws",
     "DropoutPosterior",
+    "FlowPosterior",
     "Functions",
     "Gaussian",
     "InSubspace",
     "LaplacePosterior",
+    "MNFPosterior",
     "ModelAverage",
     "Point",
     "Posterior",

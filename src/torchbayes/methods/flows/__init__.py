@@ -1,0 +1,1 @@
+"""Variational methods whose distributions are not normal: normalising flows, and multiplicative normalising flows."""

@@ -1,0 +1,360 @@
+r"""What variational methods share whose draws are functions of normal numbers: w_s = t(θ, ε_s), with log q(w_s) known.
+
+    minimise  −ELBO = E_q[−Σ_n log p(y_n | x_n, w)] − β E_q[log p(w) − log q(w)]
+
+by S draws for each step. The gradient by θ is that of log p(y | w_s) at the weights, pulled back through t by
+autograd. On the scale of the mean loss per observation, and with the temperature T of the model,
+
+    loss = (1/S) Σ_s [nll(w_s) − (β T/N) (c log p(w_s) − log q(w_s))]
+
+with c = 1/T where likelihood and prior are both tempered, and 1 where the likelihood alone is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_counts, check_object, check_positive, given
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.flows.health import problems_of_draws
+from torchbayes.methods.noise import normals
+from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, looked_at, start
+from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
+from torchbayes.methods.schedules import Schedule
+from torchbayes.methods.variational.search import choose_kl_weight
+from torchbayes.methods.variational.weighting import Weighting
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.expected import add_expected_, is_closed
+from torchbayes.model.rows.sources import Source
+from torchbayes.native.seeds import Purpose, mix
+from torchbayes.posteriors.posterior import Posterior
+
+USUAL_STEPS = 5000  # as for variational inference by normal distributions
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of M fits.
+
+    Attributes:
+        descent: of the parameters θ, (M, P); its first 2 D are means and the logarithms of scales.
+        size: D.
+    """
+
+    descent: Trajectory
+    size: int
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.descent.step
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log.
+
+    Attributes:
+        loss_M: the objective per observation, in nats.
+        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats.
+        kl_M: an estimate of KL(q ‖ p) of all weights, or of its bound, by the draws, in nats.
+        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats.
+        lr: learning rate of the step.
+        kl_weight: β of the step.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    kl_M: Tensor
+    elbo_M: Tensor
+    lr: float
+    kl_weight: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.loss_M, "nll": self.nll_M, "kl": self.kl_M, "elbo": self.elbo_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr, "kl_weight": self.kl_weight}
+
+
+class Draws(NamedTuple):
+    """Draws from q, with their history in autograd.
+
+    Attributes:
+        weights_MSD: w_s.
+        free_MS: an estimate of −log q(w_s), or of its bound, in nats, float64: its mean is the entropy or less.
+        normal: means (M, S, D) and variances (M, S, D) of normal weights that w_s is a draw of, by which expectations
+            of the prior are closed; None where there are none.
+    """
+
+    weights_MSD: Tensor
+    free_MS: Tensor
+    normal: tuple[Tensor, Tensor] | None = None
+
+
+class Family(Protocol):
+    """Distributions whose draws are functions of parameters and standard normals."""
+
+    @property
+    def noise_size(self) -> int:
+        """E, how many standard normals make one draw."""
+        ...
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters beside means and scales."""
+        ...
+
+    def start(self, noise_MP: Tensor) -> Tensor:
+        """Return the parameters beside means and scales, made of standard normals."""
+        ...
+
+    def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
+        """Return draws."""
+        ...
+
+
+class Terms(NamedTuple):
+    """The objective of a step: all of it per observation, mean negative log likelihood, and divergence in nats."""
+
+    loss_M: Tensor
+    nll_M: Tensor
+    kl_M: Tensor
+
+
+class Fitted(ABC):
+    """What the methods have in common: a descent on the parameters of a family."""
+
+    members: int
+    epochs: int | None
+    batch_size: int
+    optimizer: Optimizer
+    schedule: Schedule
+    layers: int
+    hidden: int
+    draws: int
+    initial_scale: float
+    kl_weight: float | Weighting | None
+
+    @abstractmethod
+    def family(self, model: Model) -> Family:
+        """Return the family of distributions over the weights of a model."""
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
+        open_ = "needed" if self.kl_weight is None else "none"
+        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose: see `torchbayes.methods.variational.search`."""
+        return choose_kl_weight(self, density, folds, **begin)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step: a narrow distribution at the given weights.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+        """
+        family = _family_of(self, density)
+        like = weights_MD.new_empty(len(weights_MD), family.num_parameters)
+        rest_MP = family.start(normals(seeds, Purpose.FLOW_START, 0, like=like))
+        log_scale_MD = torch.full_like(weights_MD, self.initial_scale).log()
+        parameters_MP = torch.cat([weights_MD, log_scale_MD, rest_MP], dim=1)
+        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
+        descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
+        return State(descent, weights_MD.shape[1])
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.descent
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            DivergedError: as of `torchbayes.methods.optimise.descent.descend`.
+        """
+        old = state.descent
+        now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
+        lr, weight = self.optimizer.lr * self.schedule.factor(now.done), _kl_weight(self, now)
+        family = _family_of(self, density)
+        loss_M, nll_M, kl_M = differentiate(density, now, batch, family=family, draws=self.draws, kl_weight=weight)
+        info = Info(loss_M, nll_M, kl_M, -density.num_data * nll_M - kl_M, lr, weight)
+        unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=now.gradient_MD)
+        self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
+        return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
+
+    def problems(self, posterior: Posterior, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows: see `torchbayes.methods.flows.health`."""
+        del state, history
+        return problems_of_draws(posterior, source)
+
+
+_FAMILIES: WeakKeyDictionary[LogDensity, tuple[Fitted, Family]] = WeakKeyDictionary()
+
+
+def check_fitted(method: Any) -> None:
+    """Check the settings that the methods share, and turn their numbers into Python's.
+
+    Raises:
+        ValueError: if a number or the plan is invalid.
+        TypeError: if the optimiser, the schedule or the weighting is of another kind.
+    """
+    check_training(method)
+    about = given(epochs=method.epochs)
+    check_counts(layers=method.layers, hidden=method.hidden, draws=method.draws, **about)
+    check_schedule(method.schedule)
+    check_positive(initial_scale=method.initial_scale)
+    if isinstance(method.kl_weight, int | float):
+        check_positive(kl_weight=method.kl_weight)
+    else:
+        check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=method.kl_weight))
+
+
+def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Return means, scales and the other parameters that a run has found."""
+    mean_MD, log_scale_MD, rest_MP = _split(state.descent.weights_MD, state.size)
+    scale_MD = log_scale_MD.exp().clamp_min_(torch.finfo(mean_MD.dtype).tiny)  # one that has collapsed is reported
+    return mean_MD.clone(), scale_MD, rest_MP.clone()
+
+
+def differentiate(
+    density: LogDensity, now: Trajectory, batch: Batch, *, family: Family, draws: int, kl_weight: float
+) -> Terms:
+    """Return the objective of a step, and write its gradient by the parameters; buffers are brought up to date.
+
+    Args:
+        density: the hot function, in training mode.
+        now: parameters, (M, P), and where their gradient goes.
+        batch: one minibatch per member, (M, B, ...).
+        family: of distributions.
+        draws: S.
+        kl_weight: β.
+    """
+    model, size = density.model, density.model.layout.size
+    like = now.weights_MD.new_empty(len(now.seeds), draws * family.noise_size)
+    noise_MSE = normals(now.seeds, Purpose.FLOW_NOISE, now.step, like=like).unflatten(1, (draws, -1))
+    entropy_scale = -kl_weight * model.temperature / density.num_data
+    scale = entropy_scale * model.scales(1, 1).prior
+    with torch.enable_grad():
+        leaf_MP = now.weights_MD.detach().requires_grad_()
+        drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
+        roots = (drawn.weights_MSD, *(drawn.normal or ()))
+        held = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
+        nll_M, slope_MSD = _at_draws(density, now, batch, held.weights_MSD)
+        expected_M, slopes = _at_prior(model.prior, held, slope_MSD, scale / draws)
+        total = entropy_scale * drawn.free_MS.mean(1).sum()
+        total = total + sum((root * slope).sum() for root, slope in zip(roots, slopes, strict=True))
+        (found_MP,) = torch.autograd.grad(total, leaf_MP)
+    now.gradient_MD.copy_(found_MP)
+    entropy_M = held.free_MS.mean(1)
+    loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M
+    return Terms(loss_M, nll_M, -expected_M - entropy_M)
+
+
+def _split(parameters_MP: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return means, logarithms of scales, and the other parameters."""
+    mean_MD, log_scale_MD, rest_MP = parameters_MP.split([size, size, parameters_MP.shape[1] - 2 * size], dim=1)
+    return mean_MD, log_scale_MD, rest_MP
+
+
+def _detached(normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    return None if normal is None else (normal[0].detach(), normal[1].detach())
+
+
+def _at_draws(density: LogDensity, now: Trajectory, batch: Batch, weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean negative log likelihood of draws (M,), and its slope by each of them, (M, S, D).
+
+    They go through as one stack of M · S networks; draws of a member see the same rows, and its buffers become the
+    average over its draws.
+    """
+    draws = weights_MSD.shape[1]
+    seeds = [mix(Purpose.FLOW_NETWORK, seed, now.step, s) for seed in now.seeds for s in range(draws)]
+    buffers, rows = now.buffers, batch
+    if draws > 1:
+        buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
+        rows = batch.map(lambda t: t.repeat_interleave(draws, 0))
+    nll, slope, _ = density.nll(weights_MSD.flatten(0, 1), rows, buffers=buffers, seeds=seeds)
+    for name, buffer in buffers.items() if draws > 1 else ():
+        each = buffer.unflatten(0, (-1, draws))
+        now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
+    return nll.view(-1, draws).mean(1), slope.view_as(weights_MSD) / draws
+
+
+def _at_prior(prior: BoundPrior, held: Draws, slope_MSD: Tensor, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return E log p(w), float64 (M,), and slopes by weights, means and variances, with the prior's part added.
+
+    Args:
+        prior: of the model.
+        held: draws.
+        slope_MSD: by the weights; it is changed.
+        scale: factor on the slopes of each draw.
+    """
+    if held.normal is None:
+        prior.add_gradient_(slope_MSD, held.weights_MSD, scale)
+        return prior.log_prob(held.weights_MSD).mean(1), (slope_MSD,)
+    shape = held.weights_MSD.shape
+    expected_MS = slope_MSD.new_zeros(shape[:2], dtype=torch.float64)
+    mean, variance = (part.flatten(0, 1) for part in held.normal)
+    into = [torch.zeros_like(mean), torch.zeros_like(variance)]
+    for segment in prior.segments:
+        if is_closed(segment):
+            expected_MS += add_expected_(segment, mean, variance, scale=scale, into=into).view(shape[:2])
+        else:
+            segment.add_gradient_(slope_MSD, held.weights_MSD, scale)
+            expected_MS += segment.prior.log_prob(held.weights_MSD[..., segment.where]).double().sum(-1)
+    return expected_MS.mean(1), (slope_MSD, into[0].view(shape), into[1].view(shape))
+
+
+def _family_of(method: Fitted, density: LogDensity) -> Family:
+    """Return the family over the weights of a density; made once, as it is the same at every step."""
+    known = _FAMILIES.get(density)
+    if known is None or known[0] != method:
+        known = method, method.family(density.model)
+        _FAMILIES[density] = known
+    return known[1]
+
+
+def _kl_weight(method: Fitted, now: Trajectory) -> float:
+    """Return β of a step."""
+    if method.kl_weight is None or isinstance(method.kl_weight, int | float):
+        return float(method.kl_weight or 1.0)
+    return method.kl_weight.at(now.step, steps_per_epoch=now.steps_per_epoch, total_steps=now.total_steps)

@@ -1,0 +1,98 @@
+"""Whether draws from a fitted distribution can be trusted: on the training rows, and among each other.
+
+There is no centre to look at: the middle of a ring is no part of it. Draws speak for a member, its best one where a
+single network is meant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchbayes.methods.optimise.health import constant_log_likelihood, log_likelihoods, num_targets, problems_of
+from torchbayes.methods.residuals import unexplained
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import not_finite
+
+_ROWS, _DRAWS = 512, 8
+_WORTHLESS = 1.0  # nats a target
+_STILL = 1e-5  # of the prior's standard deviation
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Draws in the place of where a descent has ended.
+
+    Attributes:
+        weights_MD: one draw of each member.
+        buffers: of the members.
+    """
+
+    weights_MD: Tensor
+    buffers: Buffers
+
+    @property
+    def trajectory(self) -> _Drawn:
+        """Itself."""
+        return self
+
+
+def problems_of_draws(posterior: Posterior, source: Source) -> list[str]:
+    """Return the problems of a distribution over weights, as clauses.
+
+    Args:
+        posterior: the result.
+        source: the training data.
+    """
+    found = not_finite(posterior.tensors())
+    if found:
+        return found
+    batches, members = source.some(_ROWS), posterior.members
+    posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
+    weights_SMD = torch.stack([posterior.sample(members, seed=seed) for seed in range(_DRAWS)])
+    if not bool(torch.isfinite(weights_SMD).all()):
+        return ["draws are not finite, so the fit has diverged (lower the learning rate)"]
+    seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
+    best_M = seen_SMB.sum(-1).argmax(0)
+    chosen_MD = weights_SMD[best_M, torch.arange(members, device=best_M.device)]
+    point = Point(posterior.model, chosen_MD, buffers_M=posterior.buffers_M, calibration=posterior.calibration)
+    found = problems_of(point, _Drawn(chosen_MD, posterior.buffers_M or {}), source)
+    found = found or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
+    return found or unexplained(posterior, source)
+
+
+def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:
+    """Return the problem of draws that are all the same."""
+    stds_D = posterior.model.prior.stds().to(weights_SMD.device)
+    known_D = torch.where(torch.isfinite(stds_D), stds_D, 1.0)
+    spread_M = (weights_SMD.std(0).double() / known_D).square().mean(-1).sqrt()
+    bad = (spread_M < _STILL).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the draws of member {bad[0]} are {float(spread_M[bad[0]]):.2g} prior standard deviations apart: the "
+        f"distribution has collapsed to a point (raise `kl_weight` or `initial_scale`, or lower the learning rate)"
+    ]
+
+
+def _wide(posterior: Posterior, source: Source, seen_SMB: Tensor) -> list[str]:
+    """Return the problem of draws whose average says less of the training rows than a constant does."""
+    batches = source.some(_ROWS)
+    count = num_targets(posterior.model, batches)
+    together_M = (seen_SMB.logsumexp(0) - math.log(len(seen_SMB))).sum(-1) / count
+    weights_D = posterior.sample(posterior.members)[0]
+    constant = constant_log_likelihood(posterior.model, batches, weights_D)
+    bad = (together_M < constant - _WORTHLESS).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the training rows are less likely under the draws of member {bad[0]} together than under a constant "
+        f"({float(together_M[bad[0]]):.4g} against {constant:.4g} nats a target), as they are spread wider than the "
+        f"data bear (lower `kl_weight`, or train longer)"
+    ]

@@ -1,0 +1,1 @@
+"""Posteriors whose draws are functions of normal numbers: normalising flows, and normals with random multipliers."""
