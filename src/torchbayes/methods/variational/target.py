@@ -1,4 +1,4 @@
-"""The posterior that a Gaussian approximates: a normal prior, known exactly, and a loss that is estimated at draws."""
+"""The posterior that a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss that is estimated at draws."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchbayes.density.density import LogDensity
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Flat, Normal
-from torchbayes.native.ivon import Penalty
+from torchbayes.native.mean_field import Penalty
 
 
 class Target(NamedTuple):
-    """The tempered posterior as IVON takes it.
+    """The tempered posterior as a Gaussian with independent weights meets it.
 
     Attributes:
         ess: λ = N/T.
@@ -26,6 +26,7 @@ class Target(NamedTuple):
         scale: factor on log p(w) in the log joint density.
         factors: of Σ log (h + δ) and of Σ δ ((m − μ)² + 1/(λ(h + δ))) in the divergence, (2,) float64.
         constant: the rest of it, in nats: of the entropy and of the normal part of the prior.
+        log_norm: −log density of the normal part of the prior at its mean.
     """
 
     ess: float
@@ -34,6 +35,7 @@ class Target(NamedTuple):
     scale: float
     factors: Tensor
     constant: float
+    log_norm: float
 
     @classmethod
     def of(cls, density: LogDensity, like: Tensor) -> Target:
@@ -46,7 +48,7 @@ class Target(NamedTuple):
         log_norm = sum(float((s.each(s.std).log() + 0.5 * math.log(2 * math.pi)).sum()) for s in normal)
         constant = own.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
         factors = torch.tensor([0.5, 0.5 * ess], dtype=torch.float64, device=like.device)
-        return cls(ess, penalty, others, own.prior, factors, constant)
+        return cls(ess, penalty, others, own.prior, factors, constant, log_norm)
 
     def divergence(self, sums_M2: Tensor, weights_SMD: Tensor) -> Tensor:
         """Return KL(q ‖ p) of each member, float64, of what a draw has summed and, for other priors, at the draws."""
