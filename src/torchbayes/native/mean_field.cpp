@@ -246,15 +246,14 @@ void vi_draw(T* weights, const T* parameters, const T* loc, const T* penalty, in
 // The rule of Kingma and Ba (2015), and the decay of weights before it.
 template <typename T>
 struct Adam {
-  T keep1, take1, keep2, take2, step, root, eps, left;
+  T take1, keep2, take2, step, unbias, eps, left;
 
   explicit Adam(const double* given)  // beta1, beta2, eps, lr, decay, steps taken with this one
-      : keep1(static_cast<T>(given[0])),
-        take1(static_cast<T>(1 - given[0])),
+      : take1(static_cast<T>(1 - given[0])),
         keep2(static_cast<T>(given[1])),
         take2(static_cast<T>(1 - given[1])),
         step(static_cast<T>(given[3] / (1 - std::pow(given[0], given[5])))),
-        root(static_cast<T>(std::sqrt(1 - std::pow(given[1], given[5])))),
+        unbias(static_cast<T>(1 / std::sqrt(1 - std::pow(given[1], given[5])))),
         eps(static_cast<T>(given[2])),
         left(static_cast<T>(1 - given[3] * given[4])) {}
 
@@ -264,7 +263,7 @@ struct Adam {
       const T g = gradient[i], m = first[i] + take1 * (g - first[i]), v = keep2 * second[i] + take2 * (g * g);
       first[i] = m;
       second[i] = v;
-      x[i] = left * x[i] - step * m / (std::sqrt(v) / root + eps);
+      x[i] = left * x[i] - step * m / (std::sqrt(v) * unbias + eps);
     }
   }
 };
@@ -307,6 +306,26 @@ void vi_update(T* parameters, T* first, T* second, T* out, const T* gradient, co
     if (out) continue;
     adam.advance(m, first + from, second + from, g, count);
     adam.advance(log_scale, first + from + size, second + from + size, h, count);
+  }
+}
+
+// mean <- mean + sqrt(v) z and v <- z / sqrt(v) for outputs of variance v; 0 where that is below `least`.
+template <typename T>
+void perturb(T* mean, T* variance, int64_t size, uint64_t seed, uint64_t stream, double least, int threads) {
+  const int64_t pieces = (size + kPiece<T> - 1) / kPiece<T>;
+  const T smallest = static_cast<T>(least);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && size >= kTogether)
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    const int64_t at = piece * kPiece<T>, count = std::min(kPiece<T>, size - at);
+    T *m = mean + at, *v = variance + at;
+    alignas(64) T noise[kPiece<T>];
+    normals(noise, at, count, seed, stream);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const T root = std::sqrt(v[i] < smallest ? smallest : v[i]);  // NaN stays NaN
+      m[i] += root * noise[i];
+      v[i] = v[i] < smallest ? T(0) : noise[i] / root;
+    }
   }
 }
 
@@ -370,6 +389,16 @@ void vi_update_float64(double* parameters, double* first, double* second, double
                        int64_t threads) {
   vi_update(parameters, first, second, out, gradient, weights, by_mean, by_scale, loc, penalty, each, draws, rows, size,
             given, static_cast<int>(threads));
+}
+
+void perturb_float32(float* mean, float* variance, int64_t size, uint64_t seed, uint64_t stream, double least,
+                     int64_t threads) {
+  perturb(mean, variance, size, seed, stream, least, static_cast<int>(threads));
+}
+
+void perturb_float64(double* mean, double* variance, int64_t size, uint64_t seed, uint64_t stream, double least,
+                     int64_t threads) {
+  perturb(mean, variance, size, seed, stream, least, static_cast<int>(threads));
 }
 
 }  // extern "C"

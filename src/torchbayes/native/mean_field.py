@@ -1,7 +1,7 @@
-r"""The passes over all weights that a step of a Gaussian with independent weights takes: one before the gradient, one after.
+r"""The passes over all weights in a step of a Gaussian with independent weights: one before the gradient, one after.
 
-IVON (`methods/variational/ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g, and
-a normal prior of mean μ and precision λδ:
+IVON (`methods/variational/ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g,
+and a normal prior of mean μ and precision λδ:
 
     draw:    z ~ N(0, I),  w = m + z/√(λp),   sums (Σ log p, Σ δ ((m − μ)² + 1/(λp)))
     update:  ĝ = (1/S) Σ_s ∇_s,  ĥ = (λp/S) Σ_s ∇_s (w_s − m),  u = r (ĥ − p + δ)/p
@@ -11,8 +11,8 @@ As 1 + u + ½u² = ½ + ½ (1 + u)², p stays positive in floating-point arithme
 kernel takes each in one pass (mean_field.cpp), elsewhere or without a compiler tensor operations do: equal to rounding,
 and the noise bit for bit.
 
-Variational inference by gradient descent (`methods/variational/vi.py`), with the parameters m and ρ = log σ; a and b are
-slopes of the loss by m and by σ that do not go through draws, h is the factor on the entropy and k on the prior:
+Variational inference by gradient descent (`methods/variational/vi.py`), with the parameters m and ρ = log σ; a and b
+are slopes of the loss by m and by σ that do not go through draws, h is the factor on the entropy and k on the prior:
 
     scatter: w_s = m + σ z_s (or σ itself),   sums (Σ ρ, Σ δ ((m − μ)² + σ²))
     descend: ∂/∂m = (1/S) Σ_s ∇_s + a + kδ (m − μ),   ∂/∂ρ = (1/S) Σ_s ∇_s (w_s − m) + σ (b + kδσ) + h,
@@ -33,7 +33,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.native.build import UnavailableError, load
-from torchbayes.native.noise import fill_normal_rows, keys_of
+from torchbayes.native.noise import fill_normal, fill_normal_rows, keys_of
+
+_DTYPES = (torch.float32, torch.float64)
+_LEAST = 1e-20  # of a variance whose root is differentiated
 
 
 class Moments(NamedTuple):
@@ -95,7 +98,7 @@ class Descent(NamedTuple):
 
     gradient_MSD: Tensor
     weights_MSD: Tensor
-    by_MD: tuple[Tensor, Tensor] | None
+    by_MD: tuple[Tensor, ...] | None
     strength: float
     entropy: float
 
@@ -187,7 +190,7 @@ def update(moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Te
 
 def runs(parameters_MP: Tensor) -> bool:
     """Return whether `scatter` and `descend` take these parameters."""
-    usual = parameters_MP.device.type == "cpu" and parameters_MP.dtype in {torch.float32, torch.float64}
+    usual = parameters_MP.device.type == "cpu" and parameters_MP.dtype in _DTYPES
     return usual and parameters_MP.is_contiguous() and _library() is not None
 
 
@@ -265,6 +268,33 @@ def descend(
     )
 
 
+def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
+    """Add noise of given variances to numbers: m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is next to 0.
+
+    Args:
+        mean: m; changed.
+        variance: v, of the same shape and dtype; changed.
+        seed: of the noise ζ, which is that of `fill_normal`.
+        stream: of the noise.
+    """
+    usual = mean.device.type == "cpu" and mean.dtype in _DTYPES and mean.is_contiguous() and variance.is_contiguous()
+    if usual and _library() is not None:
+        numbers = (mean.numel(), seed, stream, _LEAST, torch.get_num_threads())
+        _function("perturb", mean.dtype)(mean.data_ptr(), variance.data_ptr(), *numbers)
+        return
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    noise = fill_normal(torch.empty(mean.shape, dtype=dtype, device=mean.device), seed=seed, stream=stream)
+    perturb_by(mean, variance, noise.to(mean.dtype))
+
+
+def perturb_by(mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+    """Do the same with noise that is given."""
+    certain = variance < _LEAST
+    root = variance.clamp_min_(_LEAST).sqrt_()
+    mean.addcmul_(root, noise)
+    torch.div(noise, root, out=variance).masked_fill_(certain, 0)
+
+
 def _function(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """Return a pass of the kernel for a dtype."""
     return getattr(_library(), f"{name}_{'float32' if dtype == torch.float32 else 'float64'}")
@@ -305,6 +335,7 @@ def _library() -> ctypes.CDLL | None:
         "ivon_draw": (*[pointer] * 5, *[integer] * 3, pointer, ctypes.c_uint64, number, number, pointer, integer),
         "ivon_update": (*[pointer] * 7, *[integer] * 4, pointer, integer),
         "vi_draw": (*[pointer] * 4, *[integer] * 5, pointer, ctypes.c_uint64, pointer, integer),
+        "perturb": (pointer, pointer, integer, ctypes.c_uint64, ctypes.c_uint64, number, integer),
         "vi_update": (*[pointer] * 10, *[integer] * 4, pointer, integer),
     }
     for name, kinds in arguments.items():

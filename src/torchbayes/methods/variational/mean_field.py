@@ -66,19 +66,17 @@ def evaluate(
     nll_M, sums_M2, about, health_MX = (_by_weights if drawing.estimator == "weights" else _by_layers)(
         density, now, batch, drawing, target
     )
-    about = about._replace(strength=kl_weight, entropy=entropy_scale)
-    scale = entropy_scale * target.scale
+    scale, by_MD = entropy_scale * target.scale, about.by_MD
     expected_M = sums_M2[:, 1] * (-0.5 * target.ess / target.scale) - target.log_norm
     for segment in target.others:
         if is_closed(segment):
-            if about.by_MD is None:
-                zeros = now.weights_MD.new_zeros(2, members, size)
-                about = about._replace(by_MD=(zeros[0], zeros[1]))
-            expected_M = expected_M + _expected(segment, now.weights_MD, scale, about.by_MD)
+            by_MD = by_MD or tuple(now.weights_MD.new_zeros(2, members, size).unbind())
+            expected_M = expected_M + _expected(segment, now.weights_MD, scale, by_MD)
         else:
             segment.add_gradient_(about.gradient_MSD, about.weights_MSD, scale)
             log_prob = segment.prior.log_prob(about.weights_MSD[..., segment.where])
             expected_M = expected_M + log_prob.double().sum(-1).mean(1)
+    about = about._replace(by_MD=by_MD, strength=kl_weight, entropy=entropy_scale)
     entropy_M = sums_M2[:, 0] + 0.5 * math.log(2 * math.pi * math.e) * size
     loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M
     return Terms(loss_M, nll_M, -expected_M - entropy_M), Slope(about, target.penalty, health_MX)
@@ -102,7 +100,7 @@ _Seen = tuple[Tensor, Tensor, Descent, Tensor]
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return what draws of the weights say: their loss, sums of the divergence, slopes, and numbers finite with these."""
+    """Return what draws of the weights say: loss, sums of the divergence, slopes, and numbers finite with these."""
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
     both = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
@@ -125,7 +123,7 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
     return nll_M, sums_M2, Descent(none, none, (by_MD[0], by_MD[1]), 0.0, 0.0), health_M2
 
 
-def _expected(segment: Segment, parameters_MP: Tensor, scale: float, by_MD: tuple[Tensor, Tensor]) -> Tensor:
+def _expected(segment: Segment, parameters_MP: Tensor, scale: float, by_MD: tuple[Tensor, ...]) -> Tensor:
     """Return E log p(w) of a segment with another closed form, and add `scale` times its slopes by mean and scale."""
     mean_MD, log_scale_MD = (part_MD[:, segment.where] for part_MD in parameters_MP.chunk(2, dim=1))
     scale_MD, by = log_scale_MD.exp(), torch.zeros(2, *mean_MD.shape).to(mean_MD)

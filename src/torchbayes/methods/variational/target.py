@@ -1,4 +1,4 @@
-"""The posterior that a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss that is estimated at draws."""
+"""What a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss taken at draws."""
 
 from __future__ import annotations
 
