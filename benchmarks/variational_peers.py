@@ -1,8 +1,10 @@
-"""Training steps of variational methods against those of others: `python -m benchmarks.variational_peers [--where WHERE]`.
+"""Training steps of variational methods against those of other packages, after `peers/setup.sh WHERE variational`.
 
-Networks, batch, data and the numbers of Adam are the same on all sides (`peers/variational_work.py`), one draw a step. What a
-package calls its own is timed as it is: Torch-Uncertainty takes the divergence at the draw, Bayesian-Torch averages it over
-the weights of a layer instead of summing it, which is as much work, and TyXe runs on Pyro.
+    python -m benchmarks.variational_peers [--where WHERE]
+
+Networks, batch, data and the numbers of Adam are the same on all sides (`peers/variational_work.py`), one draw a step.
+What a package calls its own is timed as it is: Torch-Uncertainty takes the divergence at the draw, Bayesian-Torch
+averages it over the weights of a layer instead of summing it, which is as much work, and TyXe runs on Pyro.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def torch_uncertainty(form: str, case: str, inputs: Tensor, targets: Tensor) -> 
 
     about = {"prior_sigma_1": PRIOR_SCALE, "prior_sigma_2": PRIOR_SCALE, "sigma_init": LOG_SCALE}
     net = nn.Sequential(*layers(case, linear=partial(BayesLinear, **about), conv=partial(BayesConv2d, **about)))
-    random = [layer for layer in net if isinstance(layer, BayesLinear | BayesConv2d)]
+    random: list[Any] = [layer for layer in net if isinstance(layer, BayesLinear | BayesConv2d)]
 
     def loss() -> tuple[Tensor, Tensor]:
         nll = F.cross_entropy(net(inputs), targets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# N, rows of a batch, standard deviations of the prior and of weights at first; a rate at which nothing is learned by heart
+# N, rows of a batch, standard deviations of the prior and of weights at first, a rate too small to learn rows by heart
 NUM_DATA, BATCH, PRIOR_SCALE, SCALE, RATE = 60_000, 128, 0.1, 0.02, 1e-6
 SHAPES = {"mlp": (784,), "lenet": (1, 28, 28)}
 

@@ -18,14 +18,13 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import SGD, AdamW, Optimizer
 from torchbayes.methods.variational.families import DiagonalFamily
-from torchbayes.methods.variational.objective import Drawing, Terms, ask, ask_layers
+from torchbayes.methods.variational.objective import Drawing, Terms, ask, ask_layers, noise_stream
 from torchbayes.methods.variational.target import Target, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native import mean_field as passes
 from torchbayes.native.mean_field import AdamRule, Descent, Penalty
-from torchbayes.native.seeds import Purpose, mix
 
 
 class Slope(NamedTuple):
@@ -104,9 +103,9 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
     both = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
-    weights_MSD, gradient_MSD = both[0], both[1]
-    stream = mix(Purpose.VARIATIONAL, now.step)
-    noise = {"seeds": now.seeds, "stream": stream, "antithetic": drawing.antithetic}
+    # autograd counts changes by shared memory: `data` keeps those of the gradient from counting as the weights'
+    weights_MSD, gradient_MSD = both[0].data, both[1].data
+    noise = {"seeds": now.seeds, "stream": noise_stream(now), "antithetic": drawing.antithetic}
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, weights_MSD, **noise)
     nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD)
     return nll_M, sums_M2, Descent(gradient_MSD, weights_MSD, None, 0.0, 0.0), gradient_MSD.flatten(1)

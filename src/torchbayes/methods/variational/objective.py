@@ -18,6 +18,8 @@ from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.seeds import Purpose, mix
 
+_NOISE = Purpose.VARIATIONAL
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -107,6 +109,11 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     return _Pass(nll_M, weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0))
 
 
+def noise_stream(now: Trajectory, purpose: Purpose = _NOISE) -> int:
+    """Return the stream of the standard normals of a step, whoever makes them."""
+    return mix(purpose, now.step)
+
+
 def ask(density: LogDensity, now: Trajectory, batch: Batch, *, weights_MSD: Tensor, out: Tensor) -> Tensor:
     """Return the mean negative log likelihood of draws, (M,), and write its gradient at each, (M, S, D).
 
@@ -170,5 +177,5 @@ def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:
     """Return the standard normals of a step for D weights, (M, S, E)."""
     pairs, count = 2 if drawing.antithetic else 1, drawing.family.noise_size(size)
     like = now.weights_MD.new_empty(len(now.seeds), drawing.draws // pairs * count)
-    noise_MSE = normals(now.seeds, Purpose.VARIATIONAL, now.step, like=like).unflatten(1, (-1, count))
+    noise_MSE = normals(now.seeds, _NOISE, now.step, like=like).unflatten(1, (-1, count))
     return torch.cat([noise_MSE, -noise_MSE], dim=1) if drawing.antithetic else noise_MSE
