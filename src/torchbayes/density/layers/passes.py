@@ -32,14 +32,14 @@ from torch.overrides import TorchFunctionMode
 from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
-from torchbayes.density.layers import local
+from torchbayes.density.layers import noisy
 from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.native import mean_field
-from torchbayes.native.noise import fill_normal
+from torchbayes.native.noise import fill_normal, fill_signs
 from torchbayes.native.seeds import Purpose, mix
 
 
@@ -217,12 +217,12 @@ class _Layers(TorchFunctionMode):
         weight, bias = self._scale(call.weight), self._scale(call.bias)
         if func is F.linear and weight is not None and _plain(call):
             into = self._places.into.pop(id(call.weight), None)  # once: a second call would overwrite it
-            return local.linear(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
+            return noisy.local(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         bias = None if bias is None else bias.square()
         weight = torch.zeros_like(call.weight) if weight is None else weight.square()
         variance = func(call.inputs.square(), weight, bias, *call.rest, **call.named)
-        return local.spread(mean, variance, self._perturb)
+        return noisy.spread(mean, variance, self._perturb)
 
     def _perturb(self, mean: Tensor, variance: Tensor) -> None:
         """Add noise to outputs, and put its ratio to their standard deviations in the place of the variances."""
@@ -235,26 +235,32 @@ class _Layers(TorchFunctionMode):
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs under one draw of the weights, whose deviation has signs of its own for each example."""
-        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         weight, bias = self._scale(call.weight), self._scale(call.bias)
-        drawn = [
-            None if scale is None else scale * _normals(scale, **self._stream(name))
+        noise, bias_noise = (
+            None if scale is None else _normals(scale, **self._stream(name))
             for name, scale in (("weight", weight), ("bias", bias))
-        ]
-        change = torch.zeros_like(call.weight) if drawn[0] is None else drawn[0]
+        )
+        plain = func is F.linear and _plain(call) and self._place.holds(call.inputs)
+        if plain and weight is not None and noise is not None:
+            into = self._places.into.pop(id(call.weight), None)  # once, as above
+            after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
+            flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
+            return noisy.flipped(call.inputs, (call.weight, call.bias), (weight, bias), flips=flips, into=into)
+        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
+        change = torch.zeros_like(call.weight) if weight is None or noise is None else weight * noise
+        bias_change = None if bias is None or bias_noise is None else bias * bias_noise
         if not self._place.holds(call.inputs):  # no axis of examples: one draw for all
-            return mean + func(call.inputs, change, drawn[1], *call.rest, **call.named)
+            return mean + func(call.inputs, change, bias_change, *call.rest, **call.named)
         axis = -1 if func is F.linear else 1
         before, after = (self._signs(tensor, axis, n) for n, tensor in enumerate((call.inputs, mean)))
-        return mean + after * func(call.inputs * before, change, drawn[1], *call.rest, **call.named)
+        return mean + after * func(call.inputs * before, change, bias_change, *call.rest, **call.named)
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""
         whole, own = self._place.of(like)
         shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
         stream = mix(Purpose.LAYER_SIGNS, self._step, self._calls, number)
-        noise = _normals(like.new_empty(shape), seed=self._seed, stream=stream)
-        return torch.copysign(torch.ones((), dtype=like.dtype, device=like.device), noise)[own]
+        return fill_signs(like.new_empty(shape), seed=self._seed, stream=stream)[own]
 
     def _stream(self, name: str) -> dict[str, int]:
         number = ("outputs", "weight", "bias").index(name)
