@@ -1,5 +1,5 @@
-// The passes over all weights that a step of IVON (Shen et al. 2024) or of variational inference with independent weights
-// (Blundell et al. 2015) takes; mean_field.py says what they compute.
+// The passes over all weights that a step of IVON (Shen et al. 2024) or of variational inference with independent
+// weights (Blundell et al. 2015) takes; mean_field.py says what they compute.
 //
 // A piece of a member's weights goes through a whole pass while it is in the first cache: its normal numbers are made,
 // used and written in one go. Nothing is contracted to fused multiply-adds, so that the noise is that of noise.cpp bit
@@ -87,8 +87,8 @@ void total(const std::vector<double>& parts, int64_t rows, int64_t pieces, doubl
 
 template <typename T>
 void ivon_draw(T* weights, const T* mean, const T* precision, const T* loc, const T* penalty, int64_t each,
-          int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream, double sign, double ess, double* sums,
-          int threads) {
+               int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream, double sign, double ess,
+               double* sums, int threads) {
   const int64_t pieces = (size + kPiece<T> - 1) / kPiece<T>;
   const Each<T> locs(loc, each), penalties(penalty, each);
   std::vector<double> parts(sums ? 2 * rows * pieces : 0);
@@ -143,8 +143,9 @@ struct Rates {
 };
 
 template <typename T>
-void ivon_update(T* mean, T* precision, T* momentum, const T* gradient, const T* weights, const T* loc, const T* penalty,
-            int64_t each, int64_t draws, int64_t rows, int64_t size, const double* given, int threads) {
+void ivon_update(T* mean, T* precision, T* momentum, const T* gradient, const T* weights, const T* loc,
+                 const T* penalty, int64_t each, int64_t draws, int64_t rows, int64_t size, const double* given,
+                 int threads) {
   const int64_t pieces = (size + kPiece<T> - 1) / kPiece<T>;
   const Each<T> locs(loc, each), penalties(penalty, each);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * size >= kTogether)
@@ -268,6 +269,8 @@ struct Adam {
   }
 };
 
+// Writes the gradient by means and logarithms of scales to `out`, or takes a step of Adam along it where that is null.
+// A draw's noise is not made again: what it moved its weight by, rounding included, is the displacement itself.
 template <typename T>
 void vi_update(T* parameters, T* first, T* second, T* out, const T* gradient, const T* weights, const T* by_mean,
                const T* by_scale, const T* loc, const T* penalty, int64_t each, int64_t draws, int64_t rows,
@@ -334,59 +337,59 @@ void perturb(T* mean, T* variance, int64_t size, uint64_t seed, uint64_t stream,
 extern "C" {
 
 void ivon_draw_float32(float* weights, const float* mean, const float* precision, const float* loc,
-                  const float* penalty, int64_t each, int64_t rows, int64_t size, const uint64_t* seeds,
-                  uint64_t stream, double sign, double ess, double* sums, int64_t threads) {
+                       const float* penalty, int64_t each, int64_t rows, int64_t size, const uint64_t* seeds,
+                       uint64_t stream, double sign, double ess, double* sums, int64_t threads) {
   ivon_draw(weights, mean, precision, loc, penalty, each, rows, size, seeds, stream, sign, ess, sums,
        static_cast<int>(threads));
 }
 
 void ivon_draw_float64(double* weights, const double* mean, const double* precision, const double* loc,
-                  const double* penalty, int64_t each, int64_t rows, int64_t size, const uint64_t* seeds,
-                  uint64_t stream, double sign, double ess, double* sums, int64_t threads) {
+                       const double* penalty, int64_t each, int64_t rows, int64_t size, const uint64_t* seeds,
+                       uint64_t stream, double sign, double ess, double* sums, int64_t threads) {
   ivon_draw(weights, mean, precision, loc, penalty, each, rows, size, seeds, stream, sign, ess, sums,
        static_cast<int>(threads));
 }
 
 void ivon_update_float32(float* mean, float* precision, float* momentum, const float* gradient, const float* weights,
-                    const float* loc, const float* penalty, int64_t each, int64_t draws, int64_t rows, int64_t size,
-                    const double* rates, int64_t threads) {
+                         const float* loc, const float* penalty, int64_t each, int64_t draws, int64_t rows,
+                         int64_t size, const double* rates, int64_t threads) {
   ivon_update(mean, precision, momentum, gradient, weights, loc, penalty, each, draws, rows, size, rates,
          static_cast<int>(threads));
 }
 
-void ivon_update_float64(double* mean, double* precision, double* momentum, const double* gradient, const double* weights,
-                    const double* loc, const double* penalty, int64_t each, int64_t draws, int64_t rows, int64_t size,
-                    const double* rates, int64_t threads) {
+void ivon_update_float64(double* mean, double* precision, double* momentum, const double* gradient,
+                         const double* weights, const double* loc, const double* penalty, int64_t each, int64_t draws,
+                         int64_t rows, int64_t size, const double* rates, int64_t threads) {
   ivon_update(mean, precision, momentum, gradient, weights, loc, penalty, each, draws, rows, size, rates,
          static_cast<int>(threads));
 }
 
-void vi_draw_float32(float* weights, const float* parameters, const float* loc, const float* penalty, int64_t each, int64_t draws,
-                     int64_t pairs, int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream, double* sums,
-                     int64_t threads) {
+void vi_draw_float32(float* weights, const float* parameters, const float* loc, const float* penalty, int64_t each,
+                     int64_t draws, int64_t pairs, int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream,
+                     double* sums, int64_t threads) {
   vi_draw(weights, parameters, loc, penalty, each, draws, pairs, rows, size, seeds, stream, sums,
           static_cast<int>(threads));
 }
 
-void vi_update_float32(float* parameters, float* first, float* second, float* out, const float* gradient, const float* weights,
-                       const float* by_mean, const float* by_scale, const float* loc, const float* penalty,
-                       int64_t each, int64_t draws, int64_t rows, int64_t size, const double* given,
-                       int64_t threads) {
+void vi_update_float32(float* parameters, float* first, float* second, float* out, const float* gradient,
+                       const float* weights, const float* by_mean, const float* by_scale, const float* loc,
+                       const float* penalty, int64_t each, int64_t draws, int64_t rows, int64_t size,
+                       const double* given, int64_t threads) {
   vi_update(parameters, first, second, out, gradient, weights, by_mean, by_scale, loc, penalty, each, draws, rows, size,
             given, static_cast<int>(threads));
 }
 
-void vi_draw_float64(double* weights, const double* parameters, const double* loc, const double* penalty, int64_t each, int64_t draws,
-                     int64_t pairs, int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream, double* sums,
-                     int64_t threads) {
+void vi_draw_float64(double* weights, const double* parameters, const double* loc, const double* penalty, int64_t each,
+                     int64_t draws, int64_t pairs, int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream,
+                     double* sums, int64_t threads) {
   vi_draw(weights, parameters, loc, penalty, each, draws, pairs, rows, size, seeds, stream, sums,
           static_cast<int>(threads));
 }
 
-void vi_update_float64(double* parameters, double* first, double* second, double* out, const double* gradient, const double* weights,
-                       const double* by_mean, const double* by_scale, const double* loc, const double* penalty,
-                       int64_t each, int64_t draws, int64_t rows, int64_t size, const double* given,
-                       int64_t threads) {
+void vi_update_float64(double* parameters, double* first, double* second, double* out, const double* gradient,
+                       const double* weights, const double* by_mean, const double* by_scale, const double* loc,
+                       const double* penalty, int64_t each, int64_t draws, int64_t rows, int64_t size,
+                       const double* given, int64_t threads) {
   vi_update(parameters, first, second, out, gradient, weights, by_mean, by_scale, loc, penalty, each, draws, rows, size,
             given, static_cast<int>(threads));
 }
