@@ -1,4 +1,4 @@
-"""One training step of variational methods over that of a single network: MLP 784-400-400-10, batch 128.
+"""One training step of variational methods over that of a single network: MLP 784-400-400-10 and LeNet, batch 128.
 
 The learning rate is so small that the network never fits its one batch by heart: once it does, gradients become
 denormal numbers, on which every way is slow. The published implementation of IVON is no package of this environment, so
@@ -7,6 +7,7 @@ there is no peer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torchbayes.networks import build
 BATCH, NUM_DATA = 128, 60_000
 
 
-def network() -> nn.Module:
-    """Return a fresh network."""
-    return build("mlp", (784,), 10, hidden=(400, 400))
+NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+    "MLP 784-400-400-10": ((784,), lambda: build("mlp", (784,), 10, hidden=(400, 400))),
+    "LeNet 20-50-500": ((1, 28, 28), lambda: build("lenet", (1, 28, 28), 10)),
+}
 
 
-def step(method: Any, rows: tb.Batch) -> Work:
+def step(method: Any, network: Callable[[], nn.Module], rows: tb.Batch) -> Work:
     """Return one step of a method on one minibatch."""
     model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
     seeds = tb.member_seeds(0, 1)
@@ -38,20 +40,28 @@ def step(method: Any, rows: tb.Batch) -> Work:
     return work
 
 
+def inference(**settings: Any) -> tb.VI:
+    """Return variational inference that goes on for ever."""
+    return tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0, **settings)
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     source = torch.Generator().manual_seed(0)
-    rows = tb.Batch(torch.randn(1, BATCH, 784, generator=source), torch.randint(10, (1, BATCH), generator=source))
-    ways = {
-        "MAP, SGD": step(tb.MAP(epochs=10_000, optimizer=tb.SGD(1e-6)), rows),
-        "MAP, Adam": step(tb.MAP(epochs=10_000, optimizer=tb.Adam(1e-6)), rows),
-        "VI": step(tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0), rows),
-        "VI, local noise": step(tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0, estimator="local"), rows),
-        "VI, flipout": step(tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0, estimator="flipout"), rows),
-        "IVON": step(tb.IVON(epochs=10_000, lr=1e-6), rows),
-        "IVON, 2 draws": step(tb.IVON(epochs=10_000, lr=1e-6, draws=2), rows),
+    methods = {
+        "MAP, SGD": tb.MAP(epochs=10_000, optimizer=tb.SGD(1e-6)),
+        "MAP, Adam": tb.MAP(epochs=10_000, optimizer=tb.Adam(1e-6)),
+        "VI": inference(),
+        "VI, local noise": inference(estimator="local"),
+        "VI, flipout": inference(estimator="flipout"),
+        "IVON": tb.IVON(epochs=10_000, lr=1e-6),
+        "IVON, 2 draws": tb.IVON(epochs=10_000, lr=1e-6, draws=2),
     }
-    report("Training step, MLP 784-400-400-10", race(ways, rounds=25), "MAP, Adam")
+    for name, (shape, network) in NETWORKS.items():
+        inputs = torch.randn(1, BATCH, *shape, generator=source)
+        rows = tb.Batch(inputs, torch.randint(10, (1, BATCH), generator=source))
+        ways = {way: step(method, network, rows) for way, method in methods.items()}
+        report(f"Training step, {name}", race(ways, rounds=25), "MAP, Adam")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes one virtual environment per family of peers: WHERE/jax, WHERE/torch and WHERE/laplace. They are kept apart from
+# Makes one virtual environment per family of peers: WHERE/jax, torch, laplace and variational. They are kept apart from
 # each other and from .venv, because their requirements would move the versions that the library is tested with.
 # FAMILY.txt is installed as usual, FAMILY-alone.txt without what its packages require.
 #   benchmarks/peers/setup.sh [WHERE [FAMILY ...]]     WHERE is .peers and FAMILY all unless given; PYTHON: the interpreter
@@ -7,8 +7,9 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 where=${1:-.peers}
 
+left_out="requires (torchvision|tensorboard|scikit-learn|einops|seaborn)|^No broken"
 families=("${@:2}")
-((${#families[@]})) || families=(jax torch laplace)
+((${#families[@]})) || families=(jax torch laplace variational)
 
 for family in "${families[@]}"; do
   python=$where/$family/bin/python
@@ -21,10 +22,10 @@ for family in "${families[@]}"; do
   if [[ -e $here/$family-alone.txt ]]; then
     "${install[@]}" --no-deps --requirement "$here/$family-alone.txt"
     # nothing may be missing but what was left out on purpose
-    if "$python" -m pip check | grep --invert-match -e "requires torchvision" -e "^No broken"; then exit 1; fi
+    if "$python" -m pip check | grep --invert-match --extended-regexp "$left_out"; then exit 1; fi
   else
     "$python" -m pip check
   fi
 done
 echo "The peers are in $where. Time them by: python -m benchmarks.samplers --where $where
-and python -m benchmarks.curvature --where $where"
+and likewise benchmarks.curvature and benchmarks.variational_peers."

@@ -21,8 +21,8 @@ from torchbayes.methods.variational.target import target_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Scales
 from torchbayes.model.priors.bound import BoundPrior
-from torchbayes.native import ivon as passes
-from torchbayes.native.ivon import Moments, Penalty, Rates
+from torchbayes.native import mean_field as passes
+from torchbayes.native.mean_field import Moments, Penalty, Rates
 from torchbayes.native.noise import fill_normal
 from torchbayes.native.seeds import Purpose, mix
 

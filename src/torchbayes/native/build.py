@@ -24,7 +24,7 @@ from torchbayes.native import cache
 ENVIRONMENT = "TORCHBAYES_NATIVE"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 # Normal numbers must be the same bits on every processor: products and sums are rounded one by one.
-_FLAGS_OF = {"ivon": ("-ffp-contract=off",), "noise": ("-ffp-contract=off",)}
+_FLAGS_OF = {"mean_field": ("-ffp-contract=off",), "noise": ("-ffp-contract=off",)}
 
 
 class UnavailableError(RuntimeError):

@@ -31,6 +31,21 @@ void philox(const uint32_t* counter, const uint32_t* key, uint32_t* block) {
   for (int w = 0; w < 4; ++w) block[w] = words[w][0];
 }
 
+// 1 or -1 for each bit of the words, those of a block one after the other.
+void fill_signs(float* out, int64_t size, const uint64_t* seed, uint64_t stream) {
+  constexpr int64_t kWord = 32, kBlock = 4 * kWord;
+  uint32_t words[4][kBlocks];
+  for (int64_t at = 0; at < size; at += kBlocks * kBlock) {
+    const int64_t count = std::min(kBlocks * kBlock, size - at);
+    philox_blocks(at / kBlock, stream, *seed, (count + kBlock - 1) / kBlock, words);
+    for (int64_t first = 0; first < count; first += kWord) {
+      const uint32_t word = words[first / kWord % 4][first / kBlock];
+      const int64_t some = std::min(kWord, count - first);
+      for (int64_t i = 0; i < some; ++i) out[at + first + i] = bits<float>(0x3f800000u | ((word >> i & 1u) << 31));
+    }
+  }
+}
+
 void fill_normal_float32(float* out, int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream,
                          int64_t threads) {
   fill_normal(out, rows, size, seeds, stream, static_cast<int>(threads));

@@ -155,6 +155,35 @@ def fill_normal_rows(out_MD: Tensor, seeds: Sequence[int], stream: int) -> Tenso
     return _fill(out_MD, (len(seeds), out_MD[0].numel() if len(seeds) else 0), seeds, stream)
 
 
+def fill_signs(out: Tensor, *, seed: int, stream: int) -> Tensor:
+    """Fill a tensor in place with 1 and −1, each by a bit of the generator: a function of (seed, stream, position).
+
+    Bit i of word w of block b says the sign of number 128 b + 32 w + i: 0 for 1, 1 for −1.
+
+    Args:
+        out: contiguous tensor of any shape and any floating-point dtype; not one that requires gradients.
+        seed: key, 0 ≤ seed < 2⁶⁴.
+        stream: which of 2⁶⁴ independent streams; not one of normals under the same seed.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: if seed or stream is not an integer.
+        ValueError: if one is out of range.
+    """
+    keys, stream, count = keys_of((seed,)), _integer("stream", stream), out.numel()
+    library = _library() if out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous() else None
+    if library is not None:
+        library.fill_signs(ctypes.c_void_p(out.data_ptr()), ctypes.c_int64(count), keys, ctypes.c_uint64(stream))
+        torch.autograd.graph.increment_version(out)
+        return out
+    block = torch.arange(-(-count // 128), device=out.device)
+    words = _words(block & _LOW, block >> 32, (stream & _LOW, stream >> 32), _halves((seed,), out.device))
+    bits = torch.stack(words, -1).view(-1, 1) >> torch.arange(32, device=out.device) & 1
+    return out.copy_((1 - 2 * bits).flatten()[:count].view(out.shape))
+
+
 def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """Return the four words of one block of Philox4x32-10, from which the numbers are made.
 
@@ -245,6 +274,7 @@ def _library() -> ctypes.CDLL | None:
     except UnavailableError:
         return None
     library.fill_normal_float32.restype = library.fill_normal_float64.restype = library.philox.restype = None
+    library.fill_signs.restype = None
     return library
 
 

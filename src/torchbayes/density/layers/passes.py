@@ -32,15 +32,15 @@ from torch.overrides import TorchFunctionMode
 from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
+from torchbayes.density.layers import noisy
 from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.noise import fill_normal
-from torchbayes.native.seeds import Purpose, generator, mix
-
-_LEAST = 1e-20  # of a variance whose root is differentiated
+from torchbayes.native import mean_field
+from torchbayes.native.noise import fill_normal, fill_signs
+from torchbayes.native.seeds import Purpose, mix
 
 
 class Gradients(NamedTuple):
@@ -89,7 +89,7 @@ def by_layers(
     if ranks.data > 1:
         place = Place(ranks.rows(rows), rows)
         batch = batch.map(lambda t: t[:, place.own])
-    found_MD = torch.zeros(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
+    found_MD = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     totals = []
     first = batch.map(lambda t: t[0])
     hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
@@ -99,24 +99,27 @@ def by_layers(
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))
             kept = {name: buffer[m] for name, buffer in buffers.items()}
             means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in (mean_MD, scale_MD))
-            layers = _Layers(means, scales, hows, place=place, stream=(seed, step))
+            views = [model.layout.split(part_MD[m]) for part_MD in found_MD]
+            into = {name: (views[0][name], views[1][name]) for name in means}
+            layers = _Layers((means, scales), hows, into=into, place=place, stream=(seed, step))
             (masks,) = seeds_here(ranks, [mix(Purpose.LAYER_MASKS, seed, step)])
             with drawing(masks, mean_MD.device), layers:
                 total = model.log_likelihood(layers.held, alone, kept or None).sum(dtype=torch.float64)
-            leaves = {"mean": means, "scale": scales}
-            _write(total * factor, leaves, [model.layout.split(part_MD[m]) for part_MD in found_MD])
+            _write(total * factor, (means, scales), views)
             totals.append(total.detach())
     total_M = torch.stack(totals)
     ranks.sum_(found_MD, total_M)
     return Gradients(factor * total_M, *found_MD)
 
 
-def _write(total: Tensor, leaves: Mapping[str, Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
+def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
     """Differentiate a total into named views of the gradients by means and scales."""
-    flat = [leaf for part in leaves.values() for leaf in part.values()]
-    views = [part[name] for part, named in zip(into, leaves.values(), strict=True) for name in named]
+    flat = [leaf for part in leaves for leaf in part.values()]
+    views = [part[name] for part, named in zip(into, leaves, strict=True) for name in named]
     for view, gradient in zip(views, torch.autograd.grad(total, flat, allow_unused=True), strict=True):
-        if gradient is not None:
+        if gradient is None:
+            view.zero_()
+        elif gradient.data_ptr() != view.data_ptr():  # else it was made there
             view.copy_(gradient)
 
 
@@ -149,6 +152,7 @@ class _Places:
     mean: dict[int, Tensor] = field(default_factory=dict)
     scale: dict[int, Tensor] = field(default_factory=dict)
     how: dict[int, How] = field(default_factory=dict)
+    into: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 class _Layers(TorchFunctionMode):
@@ -160,10 +164,10 @@ class _Layers(TorchFunctionMode):
 
     def __init__(
         self,
-        means: Mapping[str, Tensor],
-        scales: Mapping[str, Tensor],
+        leaves: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
         hows: Mapping[str, How],
         *,
+        into: Mapping[str, tuple[Tensor, Tensor]],
         place: Place,
         stream: tuple[int, int],
     ) -> None:
@@ -171,14 +175,15 @@ class _Layers(TorchFunctionMode):
         self._place, self._calls = place, 0
         self._seed, self._step = stream
         self._places, self.held = _Places(), dict[str, Tensor]()
-        for number, (name, mean) in enumerate(means.items()):
+        scales = leaves[1]
+        for number, (name, mean) in enumerate(leaves[0].items()):
             if hows[name] == "drawn":
                 noise = _normals(mean, seed=self._seed, stream=mix(Purpose.LAYER_WEIGHTS, self._step, number))
                 self.held[name] = torch.addcmul(mean, scales[name], noise)
                 continue
             self.held[name] = mean
             self._places.mean[id(mean)], self._places.scale[id(mean)] = mean, scales[name]
-            self._places.how[id(mean)] = hows[name]
+            self._places.how[id(mean)], self._places.into[id(mean)] = hows[name], into[name]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -209,40 +214,63 @@ class _Layers(TorchFunctionMode):
 
     def _local(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs drawn from their own distribution."""
-        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         weight, bias = self._scale(call.weight), self._scale(call.bias)
+        if func is F.linear and weight is not None and _plain(call):
+            into = self._places.into.pop(id(call.weight), None)  # once: a second call would overwrite it
+            return noisy.local(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
+        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         bias = None if bias is None else bias.square()
         weight = torch.zeros_like(call.weight) if weight is None else weight.square()
         variance = func(call.inputs.square(), weight, bias, *call.rest, **call.named)
+        return noisy.spread(mean, variance, self._perturb)
+
+    def _perturb(self, mean: Tensor, variance: Tensor) -> None:
+        """Add noise to outputs, and put its ratio to their standard deviations in the place of the variances."""
         whole, own = self._place.of(mean)
-        noise = _normals(mean.new_empty(whole), **self._stream("outputs"))[own]
-        return torch.addcmul(mean, variance.clamp_min(_LEAST).sqrt(), noise)
+        stream = self._stream("outputs")
+        if whole == tuple(mean.shape):
+            mean_field.perturb(mean, variance, **stream)
+        else:
+            mean_field.perturb_by(mean, variance, _normals(mean.new_empty(whole), **stream)[own])
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs under one draw of the weights, whose deviation has signs of its own for each example."""
-        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         weight, bias = self._scale(call.weight), self._scale(call.bias)
-        drawn = [
-            None if scale is None else scale * _normals(scale, **self._stream(name))
+        noise, bias_noise = (
+            None if scale is None else _normals(scale, **self._stream(name))
             for name, scale in (("weight", weight), ("bias", bias))
-        ]
-        change = torch.zeros_like(call.weight) if drawn[0] is None else drawn[0]
+        )
+        plain = func is F.linear and _plain(call) and self._place.holds(call.inputs)
+        if plain and weight is not None and noise is not None:
+            into = self._places.into.pop(id(call.weight), None)  # once, as above
+            after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
+            flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
+            return noisy.flipped(call.inputs, (call.weight, call.bias), (weight, bias), flips=flips, into=into)
+        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
+        change = torch.zeros_like(call.weight) if weight is None or noise is None else weight * noise
+        bias_change = None if bias is None or bias_noise is None else bias * bias_noise
         if not self._place.holds(call.inputs):  # no axis of examples: one draw for all
-            return mean + func(call.inputs, change, drawn[1], *call.rest, **call.named)
+            return mean + func(call.inputs, change, bias_change, *call.rest, **call.named)
         axis = -1 if func is F.linear else 1
         before, after = (self._signs(tensor, axis, n) for n, tensor in enumerate((call.inputs, mean)))
-        return mean + after * func(call.inputs * before, change, drawn[1], *call.rest, **call.named)
+        return mean + after * func(call.inputs * before, change, bias_change, *call.rest, **call.named)
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""
         whole, own = self._place.of(like)
         shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
-        random = generator(Purpose.LAYER_SIGNS, self._seed, self._step, self._calls, number, device=like.device)
-        return torch.randint(0, 2, shape, generator=random, device=like.device).mul_(2).sub_(1).to(like.dtype)[own]
+        stream = mix(Purpose.LAYER_SIGNS, self._step, self._calls, number)
+        return fill_signs(like.new_empty(shape), seed=self._seed, stream=stream)[own]
 
     def _stream(self, name: str) -> dict[str, int]:
         number = ("outputs", "weight", "bias").index(name)
         return {"seed": self._seed, "stream": mix(Purpose.LAYER_OUTPUTS, self._step, self._calls, number)}
+
+
+def _plain(call: Call) -> bool:
+    """Return whether a product is of tensors of one dtype, and stays so."""
+    same = call.inputs.dtype == call.weight.dtype and (call.bias is None or call.bias.dtype == call.weight.dtype)
+    return same and not torch.is_autocast_enabled(call.inputs.device.type)
 
 
 def _normals(like: Tensor, *, seed: int, stream: int) -> Tensor:

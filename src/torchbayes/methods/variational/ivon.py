@@ -56,8 +56,8 @@ from torchbayes.methods.variational.target import Target, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
-from torchbayes.native import ivon as passes
-from torchbayes.native.ivon import Moments, Rates
+from torchbayes.native import mean_field as passes
+from torchbayes.native.mean_field import Moments, Rates
 from torchbayes.posteriors.gaussian import Gaussian
 
 _STEPS = 10_000  # of a run at least, by default

@@ -18,6 +18,8 @@ from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.seeds import Purpose, mix
 
+_NOISE = Purpose.VARIATIONAL
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -97,27 +99,38 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
-    """Return what S draws of the weights say, as one stack of M · S networks; draws of a member see the same rows.
-
-    The buffers of a member become the average over its draws.
-    """
+    """Return what S draws of the weights say."""
     noise_MSE, draws = _noise(drawing, now, density.model.layout.size), drawing.draws
     weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
+    slope_MSD = torch.empty_like(weights_MSD)
+    nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=slope_MSD)
+    slope_MSD = slope_MSD.div_(draws) if draws > 1 else slope_MSD
+    by_mean_MD, by_variance_MD = weights_MSD.new_zeros(2, len(noise_MSE), weights_MSD.shape[-1]).unbind()
+    return _Pass(nll_M, weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0))
+
+
+def noise_stream(now: Trajectory, purpose: Purpose = _NOISE) -> int:
+    """Return the stream of the standard normals of a step, whoever makes them."""
+    return mix(purpose, now.step)
+
+
+def ask(density: LogDensity, now: Trajectory, batch: Batch, *, weights_MSD: Tensor, out: Tensor) -> Tensor:
+    """Return the mean negative log likelihood of draws, (M,), and write its gradient at each, (M, S, D).
+
+    They are one stack of M · S networks; draws of a member see the same rows. The buffers of a member become the
+    average over its draws.
+    """
+    draws, buffers = weights_MSD.shape[1], now.buffers
     seeds = [mix(Purpose.VARIATIONAL_MASKS, seed, now.step, s) for seed in now.seeds for s in range(draws)]
-    buffers, rows = now.buffers, batch
     if draws > 1:
         buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
-        rows = batch.map(lambda t: t.repeat_interleave(draws, 0))
-    nll, slope, _ = density.nll(weights_MSD.flatten(0, 1), rows, buffers=buffers, seeds=seeds)
+        batch = batch.map(lambda t: t.repeat_interleave(draws, 0))
+    stacked = weights_MSD.flatten(0, 1)
+    nll = density.nll(stacked, batch, buffers=buffers, seeds=seeds, out=out.view_as(stacked)).log_density
     for name, buffer in buffers.items() if draws > 1 else ():
         each = buffer.unflatten(0, (-1, draws))
         now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
-    slope_MSD = slope.view_as(weights_MSD)
-    slope_MSD = slope_MSD.div_(draws) if draws > 1 else slope_MSD
-    by_mean_MD, by_variance_MD = weights_MSD.new_zeros(2, len(noise_MSE), weights_MSD.shape[-1]).unbind()
-    return _Pass(
-        nll.view(-1, draws).mean(1), weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0)
-    )
+    return nll.view(-1, draws).mean(1)
 
 
 def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
@@ -132,10 +145,19 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
     weights_MSD = mean_MD.new_empty(len(mean_MD), 0, mean_MD.shape[1])
     if not closed:
         weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
+    nll_M, by_mean_MD, by_scale_MD = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
+    slopes = Slopes(torch.zeros_like(weights_MSD), by_mean_MD, by_scale_MD.div_(scale_MD).mul_(0.5), 0.0)
+    return _Pass(nll_M, weights_MSD, noise_MSE, slopes)
+
+
+def ask_layers(
+    density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, scale_MD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean negative log likelihood over S passes by layers, and its gradients by means and by scales."""
     found = [
         by_layers(
             density,
-            mean_MD,
+            now.weights_MD[:, : scale_MD.shape[1]],
             scale_MD,
             batch=batch,
             estimator=cast("Estimator", drawing.estimator),
@@ -145,14 +167,15 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
         )
         for s in range(drawing.draws)
     ]
+    if len(found) == 1:
+        return found[0]
     nll_M, by_mean_MD, by_scale_MD = [torch.stack(part).mean(0) for part in zip(*found, strict=True)]
-    slopes = Slopes(torch.zeros_like(weights_MSD), by_mean_MD, by_scale_MD.div_(scale_MD).mul_(0.5), 0.0)
-    return _Pass(nll_M, weights_MSD, noise_MSE, slopes)
+    return nll_M, by_mean_MD, by_scale_MD
 
 
 def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:
     """Return the standard normals of a step for D weights, (M, S, E)."""
     pairs, count = 2 if drawing.antithetic else 1, drawing.family.noise_size(size)
     like = now.weights_MD.new_empty(len(now.seeds), drawing.draws // pairs * count)
-    noise_MSE = normals(now.seeds, Purpose.VARIATIONAL, now.step, like=like).unflatten(1, (-1, count))
+    noise_MSE = normals(now.seeds, _NOISE, now.step, like=like).unflatten(1, (-1, count))
     return torch.cat([noise_MSE, -noise_MSE], dim=1) if drawing.antithetic else noise_MSE

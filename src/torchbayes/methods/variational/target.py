@@ -1,4 +1,4 @@
-"""The posterior that a Gaussian approximates: a normal prior, known exactly, and a loss that is estimated at draws."""
+"""What a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss taken at draws."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchbayes.density.density import LogDensity
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Flat, Normal
-from torchbayes.native.ivon import Penalty
+from torchbayes.native.mean_field import Penalty
 
 
 class Target(NamedTuple):
-    """The tempered posterior as IVON takes it.
+    """The tempered posterior as a Gaussian with independent weights meets it.
 
     Attributes:
         ess: λ = N/T.
@@ -26,6 +26,7 @@ class Target(NamedTuple):
         scale: factor on log p(w) in the log joint density.
         factors: of Σ log (h + δ) and of Σ δ ((m − μ)² + 1/(λ(h + δ))) in the divergence, (2,) float64.
         constant: the rest of it, in nats: of the entropy and of the normal part of the prior.
+        log_norm: −log density of the normal part of the prior at its mean.
     """
 
     ess: float
@@ -34,6 +35,7 @@ class Target(NamedTuple):
     scale: float
     factors: Tensor
     constant: float
+    log_norm: float
 
     @classmethod
     def of(cls, density: LogDensity, like: Tensor) -> Target:
@@ -43,10 +45,10 @@ class Target(NamedTuple):
         normal = [s for s in prior.segments if _is_normal(s)]
         others = tuple(s for s in prior.segments if not _is_normal(s) and not isinstance(s.prior, Flat))
         penalty = _penalty(normal, own.prior / ess, like=like)
-        log_norm = sum(float((s.each(s.std).log() + 0.5 * math.log(2 * math.pi)).sum()) for s in normal)
+        log_norm = sum(_log_norm(segment) for segment in normal)
         constant = own.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
         factors = torch.tensor([0.5, 0.5 * ess], dtype=torch.float64, device=like.device)
-        return cls(ess, penalty, others, own.prior, factors, constant)
+        return cls(ess, penalty, others, own.prior, factors, constant, log_norm)
 
     def divergence(self, sums_M2: Tensor, weights_SMD: Tensor) -> Tensor:
         """Return KL(q ‖ p) of each member, float64, of what a draw has summed and, for other priors, at the draws."""
@@ -74,13 +76,29 @@ def _is_normal(segment: Segment) -> bool:
     return isinstance(prior, Normal) or (isinstance(prior, Joint) and prior.is_independent)
 
 
+def _log_norm(segment: Segment) -> float:
+    """Return Σ log s√2π of a normal run with standard deviations s."""
+    logs = torch.as_tensor(segment.std, dtype=torch.float64).log() + 0.5 * math.log(2 * math.pi)
+    return float(logs.sum()) * ((segment.where.stop - segment.where.start) / logs.numel())
+
+
 def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
     """Return means and precisions, times a factor, of normal runs; 0 for all other weights."""
-    loc_D, precision_D = torch.zeros(2, like.shape[-1], dtype=torch.float64)
-    for segment in normal:
-        loc_D[segment.where] = segment.each(segment.loc)
-        precision_D[segment.where] = factor / segment.each(segment.std) ** 2
-    both = [loc_D.to(like), precision_D.to(like)]
+    size = like.shape[-1]
+    runs = [
+        (
+            s.where,
+            torch.as_tensor(s.loc, dtype=torch.float64),
+            factor / torch.as_tensor(s.std, dtype=torch.float64) ** 2,
+        )
+        for s in normal
+    ]
+    if len(runs) == 1 and runs[0][0] == slice(0, size) and all(t.numel() == 1 for t in runs[0][1:]):
+        return Penalty(*(t.to(like).view(1) for t in runs[0][1:]))  # without a number for each weight
+    both = [like.new_zeros(size), like.new_zeros(size)]
+    for where, *numbers in runs:
+        for into, number in zip(both, numbers, strict=True):
+            into[where] = number.to(like)
     if all(bool((t == t[0]).all()) for t in both):
         both = [t[:1].clone() for t in both]
     return Penalty(*both)

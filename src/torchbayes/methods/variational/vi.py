@@ -35,6 +35,7 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily
 from torchbayes.methods.variational.objective import Drawing, differentiate
 from torchbayes.methods.variational.search import choose_kl_weight
@@ -235,10 +236,15 @@ class VI:
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         drawing = Drawing(self.family, self.estimator, self.draws, self.antithetic)
         weight = _kl_weight(self, now)
-        loss_M, nll_M, kl_M = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
-        info = Info(loss_M, nll_M, kl_M, -density.num_data * nll_M - kl_M, lr, weight)
-        unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=now.gradient_MD)
-        self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
+        if mean_field.takes(drawing, density, now):
+            terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
+            unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
+            mean_field.update(self.optimizer, now, slope, lr=lr)
+        else:
+            terms = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
+            unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
+            self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
+        info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:

@@ -1,0 +1,186 @@
+r"""Outputs with noise of their own, and their derivatives in closed form: a = m + √v ∘ ζ.
+
+    ∂/∂m = g,    ∂/∂v = ½ g ∘ ζ/√v,    0 where v is 0: such an output has no noise
+
+Of a linear layer, m = x μᵀ and v = x² (σ²)ᵀ, with h = g ∘ ζ/√v the gradients are those of two products each:
+
+    ∂/∂μ = gᵀ x,    ∂/∂σ = σ ∘ (hᵀ x²),    ∂/∂x = g μ + x ∘ (h σ²)
+
+With the signs r and s of flipout, a = m + s ∘ ((r ∘ x) Δᵀ) and Δ = σ ∘ ε, the same with h = g ∘ s:
+
+    ∂/∂μ = gᵀ x,    ∂/∂σ = ε ∘ (hᵀ (r ∘ x)),    ∂/∂x = g μ + r ∘ (h Δ)
+
+No factor takes a pass of its own over all weights, and gradients are made where they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Perturb = Callable[[Tensor, Tensor], None]  # m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is 0
+Into = tuple[Tensor, Tensor]
+
+
+class Flips(NamedTuple):
+    """What is random in a layer with flipout.
+
+    Attributes:
+        noise: ε of the weight.
+        bias_noise: that of the bias; None for a bias that is not random.
+        before: r, of the shape of the inputs, or 1 for an axis of positions.
+        after: s, of that of the outputs.
+    """
+
+    noise: Tensor
+    bias_noise: Tensor | None
+    before: Tensor
+    after: Tensor
+
+
+def spread(mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
+    """Return m + √v ∘ ζ in the memory of the means; that of the variances, outputs of a layer too, is used as well."""
+    return _Spread.apply(mean, variance, perturb)  # type: ignore[return-value]
+
+
+def local(
+    inputs: Tensor,
+    mean: tuple[Tensor, Tensor | None],
+    scale: tuple[Tensor, Tensor | None],
+    *,
+    perturb: Perturb,
+    into: Into | None = None,
+) -> Tensor:
+    """Return the outputs of a linear layer with independent normal weights, (..., out).
+
+    Args:
+        inputs: x, (..., in).
+        mean: of weight (out, in) and bias (out,); None for no bias.
+        scale: their standard deviations; None for a bias that is not random.
+        perturb: adds the noise, of means and variances (..., out).
+        into: memory for the gradients by mean and scale of the weight.
+    """
+    return _Local.apply(inputs, *mean, *scale, perturb, into)  # type: ignore[return-value]
+
+
+def flipped(
+    inputs: Tensor,
+    mean: tuple[Tensor, Tensor | None],
+    scale: tuple[Tensor, Tensor | None],
+    *,
+    flips: Flips,
+    into: Into | None = None,
+) -> Tensor:
+    """Return the outputs of a linear layer under one draw of its weights, with signs for each example, (..., out).
+
+    Args:
+        inputs: x, (..., in).
+        mean: of weight (out, in) and bias (out,); None for no bias.
+        scale: their standard deviations; None for a bias that is not random.
+        flips: what is random.
+        into: memory for the gradients by mean and scale of the weight.
+    """
+    return _Flipped.apply(inputs, *mean, *scale, flips, into)  # type: ignore[return-value]
+
+
+class _Flipped(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        mean: Tensor,
+        bias: Tensor | None,
+        scale: Tensor,
+        bias_scale: Tensor | None,
+        flips: Flips,
+        into: Into | None,
+    ) -> Tensor:
+        noise, bias_noise, before, after = flips
+        change, turned = scale * noise, inputs * before
+        outputs = F.linear(inputs, mean, bias)
+        bias_change = None if bias_scale is None or bias_noise is None else bias_scale * bias_noise
+        outputs.addcmul_(after, F.linear(turned, change, bias_change))
+        ctx.into, ctx.signs = into or (torch.empty_like(mean), torch.empty_like(scale)), (before, after)
+        change = change if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(inputs, turned, mean, noise, bias_noise, change)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, turned, mean, noise, bias_noise, change = ctx.saved_tensors
+        (gradient,), (before, after) = gradients, ctx.signs
+        by_inputs = by_bias = by_bias_scale = None
+        signed = gradient * after
+        if ctx.needs_input_grad[0]:
+            by_inputs = torch.addcmul(gradient @ mean, before, signed @ change)
+        gradient, signed, inputs, turned = _rows(gradient, signed, inputs, turned)
+        by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
+        by_scale = torch.mm(signed.T, turned, out=ctx.into[1]).mul_(noise)
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum(0)
+        if ctx.needs_input_grad[4]:
+            by_bias_scale = signed.sum(0).mul_(bias_noise)
+        return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None
+
+
+def _rows(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors (..., n) as matrices."""
+    return [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
+        perturb(mean, variance)
+        ctx.mark_dirty(mean)
+        ctx.save_for_backward(variance.detach())
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        (ratio,) = ctx.saved_tensors
+        return gradient, (gradient * ratio).mul_(0.5), None
+
+
+class _Local(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        mean: Tensor,
+        bias: Tensor | None,
+        scale: Tensor,
+        bias_scale: Tensor | None,
+        perturb: Perturb,
+        into: Into | None,
+    ) -> Tensor:
+        squares, variance = inputs.square(), scale.square()
+        outputs = F.linear(inputs, mean, bias)
+        ratio = F.linear(squares, variance, None if bias_scale is None else bias_scale.square())
+        perturb(outputs, ratio)
+        ctx.into = into or (torch.empty_like(mean), torch.empty_like(scale))
+        variance = variance if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(inputs, squares, mean, scale, bias_scale, ratio, variance)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        inputs, squares, mean, scale, bias_scale, ratio, variance = ctx.saved_tensors
+        by_inputs = by_bias = by_bias_scale = None
+        noisy = gradient * ratio
+        if ctx.needs_input_grad[0]:
+            by_inputs = torch.addcmul(gradient @ mean, inputs, noisy @ variance)
+        gradient, noisy, inputs, squares = _rows(gradient, noisy, inputs, squares)
+        by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
+        by_scale = torch.mm(noisy.T, squares, out=ctx.into[1]).mul_(scale)
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum(0)
+        if bias_scale is not None:
+            by_bias_scale = noisy.sum(0).mul_(bias_scale)
+        return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None

@@ -1,0 +1,134 @@
+r"""A step with independent weights on a CPU: the objective of objective.py, in two passes over all parameters.
+
+The first draws weights and sums what the divergence is made of; the network then says its gradient; the second forms
+the gradient by means and scales and takes a step of Adam in the same go (`torchbayes.native.mean_field`). The noise
+is bit for bit that of objective.py, results are equal to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.optimizers import SGD, AdamW, Optimizer
+from torchbayes.methods.variational.families import DiagonalFamily
+from torchbayes.methods.variational.objective import Drawing, Terms, ask, ask_layers, noise_stream
+from torchbayes.methods.variational.target import Target, target_of
+from torchbayes.model.model import Batch
+from torchbayes.model.priors.bound import Segment
+from torchbayes.model.priors.expected import add_expected_, is_closed
+from torchbayes.native import mean_field as passes
+from torchbayes.native.mean_field import AdamRule, Descent, Penalty
+
+
+class Slope(NamedTuple):
+    """What an update needs of an objective.
+
+    Attributes:
+        about: for the second pass.
+        penalty: the normal part of the prior.
+        health_MX: finite where the gradient is.
+    """
+
+    about: Descent
+    penalty: Penalty
+    health_MX: Tensor
+
+
+def takes(drawing: Drawing, density: LogDensity, now: Trajectory) -> bool:
+    """Return whether steps can be taken in this way."""
+    closed = drawing.estimator == "weights" or all(is_closed(segment) for segment in density.model.prior.segments)
+    return isinstance(drawing.family, DiagonalFamily) and closed and passes.runs(now.weights_MD)
+
+
+def evaluate(
+    density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, kl_weight: float
+) -> tuple[Terms, Slope]:
+    """Return the objective of a step, and what its update needs; buffers are brought up to date.
+
+    Args:
+        density: the hot function, in training mode.
+        now: parameters, (M, 2D); its memory for a gradient is used as scratch space.
+        batch: one minibatch per member, (M, B, ...).
+        drawing: how weights are drawn.
+        kl_weight: β.
+    """
+    members, size = len(now.seeds), density.model.layout.size
+    target = target_of(density, now.weights_MD[:, :size])
+    entropy_scale = -kl_weight * density.model.temperature / density.num_data
+    nll_M, sums_M2, about, health_MX = (_by_weights if drawing.estimator == "weights" else _by_layers)(
+        density, now, batch, drawing, target
+    )
+    scale, by_MD = entropy_scale * target.scale, about.by_MD
+    expected_M = sums_M2[:, 1] * (-0.5 * target.ess / target.scale) - target.log_norm
+    for segment in target.others:
+        if is_closed(segment):
+            by_MD = by_MD or tuple(now.weights_MD.new_zeros(2, members, size).unbind())
+            expected_M = expected_M + _expected(segment, now.weights_MD, scale, by_MD)
+        else:
+            segment.add_gradient_(about.gradient_MSD, about.weights_MSD, scale)
+            log_prob = segment.prior.log_prob(about.weights_MSD[..., segment.where])
+            expected_M = expected_M + log_prob.double().sum(-1).mean(1)
+    about = about._replace(by_MD=by_MD, strength=kl_weight, entropy=entropy_scale)
+    entropy_M = sums_M2[:, 0] + 0.5 * math.log(2 * math.pi * math.e) * size
+    loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M
+    return Terms(loss_M, nll_M, -expected_M - entropy_M), Slope(about, target.penalty, health_MX)
+
+
+def update(optimizer: Optimizer, now: Trajectory, slope: Slope, *, lr: float) -> None:
+    """Change parameters and slots in place."""
+    if isinstance(optimizer, SGD):
+        gradient_MP = torch.empty_like(now.weights_MD)
+        passes.descend(now.weights_MD, slope.penalty, slope.about, out=gradient_MP)
+        optimizer.update(now.weights_MD, gradient_MP, now.slots, lr=lr)
+        return
+    step = now.slots["count"].add_(1).item()
+    decay = optimizer.weight_decay if isinstance(optimizer, AdamW) else 0.0
+    rule = AdamRule(*optimizer.betas, optimizer.eps, lr, decay, step)
+    slots = now.slots["first_MD"], now.slots["second_MD"]
+    passes.descend(now.weights_MD, slope.penalty, slope.about, rule=rule, slots=slots)
+
+
+_Seen = tuple[Tensor, Tensor, Descent, Tensor]
+
+
+def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
+    """Return what draws of the weights say: loss, sums of the divergence, slopes, and numbers finite with these."""
+    members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
+    shape = (2, members, draws, size)
+    both = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
+    # autograd counts changes by shared memory: `data` keeps those of the gradient from counting as the weights'
+    weights_MSD, gradient_MSD = both[0].data, both[1].data
+    noise = {"seeds": now.seeds, "stream": noise_stream(now), "antithetic": drawing.antithetic}
+    sums_M2 = passes.scatter(now.weights_MD, target.penalty, weights_MSD, **noise)
+    nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD)
+    return nll_M, sums_M2, Descent(gradient_MSD, weights_MSD, None, 0.0, 0.0), gradient_MSD.flatten(1)
+
+
+def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
+    """Return the same of layers that take their weights as distributions."""
+    members, size = len(now.seeds), density.model.layout.size
+    scale_MD = now.gradient_MD.view(2, members, size)[0]
+    sums_M2 = passes.scatter(now.weights_MD, target.penalty, scale_MD.unsqueeze(1), seeds=now.seeds, stream=None)
+    nll_M, *by_MD = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
+    none = scale_MD.new_empty(members, 0, size)
+    health_M2 = torch.stack([torch.linalg.vector_norm(part_MD, dim=-1) for part_MD in by_MD], -1)
+    return nll_M, sums_M2, Descent(none, none, (by_MD[0], by_MD[1]), 0.0, 0.0), health_M2
+
+
+def _expected(segment: Segment, parameters_MP: Tensor, scale: float, by_MD: tuple[Tensor, ...]) -> Tensor:
+    """Return E log p(w) of a segment with another closed form, and add `scale` times its slopes by mean and scale."""
+    mean_MD, log_scale_MD = (part_MD[:, segment.where] for part_MD in parameters_MP.chunk(2, dim=1))
+    scale_MD, by = log_scale_MD.exp(), torch.zeros(2, *mean_MD.shape).to(mean_MD)
+    alone = replace(segment, where=slice(None))
+    expected_M = add_expected_(alone, mean_MD, scale_MD.square(), scale=scale, into=(by[0], by[1]))
+    by_mean_MD, by_scale_MD = (part_MD[:, segment.where] for part_MD in by_MD)
+    by_mean_MD.add_(by[0])
+    by_scale_MD.addcmul_(by[1], scale_MD, value=2.0)
+    return expected_M

@@ -1,0 +1,345 @@
+r"""The passes over all weights in a step of a Gaussian with independent weights: one before the gradient, one after.
+
+IVON (`methods/variational/ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g,
+and a normal prior of mean μ and precision λδ:
+
+    draw:    z ~ N(0, I),  w = m + z/√(λp),   sums (Σ log p, Σ δ ((m − μ)² + 1/(λp)))
+    update:  ĝ = (1/S) Σ_s ∇_s,  ĥ = (λp/S) Σ_s ∇_s (w_s − m),  u = r (ĥ − p + δ)/p
+             p ← p (½ + ½ (1 + u)²),  g ← β g + (1 − β) ĝ,  m ← m − lr clip((c g + δ (m − μ))/p, ±ξ)
+
+As 1 + u + ½u² = ½ + ½ (1 + u)², p stays positive in floating-point arithmetic too, and at most halves. On a CPU a
+kernel takes each in one pass (mean_field.cpp), elsewhere or without a compiler tensor operations do: equal to rounding,
+and the noise bit for bit.
+
+Variational inference by gradient descent (`methods/variational/vi.py`), with the parameters m and ρ = log σ; a and b
+are slopes of the loss by m and by σ that do not go through draws, h is the factor on the entropy and k on the prior:
+
+    scatter: w_s = m + σ z_s (or σ itself),   sums (Σ ρ, Σ δ ((m − μ)² + σ²))
+    descend: ∂/∂m = (1/S) Σ_s ∇_s + a + kδ (m − μ),   ∂/∂ρ = (1/S) Σ_s ∇_s (w_s − m) + σ (b + kδσ) + h,
+             and Adam (Kingma and Ba 2015) on both; or the gradient alone
+
+They are for a CPU with a compiler (`runs`); `methods/variational/families.py` is the same by tensor operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.native.build import UnavailableError, load
+from torchbayes.native.noise import fill_normal, fill_normal_rows, keys_of
+
+_DTYPES = (torch.float32, torch.float64)
+_LEAST = 1e-20  # of a variance whose root is differentiated
+
+
+class Moments(NamedTuple):
+    """What a step changes; contiguous tensors of one dtype, float32 or float64.
+
+    Attributes:
+        mean_MD: m.
+        precision_MD: p, positive.
+        momentum_MD: g.
+    """
+
+    mean_MD: Tensor
+    precision_MD: Tensor
+    momentum_MD: Tensor
+
+
+class Penalty(NamedTuple):
+    """The normal prior, each a tensor (D,), or (1,) where it is the same for all weights.
+
+    Attributes:
+        loc: μ.
+        precision: δ, that of the prior over λ; 0 where the prior is not normal.
+    """
+
+    loc: Tensor
+    precision: Tensor
+
+
+class Rates(NamedTuple):
+    """The numbers of an update.
+
+    Attributes:
+        ess: λ, effective number of observations.
+        lr: of the mean.
+        momentum: β.
+        unbias: c, 1/(1 − βᵗ) at the t-th step.
+        hessian: r, share of the new curvature.
+        clip: ξ; infinite for none.
+    """
+
+    ess: float
+    lr: float
+    momentum: float
+    unbias: float
+    hessian: float
+    clip: float = math.inf
+
+
+class Descent(NamedTuple):
+    """What the second pass of variational inference reads; contiguous tensors of one dtype.
+
+    Attributes:
+        gradient_MSD: ∇, of the mean loss at each draw; S = 0 where nothing was drawn.
+        weights_MSD: the draws.
+        by_MD: a and b, each (M, D); None for zeros.
+        strength: k.
+        entropy: h.
+    """
+
+    gradient_MSD: Tensor
+    weights_MSD: Tensor
+    by_MD: tuple[Tensor, ...] | None
+    strength: float
+    entropy: float
+
+
+class AdamRule(NamedTuple):
+    """The numbers of a step of Adam.
+
+    Attributes:
+        beta1: decay of the mean of gradients.
+        beta2: decay of the mean of their squares.
+        eps: added to the root.
+        lr: learning rate.
+        weight_decay: decoupled decay.
+        step: number of the step, from 1.
+    """
+
+    beta1: float
+    beta2: float
+    eps: float
+    lr: float
+    weight_decay: float
+    step: float
+
+
+def draw(
+    moments: Moments,
+    penalty: Penalty,
+    weights_MD: Tensor,
+    *,
+    ess: float,
+    seeds: Sequence[int],
+    stream: int,
+    sign: int = 1,
+) -> Tensor:
+    """Draw weights of every member, and return what the divergence from the prior is made of.
+
+    Args:
+        moments: of the posterior.
+        penalty: the prior.
+        weights_MD: contiguous tensor that receives the weights w.
+        ess: λ.
+        seeds: of the members; a member's noise depends on its own and the stream alone.
+        stream: of the noise.
+        sign: 1, or −1 for the noise −z.
+
+    Returns:
+        Float64 tensor (M, 2): Σ log p and Σ δ ((m − μ)² + 1/(λp)).
+    """
+    if weights_MD.device.type != "cpu" or _library() is None:
+        noise_MD = fill_normal_rows(weights_MD, seeds, stream).mul_(sign)
+        return _draw_by_tensors(moments, penalty, noise_MD, ess=ess)
+    sums_M2 = torch.empty(len(weights_MD), 2, dtype=torch.float64)
+    tensors = (weights_MD, moments.mean_MD, moments.precision_MD, *penalty)
+    _function("ivon_draw", weights_MD.dtype)(
+        *(tensor.data_ptr() for tensor in tensors),
+        penalty.loc.numel(),
+        *weights_MD.shape,
+        keys_of(tuple(seeds)),
+        stream,
+        sign,
+        ess,
+        sums_M2.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return sums_M2
+
+
+def update(moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Tensor, weights_SMD: Tensor) -> None:
+    """Change mean, precision and momentum in place.
+
+    Args:
+        moments: before the step; changed.
+        penalty: the prior.
+        rates: the numbers of the rule.
+        gradient_SMD: ∇, gradient of the mean loss at each draw.
+        weights_SMD: the draws.
+    """
+    if moments.mean_MD.device.type != "cpu" or _library() is None:
+        _update_by_tensors(moments, penalty, rates, gradient_SMD=gradient_SMD, weights_SMD=weights_SMD)
+        return
+    _function("ivon_update", weights_SMD.dtype)(
+        *(tensor.data_ptr() for tensor in (*moments, gradient_SMD, weights_SMD, *penalty)),
+        penalty.loc.numel(),
+        *weights_SMD.shape,
+        (ctypes.c_double * len(rates))(*rates),
+        torch.get_num_threads(),
+    )
+
+
+def runs(parameters_MP: Tensor) -> bool:
+    """Return whether `scatter` and `descend` take these parameters."""
+    usual = parameters_MP.device.type == "cpu" and parameters_MP.dtype in _DTYPES
+    return usual and parameters_MP.is_contiguous() and _library() is not None
+
+
+def scatter(
+    parameters_MP: Tensor,
+    penalty: Penalty,
+    weights_MSD: Tensor,
+    *,
+    seeds: Sequence[int],
+    stream: int | None,
+    antithetic: bool = False,
+) -> Tensor:
+    """Draw weights of every member, or take their scales, and return what the divergence from the prior is made of.
+
+    Args:
+        parameters_MP: means and logarithms of scales, (M, 2D).
+        penalty: the prior.
+        weights_MSD: contiguous tensor that receives the draws; or, (M, 1, D), the scales.
+        seeds: of the members; the noise of a member's S draws is one row of its normals.
+        stream: of the noise; None for scales.
+        antithetic: whether the second half of the draws has the noise of the first with the other sign.
+
+    Returns:
+        Float64 tensor (M, 2): Σ ρ and Σ δ ((m − μ)² + σ²).
+    """
+    sums_M2 = torch.empty(len(weights_MSD), 2, dtype=torch.float64)
+    members, draws, size = weights_MSD.shape
+    _function("vi_draw", parameters_MP.dtype)(
+        *(tensor.data_ptr() for tensor in (weights_MSD, parameters_MP, *penalty)),
+        penalty.loc.numel(),
+        0 if stream is None else draws // (2 if antithetic else 1),
+        antithetic,
+        members,
+        size,
+        keys_of(tuple(seeds)),
+        stream or 0,
+        sums_M2.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return sums_M2
+
+
+def descend(
+    parameters_MP: Tensor,
+    penalty: Penalty,
+    about: Descent,
+    *,
+    rule: AdamRule | None = None,
+    slots: tuple[Tensor, Tensor] | None = None,
+    out: Tensor | None = None,
+) -> None:
+    """Take a step of Adam on the parameters in place, or write their gradient.
+
+    Args:
+        parameters_MP: means and logarithms of scales, (M, 2D); changed by Adam.
+        penalty: the prior.
+        about: what is known of the loss.
+        rule: of Adam.
+        slots: its two moments, each (M, 2D); changed.
+        out: contiguous tensor (M, 2D) that receives the gradient in place of a step.
+    """
+    members, draws, size = about.gradient_MSD.shape
+    numbers = (1 / max(draws, 1), about.strength, about.entropy, *(rule or AdamRule(0, 0, 1, 0, 0, 1)))
+    tensors = (*(slots or (None, None)), out, about.gradient_MSD, about.weights_MSD, *(about.by_MD or (None, None)))
+    _function("vi_update", parameters_MP.dtype)(
+        parameters_MP.data_ptr(),
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        *(tensor.data_ptr() for tensor in penalty),
+        penalty.loc.numel(),
+        draws,
+        members,
+        size,
+        (ctypes.c_double * len(numbers))(*numbers),
+        torch.get_num_threads(),
+    )
+
+
+def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
+    """Add noise of given variances to numbers: m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is next to 0.
+
+    Args:
+        mean: m; changed.
+        variance: v, of the same shape and dtype; changed.
+        seed: of the noise ζ, which is that of `fill_normal`.
+        stream: of the noise.
+    """
+    usual = mean.device.type == "cpu" and mean.dtype in _DTYPES and mean.is_contiguous() and variance.is_contiguous()
+    if usual and _library() is not None:
+        numbers = (mean.numel(), seed, stream, _LEAST, torch.get_num_threads())
+        _function("perturb", mean.dtype)(mean.data_ptr(), variance.data_ptr(), *numbers)
+        return
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    noise = fill_normal(torch.empty(mean.shape, dtype=dtype, device=mean.device), seed=seed, stream=stream)
+    perturb_by(mean, variance, noise.to(mean.dtype))
+
+
+def perturb_by(mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+    """Do the same with noise that is given."""
+    certain = variance < _LEAST
+    root = variance.clamp_min_(_LEAST).sqrt_()
+    mean.addcmul_(root, noise)
+    torch.div(noise, root, out=variance).masked_fill_(certain, 0)
+
+
+def _function(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """Return a pass of the kernel for a dtype."""
+    return getattr(_library(), f"{name}_{'float32' if dtype == torch.float32 else 'float64'}")
+
+
+def _draw_by_tensors(moments: Moments, penalty: Penalty, noise_MD: Tensor, *, ess: float) -> Tensor:
+    """Return what the kernel does; the noise becomes the weights."""
+    scale_MD = (moments.precision_MD * ess).rsqrt_()
+    noise_MD.mul_(scale_MD).add_(moments.mean_MD)
+    centred_MD = moments.mean_MD - penalty.loc
+    energy_MD = scale_MD.square_().addcmul_(centred_MD, centred_MD).mul_(penalty.precision)
+    sums = [moments.precision_MD.log().sum(-1, dtype=torch.float64), energy_MD.sum(-1, dtype=torch.float64)]
+    return torch.stack(sums, -1)
+
+
+def _update_by_tensors(
+    moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Tensor, weights_SMD: Tensor
+) -> None:
+    """Do what the kernel does."""
+    mean_MD, precision_MD, momentum_MD = moments
+    relative_MD = (gradient_SMD * (weights_SMD - mean_MD)).mean(0).mul_(rates.ess)  # ĥ/p
+    change_MD = relative_MD.addcdiv_(penalty.precision.expand_as(mean_MD), precision_MD).sub_(1.0).mul_(rates.hessian)
+    precision_MD.mul_(change_MD.add_(1.0).square_().add_(1.0).mul_(0.5))
+    momentum_MD.mul_(rates.momentum).add_(gradient_SMD.mean(0), alpha=1 - rates.momentum)
+    step_MD = (mean_MD - penalty.loc).mul_(penalty.precision).add_(momentum_MD, alpha=rates.unbias).div_(precision_MD)
+    mean_MD.sub_(step_MD.clamp_(-rates.clip, rates.clip), alpha=rates.lr)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """Return the compiled kernel, or None where there is none; tried once, as a compiler may fail slowly."""
+    try:
+        library = load("mean_field")
+    except UnavailableError:
+        return None
+    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    arguments = {
+        "ivon_draw": (*[pointer] * 5, *[integer] * 3, pointer, ctypes.c_uint64, number, number, pointer, integer),
+        "ivon_update": (*[pointer] * 7, *[integer] * 4, pointer, integer),
+        "vi_draw": (*[pointer] * 4, *[integer] * 5, pointer, ctypes.c_uint64, pointer, integer),
+        "perturb": (pointer, pointer, integer, ctypes.c_uint64, ctypes.c_uint64, number, integer),
+        "vi_update": (*[pointer] * 10, *[integer] * 4, pointer, integer),
+    }
+    for name, kinds in arguments.items():
+        for dtype in ("float32", "float64"):
+            function = getattr(library, f"{name}_{dtype}")
+            function.restype, function.argtypes = None, kinds
+    return library
