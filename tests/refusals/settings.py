@@ -82,6 +82,17 @@ METHODS = {
     "ConcreteDropout": Case(
         tb.ConcreteDropout, wrong={**{n: w for n, w in _TRAINED.items() if n != "plan"}, "schedule": _SCHEDULE}
     ),
+    "VBLL": Case(
+        tb.VBLL,
+        wrong={
+            **{n: w for n, w in _TRAINED.items() if n != "plan"},
+            "schedule": _SCHEDULE,
+            "covariance": WORD,
+            "bound": WORD,
+            "rank": COUNT,
+            "initial_scale": POSITIVE,
+        },
+    ),
     "MCBatchNorm": Case(tb.MCBatchNorm, wrong={"batch_size": (*COUNT, 1), "draws": COUNT, "members": COUNT}),
     "SWA": Case(tb.SWA, wrong=_AVERAGED),
     "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),

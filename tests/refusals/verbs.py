@@ -346,6 +346,7 @@ VERBS = {
             "model": _MODEL,
             "mean_MD": tensors((27,), (1, 3), (0, 27)),
             "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3))),
+            "linear": FLAG,
         },
         _POSTERIORS,
     ),

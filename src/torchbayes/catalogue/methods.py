@@ -40,12 +40,13 @@ from torchbayes.methods.variational.batch_norm import MCBatchNorm
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON
+from torchbayes.methods.variational.vbll import VBLL
 from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI", "ConcreteDropout",
-    "Laplace", "MCBatchNorm", "MCDropout", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "HMC", "IVON", "MALA", "MAP", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI",
+    "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
 ]
 # fmt: on
 
@@ -238,7 +239,7 @@ def small(kind: type) -> dict[str, Any]:
 
 
 def parts_of(kind: type) -> str:
-    """Return what a network must have for a method's class: "any", "dropout" or "batch norm"."""
+    """Return what a network must have for a method's class, as of its entry: "any" or some part."""
     return next((entry.parts for entry in METHODS.values() if entry.load() is kind), "any")
 
 

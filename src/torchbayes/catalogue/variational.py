@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torchbayes.catalogue.entries import Look, MethodEntry
-from torchbayes.catalogue.tuned import concrete_dropout, ensemble, ivon, mc_dropout, mean_field
+from torchbayes.catalogue.tuned import concrete_dropout, ensemble, ivon, mc_dropout, mean_field, vbll
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
@@ -43,6 +43,18 @@ VARIATIONAL = (
         look=Look("#8a1538", "d"),
         predicts="drawn",
         cost="One training run for each member, and a forward pass for each function drawn.",
+    ),
+    MethodEntry(
+        "vbll",
+        "a network whose last layer is Bayesian, trained with it by a bound without draws",
+        "torchbayes.methods.variational.vbll:VBLL",
+        label="VBLL",
+        usual=vbll,
+        look=Look("#1f6f8b", "s"),
+        also=("variationallastlayer",),
+        predicts="linearised",
+        parts="last layer",
+        cost="One training run, and one forward pass per prediction.",
     ),
     MethodEntry(
         "svgd",

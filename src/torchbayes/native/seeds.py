@@ -125,6 +125,9 @@ class Purpose(enum.IntEnum):
     MASKED_DRAW = 101  # seeds of the draws
     MINIBATCH = 102  # whose statistics a draw has
     CONCRETE = 103  # masks by which rates are learned
+    # last layers
+    LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
+    LAST_LAYER_MASKS = 131  # what the network draws in a step
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
