@@ -204,6 +204,8 @@ PRIORS = {
             for name in ("scales", "proportions")
         },
     ),
+    "priors.Horseshoe": Case(priors.Horseshoe, wrong={"scale": POSITIVE}),
+    "priors.LogUniform": Case(priors.LogUniform),
     "priors.Flat": Case(priors.Flat),
     "priors.FanInNormal": Case(priors.FanInNormal, wrong={"gain": POSITIVE, "bias_scale": POSITIVE}),
     "priors.Univariate": Case(

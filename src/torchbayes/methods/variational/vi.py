@@ -166,7 +166,7 @@ class VI:
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
         open_ = "needed" if self.kl_weight is None else "none"
-        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+        return Needs(batch_size=self.batch_size, network="train", validation=open_, expected_prior=True)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
