@@ -93,6 +93,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "vi": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1),
     "vi_by_layers": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, estimator="auto"),
     "vi_low_rank": partial(tb.VI, "low_rank", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, rank=2),
+    "vi_radial": partial(tb.VI, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, antithetic=True),
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
@@ -167,6 +168,10 @@ def _laplace(model: tb.Model, members: int) -> tb.LaplacePosterior:
     return posterior.with_strength(torch.full_like(ones[0], 1.7))
 
 
+def _radial(model: tb.Model, members: int) -> tb.RadialPosterior:
+    return tb.RadialPosterior(model, _weights(model, members), _weights(model, members, seed=4).abs() + 0.1)
+
+
 def _draws(model: tb.Model, members: int) -> tb.Draws:
     return tb.Draws(model, _weights(model, members * 12).unflatten(0, (members, 12)))
 
@@ -179,6 +184,7 @@ POSTERIORS: dict[str, Callable[[tb.Model, int], Posterior]] = {
     "point": _point,
     "gaussian_diagonal": _gaussian,
     "gaussian_low_rank": _low_rank,
+    "radial": _radial,
     "laplace": _laplace,
     "draws": _draws,
 }

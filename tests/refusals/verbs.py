@@ -335,6 +335,16 @@ VERBS = {
         {"model": _MODEL, "weights_MSD": tensors((27,), (2, 27), (0, 2, 27), (2, 6, 5))},
         _POSTERIORS,
     ),
+    "RadialPosterior": Case(
+        tb.RadialPosterior,
+        lambda: {"model": things.model(), "mean_MD": things.weights(1), "scale_MD": torch.ones(1, 27)},
+        {
+            "model": _MODEL,
+            "mean_MD": tensors((27,), (1, 3), (0, 27)),
+            "scale_MD": tensors((27,), (1, 3), (0, 27), (2, 27)),
+        },
+        _POSTERIORS,
+    ),
     "Gaussian": Case(
         tb.Gaussian,
         lambda: {

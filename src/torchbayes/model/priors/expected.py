@@ -26,11 +26,17 @@ from torchbayes.model.priors.sparse import LogUniform, expected_log_size
 from torchbayes.model.priors.univariate import Flat, Laplace, Normal
 
 _CLOSED = (Normal, Laplace, Flat, Joint, LogInverseChi, LogUniform)
+_QUADRATIC = (Normal, Flat, Joint)
 
 
-def is_closed(segment: Segment) -> bool:
-    """Return whether the expectation has a closed form."""
-    return isinstance(segment.prior, _CLOSED)
+def is_closed(segment: Segment, *, normal: bool = True) -> bool:
+    """Return whether the expectation has a closed form.
+
+    Args:
+        segment: one run of weights.
+        normal: whether these are normal; of any others the means and variances are enough where log p is quadratic.
+    """
+    return isinstance(segment.prior, _CLOSED if normal else _QUADRATIC)
 
 
 def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
