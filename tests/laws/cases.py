@@ -84,6 +84,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "map_sgd": partial(tb.MAP, optimizer=tb.SGD(lr=0.1, nesterov=True)),
     "map_adam": partial(tb.MAP, optimizer=tb.Adam(lr=0.05), schedule=tb.Constant()),
     "map_adamw": partial(tb.MAP, optimizer=tb.AdamW(lr=0.05, weight_decay=0.1)),
+    "map_adversarial": partial(tb.MAP, optimizer=tb.Adam(lr=0.05), adversarial=0.05),
     "swa": partial(tb.SWA, averaging_lr=0.05, per_epoch=2),
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),

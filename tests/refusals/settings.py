@@ -43,7 +43,14 @@ _TRAINED: dict[str, tuple[Any, ...]] = {
     "optimizer": _OPTIMIZER,
     "plan": WORD,
 }
-_AVERAGED = {**_TRAINED, "averaging_lr": maybe(POSITIVE), "burn_in": maybe(SHARE), "per_epoch": maybe(COUNT)}
+_ATTACKED = {"adversarial": maybe((*SHARE, 0.0))}
+_AVERAGED = {
+    **_TRAINED,
+    **_ATTACKED,
+    "averaging_lr": maybe(POSITIVE),
+    "burn_in": maybe(SHARE),
+    "per_epoch": maybe(COUNT),
+}
 _SAMPLED: dict[str, tuple[Any, ...]] = {
     "chains": COUNT,
     "steps": COUNT,
@@ -77,7 +84,7 @@ _CURVED: dict[str, tuple[Any, ...]] = {
 }
 
 METHODS = {
-    "MAP": Case(tb.MAP, wrong={**_TRAINED, "schedule": _SCHEDULE}),
+    "MAP": Case(tb.MAP, wrong={**_TRAINED, **_ATTACKED, "schedule": _SCHEDULE}),
     "MCDropout": Case(tb.MCDropout, wrong={**_TRAINED, "schedule": _SCHEDULE}),
     "ConcreteDropout": Case(
         tb.ConcreteDropout, wrong={**{n: w for n, w in _TRAINED.items() if n != "plan"}, "schedule": _SCHEDULE}

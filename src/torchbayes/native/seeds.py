@@ -128,6 +128,8 @@ class Purpose(enum.IntEnum):
     # last layers
     LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
     LAST_LAYER_MASKS = 131  # what the network draws in a step
+    # adversarial training
+    ATTACK = 133  # what the network draws where inputs are differentiated
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
