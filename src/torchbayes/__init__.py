@@ -7,6 +7,7 @@ Three verbs, `fit`, `predict` and `evaluate`, on four nouns: `Model`, a method s
 from importlib import import_module
 from types import ModuleType
 
+from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
@@ -67,6 +68,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Approximation",
     "Batch",
     "BatchNormPosterior",
     "Chains",

@@ -251,6 +251,7 @@ VERBS = {
             "log": ("no/such/run", 3, NAN, dict, [3], [{}], [{"step": 1}]),
             "burn_in": but(WHOLE, None),
             "chunk_size": maybe(COUNT),
+            "draws": (*but(COUNT, None), 30),
         },
     ),
     "tune": Case(
