@@ -162,9 +162,7 @@ def diagnose(argv: list[str]) -> None:
     from torchbayes.report import diagnosis as page
 
     parser = new_parser("diagnose", _first_line(diagnose))
-    parser.add_argument(
-        "run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, ..., or VI, IVON, Laplace"
-    )
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, VI, Laplace, ...")
     parser.add_argument("--inputs", type=int, default=200, help="test rows at which functions are compared")
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of a Gaussian: a pass of the training rows for each")

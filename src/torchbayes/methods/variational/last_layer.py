@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 
     Attributes:
         log_scale_KI: log σ.
-        rest: A, (K, I, I), of "dense"; F, (K, R, I), of "low_rank"; None of "diagonal".
+        rest: R, (K, I, I), of "dense"; F, (K, R, I), of "low_rank"; None of "diagonal".
     """
 
     log_scale_KI: Tensor
@@ -96,9 +96,9 @@ class LastLayer:
         if self.covariance == "low_rank":
             return Parts(log_scale_KI, beside.view(outputs, self.rank, inputs))
         rows, columns = torch.triu_indices(inputs, inputs, offset=1, device=beside.device)
-        above_KII = beside.new_zeros(outputs, inputs, inputs)
-        above_KII[:, rows, columns] = beside.view(outputs, -1)
-        return Parts(log_scale_KI, above_KII)
+        unit_KII = torch.eye(inputs, dtype=beside.dtype, device=beside.device).repeat(outputs, 1, 1)
+        unit_KII[:, rows, columns] = beside.view(outputs, -1)
+        return Parts(log_scale_KI, log_scale_KI.exp().unsqueeze(-1) * unit_KII)
 
     def spread(self, parts: Parts, features: Tensor) -> Tensor:
         """Return φᵀ S_k φ, (..., K), of features (..., I)."""
@@ -106,14 +106,14 @@ class LastLayer:
         if parts.rest is None:
             return seen.square() @ (2 * parts.log_scale_KI).exp().mT
         if self.covariance == "dense":
-            return torch.einsum("...i,kij->...kj", seen, self._root(parts)).square().sum(-1)
+            return torch.einsum("...i,kij->...kj", seen, parts.rest).square().sum(-1)
         turned = torch.einsum("...i,kri->...kr", seen, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
         return seen.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
 
     def variance(self, parts: Parts) -> Tensor:
         """Return the variance of every weight, (K, I)."""
-        if self.covariance == "dense":
-            return self._root(parts).square().sum(-1)
+        if self.covariance == "dense" and parts.rest is not None:
+            return parts.rest.square().sum(-1)
         own_KI = (2 * parts.log_scale_KI).exp()
         return own_KI if parts.rest is None else own_KI * (1 + parts.rest.square().sum(1))
 
@@ -141,21 +141,15 @@ class LastLayer:
         still = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
         if self.covariance == "diagonal":
             own: list[Structure] = [Diagonal(torch.stack([self.variance(each).flatten() for each in parts]))]
-        elif self.covariance == "dense":
-            root_MKII = torch.stack([self._root(each) for each in parts])
-            own = [Dense(root_MII.clone()) for root_MII in root_MKII.unbind(1)]
+            return Blocks(order_D, (*still, *own))
+        rest = torch.stack([each.rest for each in parts if each.rest is not None])
+        if self.covariance == "dense":
+            own = [Dense(root_MII.clone()) for root_MII in rest.unbind(1)]
         else:
             scale_MKI = torch.stack([each.log_scale_KI.exp() for each in parts])
-            factor_MKRI = torch.stack([each.rest for each in parts if each.rest is not None]) * scale_MKI.unsqueeze(2)
-            each_K = zip(scale_MKI.square().unbind(1), factor_MKRI.unbind(1), strict=True)
+            each_K = zip(scale_MKI.square().unbind(1), (rest * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
             own = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in each_K]
         return Blocks(order_D, (*still, *own))
-
-    def _root(self, parts: Parts) -> Tensor:
-        """Return R, (K, I, I)."""
-        assert parts.rest is not None
-        scale_KI1 = parts.log_scale_KI.exp().unsqueeze(-1)
-        return scale_KI1 * parts.rest + torch.diag_embed(scale_KI1.squeeze(-1))
 
 
 def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:

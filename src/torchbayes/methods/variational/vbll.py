@@ -38,7 +38,7 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.methods.variational.last_layer import Covariance, LastLayer, last_layer, outputs_of
+from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
 from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -224,34 +224,27 @@ class Bounded:
             part = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
             with torch.enable_grad():
                 both_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, parts = both_E[: model.layout.size], self.layer.parts(both_E[model.layout.size :])
                 with model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_ME.device):
-                    fit = self.expected(both_E, part, buffers=own).sum(dtype=torch.float64)
-                prior, entropy = self.divergence(both_E)
+                    fit = self._expected(weights_D, parts, part, buffers=own).sum(dtype=torch.float64)
+                prior, entropy = self._divergence(weights_D, parts)
                 loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
                 out[m] = torch.autograd.grad(loss, both_E)[0]
             losses.append(loss.detach())
             fits.append(fit.detach() * (self.num_data / rows))
         return Value(torch.stack(losses), out, torch.stack(fits))
 
-    def expected(self, both_E: Tensor, batch: Batch, *, buffers: Buffers) -> Tensor:
+    def _expected(self, weights_D: Tensor, parts: Parts, batch: Batch, *, buffers: Buffers) -> Tensor:
         """Return E_q log p(y | f), or its bound, of each row, (B,)."""
-        weights_D, parameters_P = self._split(both_E)
         views, learned = self.model.split(weights_D)
         mean, features = outputs_of(self.model, self.layer, views, inputs=batch.inputs, buffers=buffers)
-        spread = self.layer.spread(self.layer.parts(parameters_P), features).reshape(mean.shape)
+        spread = self.layer.spread(parts, features).reshape(mean.shape)
         return expected_log_prob(
             self.model.likelihood, mean, spread, targets=batch.targets, parameters=learned, bound=self.bound
         )
 
-    def divergence(self, both_E: Tensor) -> tuple[Tensor, Tensor]:
+    def _divergence(self, weights_D: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
         """Return E_q log p(w) of all weights, and the entropy of those of the last layer: −KL is their sum."""
-        weights_D, parameters_P = self._split(both_E)
-        parts = self.layer.parts(parameters_P)
         std_KI = self.model.prior.stds().to(self.layer.grid_KI.device)[self.layer.grid_KI]
         excess = 0.5 * (self.layer.variance(parts).double() / std_KI.square()).sum()
         return self.model.log_prior(weights_D) - excess, self.layer.entropy(parts)
-
-    def _split(self, both_E: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and parameters of the covariances."""
-        size = self.model.layout.size
-        return both_E[:size], both_E[size:]
