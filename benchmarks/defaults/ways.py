@@ -129,6 +129,7 @@ METHODS: dict[str, Way] = {
     "SGNHT": _method(tb.SGNHT()),
     "SVGD": _method(tb.SVGD()),
     "repulsive ensemble": _method(tb.RepulsiveEnsemble()),
+    "VBLL": _method(tb.VBLL()),
     "MC dropout": _method(tb.MCDropout(), dropout=0.1),
     "concrete dropout": _method(tb.ConcreteDropout(), dropout=0.1),
 }

@@ -7,6 +7,7 @@ Three verbs, `fit`, `predict` and `evaluate`, on four nouns: `Model`, a method s
 from importlib import import_module
 from types import ModuleType
 
+from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
@@ -39,6 +40,7 @@ from torchbayes.posteriors import (
     Point,
     PredictiveModule,
     ProblemWarning,
+    RadialPosterior,
     as_prior,
     load,
     load_module,
@@ -68,6 +70,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Approximation",
     "Batch",
     "BatchNormPosterior",
     "Chains",
@@ -103,6 +106,7 @@ __all__ = [
     "Predictive",
     "PredictiveModule",
     "ProblemWarning",
+    "RadialPosterior",
     "Ranks",
     "Steady",
     "Subspace",

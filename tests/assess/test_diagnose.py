@@ -374,7 +374,7 @@ def test_a_run_is_diagnosed_while_it_goes_on(tmp_path: Path) -> None:
 
 def test_what_has_no_chains_is_refused() -> None:
     model = model_of()
-    with pytest.raises(TypeError, match="such as HMC, can be diagnosed; got a Point posterior"):
+    with pytest.raises(TypeError, match=r"such as HMC, and posteriors with a density.*got a Point posterior"):
         tb.diagnose(tb.Point(model, chain(model)[:, 0]), INPUTS)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 4 draws of each chain; there are 3"):
         tb.diagnose(tb.Draws(model, chain(model, 2, 3)), INPUTS)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,27 @@ def test_diagnose_prints_a_table_and_writes_a_page(capsys):
     assert "torchbayes.HMC" in page
 
 
+def test_diagnose_says_how_close_a_gaussian_is(capsys):
+    options = ["--data", "toy_sine", "--network_settings.hidden", "[4]", "--method", "VI", "--method.epochs", "3"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["fit", *options, "--method.kl_weight", "1.0", "--directory", "run"]) == 0
+        capsys.readouterr()
+        assert main(["diagnose", "run", "--draws", "50", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        setup, posterior = load_run(Path("run"))
+        assert isinstance(posterior, tb.Gaussian)
+        expected = tb.diagnose(posterior, *setup.data.train, draws=50)
+        assert found["k"] == pytest.approx(expected.k)
+        assert found["rows"] == len(setup.data.train.inputs)
+        assert main(["diagnose", "run", "--draws", "50"]) == 0
+    said = capsys.readouterr().out
+    assert f"k-hat is {expected.k:.2f} over 50 draws" in said
+    page = Path("run/diagnosis/report.html").read_text("utf-8")
+    assert "is it close to the posterior?" in page
+    assert expected.verdict in page
+
+
 def test_one_chain_and_more_inputs_than_there_are_rows(capsys):
     options = ["--data", "toy_sine", "--network_settings.hidden", "[4]", "--method", "SGLD", *SHORT]
     options += ["--method.thin", "1"]
@@ -283,7 +305,8 @@ def test_only_chains_are_diagnosed(capsys):
     assert main(["diagnose", "run"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert "only the draws of a sampler, such as HMC, can be diagnosed; got a Point posterior." in lines[0]
+    assert "only the draws of a sampler, such as HMC, and posteriors with a density" in lines[0]
+    assert "can be diagnosed; got a Point posterior." in lines[0]
     assert not Path("run/diagnosis").exists()
 
 

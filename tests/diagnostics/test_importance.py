@@ -94,3 +94,12 @@ def test_few_draws_have_no_tail() -> None:
 def test_ratios_that_mean_nothing_are_refused(bad: Tensor) -> None:
     with pytest.raises(ValueError, match="`log_ratios` must"):
         psis(bad)
+
+
+def test_ratios_that_are_equal_to_rounding_or_tied_have_no_nan() -> None:
+    rounding = 1e-14 * torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert float(pareto_k(-31.4 + rounding)) == -math.inf
+    tied = torch.zeros(400, dtype=torch.float64)
+    tied[:3] = 1.0  # most of the tail is at its threshold
+    assert math.isfinite(float(pareto_k(tied)))
+    assert psis(tied).log_weights.isfinite().all()

@@ -87,6 +87,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "map_sgd": partial(tb.MAP, optimizer=tb.SGD(lr=0.1, nesterov=True)),
     "map_adam": partial(tb.MAP, optimizer=tb.Adam(lr=0.05), schedule=tb.Constant()),
     "map_adamw": partial(tb.MAP, optimizer=tb.AdamW(lr=0.05, weight_decay=0.1)),
+    "map_adversarial": partial(tb.MAP, optimizer=tb.Adam(lr=0.05), adversarial=0.05),
     "swa": partial(tb.SWA, averaging_lr=0.05, per_epoch=2),
     "swag": partial(tb.SWAG, averaging_lr=0.05, rank=3, per_epoch=2),
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
@@ -99,6 +100,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "flow_planar": partial(tb.NormalizingFlow, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=3),
     "flow_radial": partial(tb.NormalizingFlow, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=2, draws=2),
     "mnf": partial(tb.MNF, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, hidden=5),
+    "vi_radial": partial(tb.VI, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, antithetic=True),
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
@@ -188,6 +190,10 @@ def _mnf(model: tb.Model, members: int) -> tb.MNFPosterior:
     return tb.MNFPosterior(model, *parts, layers=2, hidden=4)
 
 
+def _radial(model: tb.Model, members: int) -> tb.RadialPosterior:
+    return tb.RadialPosterior(model, _weights(model, members), _weights(model, members, seed=4).abs() + 0.1)
+
+
 def _draws(model: tb.Model, members: int) -> tb.Draws:
     return tb.Draws(model, _weights(model, members * 12).unflatten(0, (members, 12)))
 
@@ -200,6 +206,7 @@ POSTERIORS: dict[str, Callable[[tb.Model, int], Posterior]] = {
     "point": _point,
     "gaussian_diagonal": _gaussian,
     "gaussian_low_rank": _low_rank,
+    "radial": _radial,
     "laplace": _laplace,
     "draws": _draws,
     "flow_planar": _flow,

@@ -442,6 +442,11 @@ NETWORKS = {
     "networks.small_cnn": _network(networks.small_cnn, dropout=SHARE),
     "networks.preresnet20": _network(networks.preresnet20),
     "networks.resnet20_frn": _network(networks.resnet20_frn, bias=FLAG, threshold=FLAG),
+    "networks.DropConnect": Case(
+        networks.DropConnect,
+        lambda: {"layer": torch.nn.Linear(2, 2)},
+        {"layer": (*OBJECT, torch.nn.Linear, torch.nn.Tanh()), "dropout": SHARE},
+    ),
     "networks.build": Case(
         networks.build,
         lambda: {"name": "mlp", "input_shape": 2, "num_outputs": 1},

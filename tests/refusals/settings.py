@@ -43,7 +43,14 @@ _TRAINED: dict[str, tuple[Any, ...]] = {
     "optimizer": _OPTIMIZER,
     "plan": WORD,
 }
-_AVERAGED = {**_TRAINED, "averaging_lr": maybe(POSITIVE), "burn_in": maybe(SHARE), "per_epoch": maybe(COUNT)}
+_ATTACKED = {"adversarial": maybe((*SHARE, 0.0))}
+_AVERAGED = {
+    **_TRAINED,
+    **_ATTACKED,
+    "averaging_lr": maybe(POSITIVE),
+    "burn_in": maybe(SHARE),
+    "per_epoch": maybe(COUNT),
+}
 _SAMPLED: dict[str, tuple[Any, ...]] = {
     "chains": COUNT,
     "steps": COUNT,
@@ -87,10 +94,21 @@ _FLOW: dict[str, tuple[Any, ...]] = {
 }
 
 METHODS = {
-    "MAP": Case(tb.MAP, wrong={**_TRAINED, "schedule": _SCHEDULE}),
+    "MAP": Case(tb.MAP, wrong={**_TRAINED, **_ATTACKED, "schedule": _SCHEDULE}),
     "MCDropout": Case(tb.MCDropout, wrong={**_TRAINED, "schedule": _SCHEDULE}),
     "ConcreteDropout": Case(
         tb.ConcreteDropout, wrong={**{n: w for n, w in _TRAINED.items() if n != "plan"}, "schedule": _SCHEDULE}
+    ),
+    "VBLL": Case(
+        tb.VBLL,
+        wrong={
+            **{n: w for n, w in _TRAINED.items() if n != "plan"},
+            "schedule": _SCHEDULE,
+            "covariance": WORD,
+            "bound": WORD,
+            "rank": COUNT,
+            "initial_scale": POSITIVE,
+        },
     ),
     "MCBatchNorm": Case(tb.MCBatchNorm, wrong={"batch_size": (*COUNT, 1), "draws": COUNT, "members": COUNT}),
     "SWA": Case(tb.SWA, wrong=_AVERAGED),
@@ -205,6 +223,8 @@ PRIORS = {
             for name in ("scales", "proportions")
         },
     ),
+    "priors.Horseshoe": Case(priors.Horseshoe, wrong={"scale": POSITIVE}),
+    "priors.LogUniform": Case(priors.LogUniform),
     "priors.Flat": Case(priors.Flat),
     "priors.FanInNormal": Case(priors.FanInNormal, wrong={"gain": POSITIVE, "bias_scale": POSITIVE}),
     "priors.Univariate": Case(

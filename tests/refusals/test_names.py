@@ -26,7 +26,7 @@ ROOMS_OF = {
     "figures.": figures,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"LaplacePosterior", "ModelAverage", "PredictiveModule"}
+RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}

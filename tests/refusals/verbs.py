@@ -251,6 +251,7 @@ VERBS = {
             "log": ("no/such/run", 3, NAN, dict, [3], [{}], [{"step": 1}]),
             "burn_in": but(WHOLE, None),
             "chunk_size": maybe(COUNT),
+            "draws": (*but(COUNT, None), 30),
         },
     ),
     "tune": Case(
@@ -375,6 +376,16 @@ VERBS = {
         {"model": _MODEL, "weights_MSD": tensors((27,), (2, 27), (0, 2, 27), (2, 6, 5))},
         _POSTERIORS,
     ),
+    "RadialPosterior": Case(
+        tb.RadialPosterior,
+        lambda: {"model": things.model(), "mean_MD": things.weights(1), "scale_MD": torch.ones(1, 27)},
+        {
+            "model": _MODEL,
+            "mean_MD": tensors((27,), (1, 3), (0, 27)),
+            "scale_MD": tensors((27,), (1, 3), (0, 27), (2, 27)),
+        },
+        _POSTERIORS,
+    ),
     "Gaussian": Case(
         tb.Gaussian,
         lambda: {
@@ -386,6 +397,7 @@ VERBS = {
             "model": _MODEL,
             "mean_MD": tensors((27,), (1, 3), (0, 27)),
             "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3))),
+            "linear": FLAG,
         },
         _POSTERIORS,
     ),

@@ -1,5 +1,7 @@
 r"""diagnose: have the chains of a sampler converged, in weight space, in function space, and judging by its log?
 
+A posterior with a density, such as a Gaussian, is judged in `torchbayes.assess.approximation` instead.
+
 R̂ and effective sample sizes in weight space are those of every weight, (D,). In function space they are those of the
 predictions at given inputs: class probabilities, or means, (B, K), and where targets are given the log likelihood of
 every row, (B,). Izmailov et al. (2021, "What are Bayesian neural network posteriors really like?") show why both are
@@ -12,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, distributions
 
+from torchbayes.assess.approximation import DRAWS, Approximating, Approximation, of_density
 from torchbayes.assess.chains import check_alone, check_enough, of_chains
 from torchbayes.assess.diagnosis import Diagnosis, Record, Trace, draw_trace, largest, record_of
 from torchbayes.checks import check_counts, given, seen
@@ -37,6 +40,7 @@ _BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their
 _FIELDS = ("log_density", "energy", "acceptance", "divergent", "saturated", "gradients", "step_size")
 
 
+@overload
 def diagnose(
     posterior: Draws | Chains,
     inputs: Any = None,
@@ -45,39 +49,92 @@ def diagnose(
     log: Log | None = None,
     burn_in: int | None = None,
     chunk_size: int | None = None,
-) -> Diagnosis:
-    """Judge the chains of a sampler, finished or not.
+    draws: int | None = None,
+) -> Diagnosis: ...
+
+
+@overload
+def diagnose(
+    posterior: Approximating,
+    inputs: Any = None,
+    targets: Any = None,
+    *,
+    log: Log | None = None,
+    burn_in: int | None = None,
+    chunk_size: int | None = None,
+    draws: int | None = None,
+) -> Approximation: ...
+
+
+def diagnose(
+    posterior: Draws | Chains | Approximating,
+    inputs: Any = None,
+    targets: Any = None,
+    *,
+    log: Log | None = None,
+    burn_in: int | None = None,
+    chunk_size: int | None = None,
+    draws: int | None = None,
+) -> Diagnosis | Approximation:
+    """Judge the chains of a sampler, finished or not; or how close a posterior with a density is to the true one.
 
     Memory is bounded by the results and `chunk_size`: draws on disk are read in blocks, and functions are computed at a
     few rows at a time.
 
     Args:
         posterior: draws in the order they were taken, at least 4 of each chain. The chains of `sample` are judged by
-            their parameters and by what their steps reported, and take no other argument.
-        inputs: where functions are compared, as `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
+            their parameters and by what their steps reported, and take no other argument. A Gaussian, Laplace or radial
+            posterior, as of variational inference, is judged by its importance weights, which takes as many forward
+            passes of all rows as there are draws.
+        inputs: where functions are compared, or for a posterior with a density all rows that it was fitted to, as
+            `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
         targets: targets of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where
             the likelihood takes one.
         log: the run directory, or the records of its `log.jsonl`.
         burn_in: iterations whose records are left out; None takes it from the run directory, or 0 for plain records.
         chunk_size: rows at which the functions of all draws are held at once; None chooses.
+        draws: S, draws from a posterior with a density; 400 if None. Not for chains.
 
     Returns:
-        The diagnosis.
+        The diagnosis; for a posterior with a density an `Approximation`.
 
     Raises:
-        TypeError: if the posterior has no chains, or inputs, targets or a log are given for those of `sample`.
+        TypeError: if the posterior has neither chains nor a density, or inputs, targets or a log are given for those
+            of `sample`.
         ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
     """
     if isinstance(posterior, Chains):
-        check_alone(inputs=inputs, targets=targets, log=log, burn_in=burn_in, chunk_size=chunk_size)
+        check_alone(inputs=inputs, targets=targets, log=log, burn_in=burn_in, chunk_size=chunk_size, draws=draws)
         return of_chains(posterior)
+    check_counts(**given(chunk_size=chunk_size, draws=draws))
+    check_counts(least=0, **given(burn_in=burn_in))
+    if isinstance(posterior, Approximating):
+        _check_unused("the chains of a sampler", posterior, log=log, burn_in=burn_in)
+        return of_density(posterior, inputs, targets, draws=draws or DRAWS, chunk_size=chunk_size)
     if not isinstance(posterior, Draws):
         raise TypeError(
-            f"`posterior`: only the draws of a sampler, such as HMC, can be diagnosed; got "
+            f"`posterior`: only the draws of a sampler, such as HMC, and posteriors with a density, such as a "
+            f"Gaussian, can be diagnosed; got "
             f"{f'a {type(posterior).__name__} posterior' if isinstance(posterior, Posterior) else seen(posterior)}."
         )
-    check_counts(**given(chunk_size=chunk_size))
-    check_counts(least=0, **given(burn_in=burn_in))
+    _check_unused("a posterior with a density", posterior, draws=draws)
+    return _of_draws(posterior, inputs, targets, log=log, burn_in=burn_in, chunk_size=chunk_size)
+
+
+def _check_unused(whose: str, posterior: Posterior, **settings: Any) -> None:
+    """Check that arguments are not given.
+
+    Raises:
+        ValueError: if one is.
+    """
+    for name, value in given(**settings).items():
+        raise ValueError(f"`{name}` is for {whose}; got {value!r} for {type(posterior).__name__}. Leave it out.")
+
+
+def _of_draws(
+    posterior: Draws, inputs: Any, targets: Any, *, log: Log | None, burn_in: int | None, chunk_size: int | None
+) -> Diagnosis:
+    """Return the diagnosis of chains."""
     chains, draws = posterior.weights_MSD.shape[:2]
     check_enough(draws)
     warn_of(posterior.problems)

@@ -43,11 +43,12 @@ from torchbayes.methods.variational.batch_norm import MCBatchNorm
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON
+from torchbayes.methods.variational.vbll import VBLL
 from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VI",
+    "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI",
     "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
     "RepulsiveEnsemble",
 ]
@@ -243,7 +244,7 @@ def small(kind: type) -> dict[str, Any]:
 
 
 def parts_of(kind: type) -> str:
-    """Return what a network must have for a method's class: "any", "dropout" or "batch norm"."""
+    """Return what a network must have for a method's class, as of its entry: "any" or some part."""
     return next((entry.parts for entry in METHODS.values() if entry.load() is kind), "any")
 
 

@@ -116,6 +116,8 @@ PRIORS: dict[str, PriorEntry] = {
         ("student_t", "StudentT", "Student's t, heavy tails (df, scale, loc)"),
         ("logistic", "Logistic", "logistic, tails between normal and double exponential (scale, loc)"),
         ("normal_mixture", "NormalMixture", "a wide and a narrow normal, mixed (scales, proportions)"),
+        ("horseshoe", "Horseshoe", "most weights next to zero, some far from it (scale)"),
+        ("log_uniform", "LogUniform", "the prior of variational dropout, for VI alone; improper"),
         ("flat", "Flat", "no preference: maximum likelihood; improper"),
         ("fan_in_normal", "FanInNormal", "normal with variance gain² / fan-in, biases apart (gain, bias_scale)"),
     )

@@ -13,6 +13,7 @@ from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON
+from torchbayes.methods.variational.vbll import VBLL
 from torchbayes.methods.variational.vi import VI
 
 if TYPE_CHECKING:
@@ -130,3 +131,9 @@ def concrete_dropout(usual: Usual) -> ConcreteDropout:
     """Return concrete dropout with the budget of a data set."""
     b = usual.budget
     return ConcreteDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer)
+
+
+def vbll(usual: Usual) -> VBLL:
+    """Return a variational last layer with the budget of a data set."""
+    b = usual.budget
+    return VBLL(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torchbayes.catalogue.entries import Look, MethodEntry
-from torchbayes.catalogue.tuned import bounded, concrete_dropout, ensemble, ivon, mc_dropout, mean_field
+from torchbayes.catalogue.tuned import bounded, concrete_dropout, ensemble, ivon, mc_dropout, mean_field, vbll
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
@@ -69,6 +69,18 @@ VARIATIONAL = (
         predicts="drawn",
         cost="A training run of a few times the work, and a forward pass for each function drawn.",
         small={"kl_weight": 1.0},
+    ),
+    MethodEntry(
+        "vbll",
+        "a network whose last layer is Bayesian, trained with it by a bound without draws",
+        "torchbayes.methods.variational.vbll:VBLL",
+        label="VBLL",
+        usual=vbll,
+        look=Look("#1f6f8b", "s"),
+        also=("variationallastlayer",),
+        predicts="linearised",
+        parts="last layer",
+        cost="One training run, and one forward pass per prediction.",
     ),
     MethodEntry(
         "svgd",

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torchbayes as tb
+from torchbayes.assess.approximation import DRAWS, Approximating
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.cli.compare import compare
@@ -148,7 +149,7 @@ def fit(argv: list[str]) -> None:
 
 
 def diagnose(argv: list[str]) -> None:
-    """Say whether the chains of a sampler have converged, finished or not; write a report with pictures.
+    """Say whether the chains of a sampler have converged, or how close a Gaussian is to the posterior; write a report.
 
     Args:
         argv: options.
@@ -161,9 +162,10 @@ def diagnose(argv: list[str]) -> None:
     from torchbayes.report import diagnosis as page
 
     parser = new_parser("diagnose", _first_line(diagnose))
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, NUTS, SGLD, ...")
+    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, VI, Laplace, ...")
     parser.add_argument("--inputs", type=int, default=200, help="test rows at which functions are compared")
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of a Gaussian: a pass of the training rows for each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parse(parser, argv)
     if chosen["run"] is None:
@@ -172,6 +174,9 @@ def diagnose(argv: list[str]) -> None:
         raise ValueError(f"`--inputs` must be at least 1; got {chosen['inputs']}.")
     run = Path(chosen["run"])
     setup, posterior = load_run(run, unfinished=True)
+    if isinstance(posterior, Approximating):
+        _approximation(setup, posterior, run=run, chosen=chosen)
+        return
     inputs, targets = spread(setup.data.test, chosen["inputs"])
     with setup.problem.threading():
         found = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
@@ -191,6 +196,26 @@ def diagnose(argv: list[str]) -> None:
         return
     print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
     print("\n".join([*page.remarks(found), f"Report: {report}"]))
+
+
+def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str, Any]) -> None:
+    """Say how close a posterior with a density is, and write its report."""
+    from torchbayes.catalogue.config import CONFIG, read_config
+    from torchbayes.report import diagnosis as page
+
+    with setup.problem.threading():
+        found = tb.diagnose(posterior, setup.data.train.inputs, setup.data.train.targets, draws=chosen["draws"])
+    settings = read_config(run / CONFIG)
+    kind = settings["method"]["class_path"].rpartition(".")[2]
+    report = page.write_approximation(
+        Path(chosen["directory"] or run / "diagnosis"),
+        found,
+        title=f"{kind} on {setup.data.name}: is it close to the posterior?",
+        lead=f"{setup.data.source}. Network: {setup.problem.network}.",
+        settings=settings,
+    )
+    numbers = json.dumps(page.approximation_numbers(found), indent=1)
+    print(numbers if chosen["json"] else f"{found.words}\nReport: {report}")
 
 
 def reproduce(argv: list[str]) -> None:

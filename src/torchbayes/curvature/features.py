@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchbayes.curvature.layers import sum_of
+from torchbayes.curvature.layers import Affine, sum_of
 from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Form
 from torchbayes.linalg.strips import of_strips, strips
@@ -41,7 +41,29 @@ class Coverage(NamedTuple):
         whole = parts[self.part]
         if self.mask is None:
             return replace(whole, where=self.where)
+        if (units := self._units(whole)) is not None:
+            where = self.where.view(1, len(units), -1)
+            return Part(whole.layer, where, whole.inputs, _of_units(whole, units))
         return Part(None, self.where, [], [], whole.jacobian()[..., self.mask])
+
+    def _units(self, whole: Part) -> Tensor | None:
+        """Return the output units of a linear layer all of whose weights are covered, if no others are."""
+        layer, mask = whole.layer, self.mask
+        if not isinstance(layer, Affine) or isinstance(layer.part, nn.Conv1d | nn.Conv2d) or mask is None:
+            return None
+        covered_OI = mask[0]
+        units = covered_OI.all(-1)
+        return units.nonzero()[:, 0] if bool((covered_OI == units.unsqueeze(-1)).all()) else None
+
+
+def _of_units(whole: Part, units: Tensor) -> list[list[Tensor]]:
+    """Return gradients of a part at some of its output units alone, at every call for each of the K outputs."""
+    if whole.columns is not None:
+        return [[each[..., units] for each in call] for call in whole.columns]
+    (given,) = whole.inputs
+    outputs = whole.where.shape[1]
+    ones_K = torch.eye(outputs, dtype=given.dtype, device=given.device)[:, units]
+    return [[one.expand(len(given), -1) for one in ones_K]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +105,13 @@ def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[L
     Args:
         covariance: Σ, as `linalg.structure.forms` gives it.
         places: positions of the weights of every part in Σ, shape of the layer's index.
+
+    Returns:
+        Those groups that have a variance; all if none has.
     """
     found, size = [], sum(len(where) for where, _ in covariance)
-    for where, form in covariance:
+    moving = [each for each in covariance if not _is_still(each.form)]
+    for where, form in moving or covariance:
         local = where.new_full((size,), -1)
         local[where] = torch.arange(len(where), device=where.device)
         coverage = []
@@ -98,6 +124,11 @@ def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[L
         if coverage:
             found.append(Leaf(form, coverage))
     return found
+
+
+def _is_still(form: Form) -> bool:
+    """Return whether all variances are 0."""
+    return form.is_diagonal and form.variance is not None and not bool(form.variance.any())
 
 
 def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -> Tensor:
@@ -255,6 +286,11 @@ def _whitened(form: Form, part: Part, units: int | None) -> Iterator[Tensor]:
 
 def _times_root(root_DZ: Tensor, parts: Sequence[Part]) -> Tensor:
     """Return J R, (B, K, Z)."""
+    alone = parts[0] if len(parts) == 1 and parts[0].is_plain else None
+    gradients = None if alone is None else alone.plain_gradients()
+    if alone is not None and gradients is not None:  # a and R first: their product has no axis of outputs
+        seen = torch.einsum("bgi,goiz->bgoz", alone.plain_given(), root_DZ[alone.where])
+        return gradients.flatten(2) @ seen.flatten(1, 2)
     where = torch.cat([part.where.flatten() for part in parts])
     jacobian = torch.cat([part.jacobian().flatten(2) for part in parts], dim=-1)
     return jacobian @ root_DZ[where]

@@ -6,8 +6,8 @@ It is run by `capture.watch` and not by a backend of the density, since the Jaco
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -110,10 +110,11 @@ class Tangent:
             )
         with taking(inputs):
             seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
-        over = leaves(placed, [part.index for part in fitting[0].parts])
-        once, each = _numbers(fitting[0], seen, over)
+        network = _moving(fitting[0], leaves(placed, [part.index for part in fitting[0].parts]))
+        over = leaves(placed, [part.index for part in network.parts])
+        once, each = _numbers(network, seen, over)
         shape = tuple(seen.outputs.shape[1:])
-        return cls(fitting[0], weights_D, buffers, shape, max(once, support.widest), each, chunk, over)
+        return cls(network, weights_D, buffers, shape, max(once, support.widest), each, chunk, over)
 
     def linear(self, inputs: Any) -> Linear:
         """Return outputs and the Jacobian of all of them; differentiable in inputs that require a gradient."""
@@ -174,6 +175,14 @@ class Tangent:
         outputs, parts = self.linear(inputs)
         matrix = cross_covariance(over, (parts, parts), limit=self.chunk)
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
+
+
+def _moving(network: NetworkLayers, over: Sequence[Leaf]) -> NetworkLayers:
+    """Return a network with those of its layers alone whose weights have a variance: J of the others is not needed."""
+    covered = {cover.part for leaf in over for cover in leaf.coverage}
+    layers = tuple(layer for number, layer in enumerate(network.layers) if number in covered)
+    whole = network.whole if len(network.layers) in covered else None
+    return replace(network, layers=layers, whole=whole)
 
 
 def _unit(outputs: Tensor, number: int) -> Tensor:

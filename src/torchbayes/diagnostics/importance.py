@@ -22,6 +22,7 @@ from torch import Tensor
 from torchbayes.diagnostics._blocks import check_floating
 
 _FEWEST = 5  # of the tail
+_ROUNDING = 1e-10  # of weights of at most 1: ratios that differ by less are equal
 
 
 class Smoothed(NamedTuple):
@@ -94,7 +95,7 @@ def _smoothed(ratios_SQ: Tensor, tail: int) -> tuple[Tensor, Tensor]:
     cut_Q = sorted_SQ[-tail - 1].exp()
     excess_TQ = sorted_SQ[-tail:].exp() - cut_Q
     shape_Q, scale_Q = generalised_pareto(excess_TQ)
-    equal_Q = excess_TQ[-1] == 0
+    equal_Q = excess_TQ[-1] <= _ROUNDING
     places_T = (torch.arange(tail, dtype=torch.float64, device=excess_TQ.device) + 0.5) / tail
     expected_TQ = cut_Q + scale_Q * torch.expm1(-shape_Q * torch.log1p(-places_T).unsqueeze(1)) / shape_Q
     smooth_TQ = torch.where(equal_Q, sorted_SQ[-tail:], expected_TQ.clamp(max=1.0).log())
@@ -117,6 +118,7 @@ def generalised_pareto(excess_TQ: Tensor) -> tuple[Tensor, Tensor]:
     places_P = torch.arange(1, points + 1, dtype=excess_TQ.dtype, device=excess_TQ.device)
     factors_P = (1 - torch.sqrt(points / (places_P - 0.5))).unsqueeze(1)
     quarter_Q = excess_TQ[math.floor(count / 4 + 0.5) - 1]
+    quarter_Q = torch.where(quarter_Q > 0, quarter_Q, excess_TQ.mean(0))  # which ties may make 0
     b_PQ = 1 / excess_TQ[-1] + factors_P / (3 * quarter_Q)
     k_PQ = torch.log1p(-b_PQ.unsqueeze(0) * excess_TQ.unsqueeze(1)).mean(0)
     likelihood_PQ = count * (torch.log(-b_PQ / k_PQ) - k_PQ - 1)

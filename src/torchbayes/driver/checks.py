@@ -29,6 +29,7 @@ from torchbayes.driver.run import describe
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
+from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.rows.batch import tensors_of
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
@@ -59,6 +60,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     """
     check_kind(Model, "a Model", model=model)
     check_method(method)
+    _check_prior(model, method)
     kinds = (nn.Module, Posterior, Tensor)
     check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))
     check_kind((str, PathLike), "a path", **given(directory=options["directory"]))
@@ -70,6 +72,20 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     check_kind(Subspace, "a Subspace of the model", **given(space=space))
     if space is not None and space.whole is not model:
         raise ValueError("`space` is a subspace of another model's weights. Make it of the model that is fitted.")
+
+
+def _check_prior(model: Model, method: Method) -> None:
+    """Check that a method can take the model's prior.
+
+    Raises:
+        ValueError: if the density of the prior has no finite integral at zero, and the method needs one.
+    """
+    if not method.needs.expected_prior and any(isinstance(s.prior, LogUniform) for s in model.prior.segments):
+        raise ValueError(
+            f"under priors.LogUniform() the posterior is improper: its density goes to infinity at zero, where it has "
+            f"no finite integral, so {type(method).__name__} would end there. VI takes this prior; other methods take "
+            f"priors.Horseshoe(), which is proper."
+        )
 
 
 def check_validation(method: Method, validation: Any, start: Any) -> None:

@@ -18,6 +18,7 @@ from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
+from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.priors.univariate import Flat
 from torchbayes.model.rows.informed import informed_by
 from torchbayes.model.rows.sources import as_source
@@ -179,8 +180,10 @@ def check_model(model: Model) -> None:
     """
     if not isinstance(model, Model):
         raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
-    if any(isinstance(segment.prior, Flat) for segment in model.prior.segments):
-        raise ValueError("a flat prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
+    improper = [segment.prior for segment in model.prior.segments if isinstance(segment.prior, Flat | LogUniform)]
+    if improper:
+        kind = "flat" if isinstance(improper[0], Flat) else "log-uniform"
+        raise ValueError(f"a {kind} prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
     if model.temperature != 1:
         raise ValueError(
             f"the evidence is that of the model at temperature 1; its temperature is {model.temperature}. Make a Model "

@@ -51,6 +51,8 @@ class Needs:
             "possible" where it is set and may be lowered, "prior" for the scale of the model's prior where that is left
             open, "none" for methods without `chosen`.
         trial_members: members of a trial run on rows that others are held out of.
+        expected_prior: whether it takes the prior as its mean under a continuous posterior, which is finite where the
+            density is not, as that of `priors.LogUniform` at zero.
         without_prior: the method, with other settings, that takes its place on a density that knows of no prior; None
             where it is the same.
     """
@@ -70,6 +72,7 @@ class Needs:
     problems: tuple[str, ...] = ()
     validation: Literal["needed", "possible", "prior", "none"] = "none"
     trial_members: int = 1
+    expected_prior: bool = False
     without_prior: Any = None
 
 

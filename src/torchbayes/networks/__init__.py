@@ -7,10 +7,12 @@ parameters has `reset_parameters`, from which the members of an ensemble get the
 
 from torchbayes.networks.convolutional import lenet, small_cnn
 from torchbayes.networks.dense import linear, mlp
+from torchbayes.networks.drop_connect import DropConnect
 from torchbayes.networks.registry import build, names
 from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
 
 __all__ = [
+    "DropConnect",
     "FilterResponseNorm2d",
     "build",
     "lenet",

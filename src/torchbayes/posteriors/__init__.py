@@ -8,6 +8,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior, as_prior
 from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
+from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.load import load
 from torchbayes.posteriors.modules.load import load_module
 from torchbayes.posteriors.modules.module import ModelAverage, PredictiveModule
@@ -31,6 +32,7 @@ __all__ = [
     "Posterior",
     "PredictiveModule",
     "ProblemWarning",
+    "RadialPosterior",
     "as_prior",
     "load",
     "load_module",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_object, seen
+from torchbayes.checks import check_flags, check_object, seen
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals, readable
@@ -37,16 +37,20 @@ class Gaussian(Posterior):
     Attributes:
         mean_MD: the means.
         covariance: Σ, one matrix per member.
+        linear: whether outputs are linear in all weights whose variance is not 0, as in those of a last layer, so that
+            they are normal: predictions are then those of `Linearised` unless draws are asked for.
     """
 
     mean_MD: Tensor
     covariance: Structure
+    linear: bool = field(default=False, kw_only=True)
 
     kind = "gaussian"
     found = ""  # how the network is built, as of `LaplacePosterior`: not known
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", mean_MD=self.mean_MD)
+        check_flags(linear=self.linear)
         check_object(("sqrt_matvec", "noise_size"), "Diagonal(variance_MD)", covariance=self.covariance)
         if self.covariance.size != self.mean_MD.shape[-1]:
             raise ValueError(
@@ -110,11 +114,12 @@ class Gaussian(Posterior):
         return {"mean_MD": self.mean_MD, **{f"covariance.{n}": t for n, t in self.covariance.tensors().items()}}
 
     def settings(self) -> dict[str, Any]:
-        """Return the name of the structure."""
-        return {"covariance": self.covariance.kind}
+        """Return the name of the structure, and that outputs are linear where they are."""
+        return {"covariance": self.covariance.kind, **({"linear": True} if self.linear else {})}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Gaussian:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
-        return cls(model, tensors["mean_MD"], restore(settings["covariance"], parts))
+        covariance = restore(settings["covariance"], parts)
+        return cls(model, tensors["mean_MD"], covariance, linear=settings.get("linear", False))

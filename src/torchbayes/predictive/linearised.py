@@ -195,19 +195,40 @@ class Linearised:
 
 
 def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:
-    """Return what a posterior predicts with by default: Laplace linearised, any other by drawn functions.
+    """Return what a posterior predicts with by default: linearised where `by_outputs` says so, else drawn functions.
 
     Args:
         posterior: any.
-        draws: number of functions, a multiple of the members; they are drawn from a Laplace posterior too then.
+        draws: number of functions, a multiple of the members; they are drawn from any posterior then.
         seed: of the draws.
 
     Returns:
         What `predict` and `evaluate` take.
     """
-    if isinstance(posterior, LaplacePosterior) and draws is None:
+    found = by_outputs(posterior, seed=seed) if draws is None else None
+    return posterior.functions(draws, seed=seed) if found is None else found
+
+
+def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
+    """Return the linearised form of a posterior that predicts with it by default: of Laplace, and of a last layer.
+
+    The Gaussian of a Laplace posterior belongs to the linearised network, and draws of weights leave the region where
+    the network is nearly linear. Outputs that are linear in all weights that vary are normal, in one pass through the
+    network: for normal noise the predictive is exact, else it averages values that are drawn from the outputs.
+
+    Args:
+        posterior: any.
+        seed: of the values.
+
+    Returns:
+        The linearised form; None for any other posterior.
+    """
+    if isinstance(posterior, LaplacePosterior):
         return Linearised(posterior)
-    return posterior.functions(draws, seed=seed)
+    if not isinstance(posterior, Gaussian) or not posterior.linear:
+        return None
+    exact = link_of("auto", posterior.model.likelihood) == "gaussian"
+    return Linearised(posterior, "gaussian" if exact else "samples", seed=seed)
 
 
 def checked(model: Model, inputs: Any) -> Any:

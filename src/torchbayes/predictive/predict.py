@@ -14,10 +14,9 @@ from torchbayes.checks import as_seed, check_counts, check_object
 from torchbayes.model.model import Batch, Model, check_finite
 from torchbayes.model.rows.batch import check_alike
 from torchbayes.posteriors.functions import Functions
-from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.linearised import by_outputs
 
 
 class Source(Protocol):
@@ -74,8 +73,8 @@ def predict(
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
         inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored). A loader's
             outputs are kept, S · N · K numbers; use `stream` when that is too much.
-        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior the closed
-            form of `Linearised`, which draws nothing. Not for functions.
+        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
+            one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
@@ -114,8 +113,8 @@ def stream(
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
         batches: a DataLoader or any iterable of batches that the model's hook can read.
-        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior the closed
-            form of `Linearised`, which draws nothing. Not for functions.
+        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
+            one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
@@ -154,16 +153,15 @@ def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int)
 def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
     """Return a source of predictives: functions drawn from a posterior, those given, or a closed form.
 
-    That of a Laplace posterior is linearised unless draws are asked for: the Gaussian belongs to the linearised
-    network, and draws of weights leave the region where the network is nearly linear.
+    That of a Laplace posterior and of a last layer is linearised unless draws are asked for: see `by_outputs`.
 
     Raises:
         ValueError: if `draws` is given where nothing is drawn, or a number is out of range.
         TypeError: if it is none of these.
     """
     seed = as_seed(seed)
-    if isinstance(posterior, LaplacePosterior) and draws is None:
-        return Linearised(posterior)
+    if draws is None and (found := by_outputs(posterior, seed=seed)) is not None:
+        return found
     if isinstance(posterior, Posterior | Functions):
         return Sampled(as_functions(posterior, draws, seed))
     check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)

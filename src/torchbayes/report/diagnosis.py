@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.report import figures
 from torchbayes.report.figures.chains import BOUNDS, ENOUGH
@@ -321,6 +322,36 @@ def write_diagnosis(
         figures=save_pictures(directory, drawn),
         settings=settings,
     )
+
+
+def write_approximation(
+    directory: Path, found: Approximation, *, title: str, lead: str = "", settings: Mapping[str, Any] | None = None
+) -> Path:
+    """Write the page of a posterior with a density: k-hat, and what it means.
+
+    Args:
+        directory: the directory; created if needed.
+        found: how close the posterior is.
+        title: heading.
+        lead: what was run.
+        settings: the configuration of the run.
+
+    Returns:
+        Path of `report.html`.
+    """
+    heads = ["k-hat", "verdict", "draws", "effective draws", "rows", "weights"]
+    row = [found.k, found.verdict, found.draws, found.ess, found.rows, found.weights]
+    caption = "k-hat is the shape of the tail of the importance weights: below 0.5 good, up to 0.7 usable."
+    formats = {"k-hat": ".2f", "draws": ",d", "effective draws": ",.1f", "rows": ",d", "weights": ",d"}
+    table = Table(heads, [row], caption, formats=formats)
+    lead = "\n\n".join(filter(None, [lead, found.words]))
+    return write_report(directory / "report.html", title=title, lead=lead, tables=[table], settings=settings)
+
+
+def approximation_numbers(found: Approximation) -> dict[str, Any]:
+    """Return an approximation in numbers that JSON holds; None for what is not finite."""
+    names = ("k", "verdict", "draws", "ess", "rows", "weights")
+    return _plain({name: getattr(found, name) for name in names})
 
 
 def _by_chain(diagnosis: Diagnosis) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend
 from torchbayes.methods.optimise.optimizers import Optimizer
@@ -45,6 +46,11 @@ class Averaging(Protocol):
         """Snapshots per epoch."""
         ...
 
+    @property
+    def adversarial(self) -> float | None:
+        """Share of the range of the inputs by which rows are moved; None for plain training."""
+        ...
+
 
 def check_averaging(settings: Averaging) -> None:
     """Check the settings.
@@ -57,6 +63,7 @@ def check_averaging(settings: Averaging) -> None:
     check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
     check_share(**given(burn_in=settings.burn_in))
     check_positive(**given(averaging_lr=settings.averaging_lr))
+    check_adversarial(settings.adversarial)
 
 
 def burn_in_of(settings: Averaging) -> float:
@@ -93,6 +100,8 @@ def averaging_step(
     own, burn_in = settings.averaging_lr, burn_in_of(settings)
     share = USUAL_SHARE if own is None else own / settings.optimizer.lr
     lr = settings.optimizer.lr * PiecewiseLinear(share, burn_in).factor(trajectory.done)
+    if settings.adversarial is not None:
+        trajectory, batch = attacked(density, trajectory, batch, share=settings.adversarial)
     now, info = descend(density, trajectory, batch, optimizer=settings.optimizer, lr=lr, donate=donate)
     return now, info, is_snapshot(now, burn_in, settings.per_epoch)
 

@@ -36,6 +36,7 @@ class Trajectory:
         steps_per_epoch: length of an epoch.
         total_steps: length of the run.
         unseen: numbers of past steps that are still to be looked at.
+        ranges: of the inputs, for adversarial training; else empty.
     """
 
     weights_MD: Tensor
@@ -47,6 +48,7 @@ class Trajectory:
     steps_per_epoch: int
     total_steps: int
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
+    ranges: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -66,6 +68,7 @@ class Trajectory:
             slots=clone(self.slots),
             buffers=clone(self.buffers),
             gradient_MD=torch.empty_like(self.gradient_MD),
+            ranges=clone(self.ranges),
         )
 
 

@@ -33,6 +33,7 @@ from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
+from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import not_finite
@@ -71,7 +72,11 @@ class Descending(Protocol):
 
 
 def problems_of(
-    posterior: Point | Gaussian | DropoutPosterior, state: Descending, source: Source, *, why: str = _MOVED
+    posterior: Point | Gaussian | DropoutPosterior | RadialPosterior,
+    state: Descending,
+    source: Source,
+    *,
+    why: str = _MOVED,
 ) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
@@ -235,7 +240,7 @@ def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, c
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
     bearable_M = (gain_M / 2).clamp_min(_BROKEN)
     mean = posterior
-    if isinstance(posterior, Gaussian):
+    if isinstance(posterior, Gaussian | RadialPosterior):
         about = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
         mean = Point(posterior.model, posterior.mean_MD, **about)
     mean_M = log_likelihoods(mean, batches)[0].sum(-1) / count

@@ -27,6 +27,7 @@ from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
+from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.point import Point
 
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
@@ -35,14 +36,14 @@ _LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Ja
 _CHUNK = 2**24
 
 
-def noise_problems(posterior: Point | Gaussian | DropoutPosterior, source: Source) -> list[str]:
+def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPosterior, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
 
     Members do not differ in this respect, so one is checked; and only small data, of at most 2,048 values, under a
     network with half as many weights or more: fewer cannot make residuals a third of what they should be.
 
     Args:
-        posterior: a point, a Gaussian, or a network with dropout, which is judged with all units.
+        posterior: a point, a Gaussian or radial law, or a network with dropout, which is judged with all units.
         source: the training data.
     """
     model, likelihood = posterior.model, posterior.model.likelihood
@@ -57,7 +58,7 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior, source: Sourc
     except (ValueError, RuntimeError):  # batches that cannot be concatenated, such as texts padded batch by batch
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
-    mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian) else posterior.weights_MD
+    mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian | RadialPosterior) else posterior.weights_MD
     residuals_NK = left_out(model, mean_MD[0], rows, buffers=buffers)
     if residuals_NK is None:
         return []

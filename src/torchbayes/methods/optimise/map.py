@@ -15,6 +15,7 @@ from torch import Tensor
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
@@ -39,6 +40,9 @@ class MAP(Descent):
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+        adversarial: ε, for adversarial training: every row counts half where it is, and half where a step of ε times
+            the range of each input makes it least likely (`torchbayes.methods.adversarial`). Inputs are real numbers;
+            0.01 is usual. The number of epochs is chosen by training without it.
     """
 
     members: int = 1
@@ -47,11 +51,13 @@ class MAP(Descent):
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
+    adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_training(self)
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
+        check_adversarial(self.adversarial)
 
     @property
     def candidates(self) -> tuple[()]:
@@ -91,6 +97,8 @@ class MAP(Descent):
             The new state, and the info of the step.
         """
         lr = self.optimizer.lr * self.schedule.factor(state.done)
+        if self.adversarial is not None:
+            state, batch = attacked(density, state, batch, share=self.adversarial)
         return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:

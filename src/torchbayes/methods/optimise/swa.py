@@ -64,6 +64,7 @@ class SWA(Descent):
         burn_in: share of the epochs before averaging starts; None for a half.
         per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
 
     members: int = 1
@@ -74,6 +75,7 @@ class SWA(Descent):
     burn_in: float | None = None
     per_epoch: int | None = None
     plan: BackendName | str = "auto"
+    adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_averaging(self)

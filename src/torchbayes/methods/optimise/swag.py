@@ -75,6 +75,7 @@ class SWAG(Descent):
         rank: K, deviations retained for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
 
     members: int = 1
@@ -87,6 +88,7 @@ class SWAG(Descent):
     rank: int = 20
     scale: float | None = None
     plan: BackendName | str = "auto"
+    adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_averaging(self)

@@ -1,8 +1,9 @@
-r"""Families of normal distributions N(μ, Σ) over the weights, one flat vector of parameters (M, P) for each member.
+r"""Families of distributions over the weights, all but one normal: a flat vector of parameters (M, P) for each member.
 
     diagonal     w = μ + σ ∘ ε                     P = 2D         parameters: μ, log σ
     low_rank     w = μ + d ∘ ε₁ + Fᵀ ε₂            P = (2 + R) D   μ, log d, F
     dense        w = μ + R ε, R upper triangular    P = 2D + D(D − 1)/2   μ, log of the diagonal of R, R above it
+    radial       w = μ + σ ∘ ε |r|/‖ε‖            P = 2D         μ, log σ; not normal, see `RadialPosterior`
 
 A family turns noise into weights, and what is known of the objective there into its gradient by the parameters: with
 g_s the gradient by the weights of draw s, a_i = ∂/∂μ_i and b_i = ∂/∂v_i of a function of the marginal means and
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg import Dense, Diagonal, LowRankPlusDiagonal, Structure
+from torchbayes.posteriors.layers.radial import directions, entropy
 
 
 class Slopes(NamedTuple):
@@ -226,6 +228,60 @@ class DenseFamily:
         rows, columns = torch.triu_indices(size, size, offset=1, device=parameters_MP.device)
         root_MDD[:, rows, columns] = above
         return mean_MD, root_MDD
+
+
+@dataclass(frozen=True)
+class RadialFamily:
+    """A direction and a radius for each parameter: no normal distribution (Farquhar, Osborne and Gal 2020).
+
+    Attributes:
+        sizes: weights of each parameter, in their order.
+    """
+
+    sizes: tuple[int, ...]
+
+    def noise_size(self, size: int) -> int:
+        """Return D and one for each parameter."""
+        return size + len(self.sizes)
+
+    def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return parameters (M, 2D); σ is √n times the standard deviation of a weight."""
+        del normals
+        return torch.cat([mean_MD, scale_MD.log() + 0.5 * self._log_sizes(mean_MD)], dim=1)
+
+    def draw(self, parameters_MP: Tensor, noise_MSE: Tensor) -> Tensor:
+        """Return weights (M, S, D)."""
+        mean_MD, log_scale_MD = parameters_MP.chunk(2, dim=1)
+        offset_MSD = directions(noise_MSE, self.sizes)
+        return torch.addcmul(mean_MD.unsqueeze(1), log_scale_MD.exp().unsqueeze(1), offset_MSD)
+
+    def variance(self, parameters_MP: Tensor) -> Tensor:
+        """Return σ²/n, (M, D)."""
+        log_scale_MD = parameters_MP.chunk(2, dim=1)[1]
+        return (2 * log_scale_MD - self._log_sizes(log_scale_MD)).exp()
+
+    def entropy(self, parameters_MP: Tensor) -> Tensor:
+        """Return Σ log σ and the entropy of directions and radii."""
+        log_scale_MD = parameters_MP.chunk(2, dim=1)[1]
+        return log_scale_MD.sum(-1, dtype=torch.float64) + entropy(self.sizes)
+
+    def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:
+        """Write the gradient: as of independent weights, with directions in the place of ε, and variances σ²/n."""
+        scale_MD = parameters_MP.chunk(2, dim=1)[1].exp()
+        by_mean_MD, by_log_scale_MD = out.chunk(2, dim=1)
+        torch.sum(slopes.weights_MSD, dim=1, out=by_mean_MD).add_(slopes.mean_MD)
+        offset_MSD = directions(noise_MSE, self.sizes)
+        by_log_scale_MD.copy_(torch.einsum("msd,msd->md", slopes.weights_MSD, offset_MSD)).mul_(scale_MD)
+        by_log_scale_MD.addcmul_(slopes.variance_MD, self.variance(parameters_MP), value=2).add_(slopes.entropy)
+
+    def covariance(self, parameters_MP: Tensor) -> Diagonal:
+        """Return diag(σ²/n): weights of a parameter are uncorrelated, and not independent."""
+        return Diagonal(self.variance(parameters_MP))
+
+    def _log_sizes(self, like_MD: Tensor) -> Tensor:
+        """Return log n of each weight's parameter, (D,)."""
+        counts = torch.tensor(self.sizes, device=like_MD.device)
+        return torch.repeat_interleave(counts.to(like_MD).log(), counts)
 
 
 def _size_of_dense(count: int) -> int:

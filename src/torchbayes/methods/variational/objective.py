@@ -30,12 +30,14 @@ class Drawing:
         estimator: whether weights are drawn, or layers take distributions.
         draws: S, at a step.
         antithetic: whether they come in pairs ±ε.
+        normal: whether the family is one of normal distributions; of others only means and variances are known.
     """
 
     family: Family
     estimator: Literal["weights", "auto", "local", "flipout"]
     draws: int
     antithetic: bool
+    normal: bool = True
 
 
 class Terms(NamedTuple):
@@ -85,7 +87,7 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
     mean_MD, variance_MD = parameters_MP[:, : model.layout.size], family.variance(parameters_MP)
     expected_M = torch.zeros_like(seen.nll_M)
     for segment in model.prior.segments:
-        if is_closed(segment):
+        if is_closed(segment, normal=drawing.normal):
             expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=seen.slopes[1:3])
         else:
             drawn = seen.weights_MSD[..., segment.where]

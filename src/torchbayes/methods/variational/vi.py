@@ -36,15 +36,17 @@ from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Vis
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational import mean_field
-from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily
+from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
 from torchbayes.methods.variational.objective import Drawing, differentiate
 from torchbayes.methods.variational.search import choose_kl_weight
 from torchbayes.methods.variational.weighting import Weighting
+from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.layers.radial import RadialPosterior
 
 _USUAL_STEPS = 5000  # a scale takes longer to settle than a weight
 _SMALLEST = 1e-8  # of a scale that is relative to its weight
@@ -107,7 +109,8 @@ class VI:
     """Variational inference with normal distributions; with structure="diagonal" mean field, or Bayes by backprop.
 
     Attributes:
-        structure: of the covariance: diagonal, low_rank (with a diagonal) or dense.
+        structure: of the covariance: diagonal, low_rank (with a diagonal) or dense; or radial, for a random direction
+            and radius of each parameter in the place of a normal distribution (`RadialPosterior`).
         members: M, independent fits, whose mixture is the posterior.
         epochs: passes over the data; None for 50, or as many as make 5,000 steps.
         batch_size: rows per step where the data are not batched already.
@@ -127,7 +130,7 @@ class VI:
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
-    structure: Literal["diagonal", "low_rank", "dense"] = "diagonal"
+    structure: Literal["diagonal", "low_rank", "dense", "radial"] = "diagonal"
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
@@ -145,7 +148,7 @@ class VI:
     def __post_init__(self) -> None:
         check_training(self)
         check_counts(draws=self.draws, rank=self.rank, **given(epochs=self.epochs))
-        check_choice(("diagonal", "low_rank", "dense"), structure=self.structure)
+        check_choice(("diagonal", "low_rank", "dense", "radial"), structure=self.structure)
         check_schedule(self.schedule)
         check_flags(antithetic=self.antithetic)
         check_positive(initial_scale=self.initial_scale, **given(relative_scale=self.relative_scale))
@@ -167,7 +170,8 @@ class VI:
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
         open_ = "needed" if self.kl_weight is None else "none"
-        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+        rows = {"batch_size": self.batch_size, "validation": open_}
+        return Needs(**rows, network="train", expected_prior=self.structure != "radial")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -177,9 +181,10 @@ class VI:
         """Return what held-out rows choose: see `choose_kl_weight`."""
         return choose_kl_weight(self, density, folds, **begin)
 
-    @property
-    def family(self) -> Family:
-        """The family of distributions."""
+    def family(self, layout: Layout) -> Family:
+        """Return the family of distributions over the weights of a layout."""
+        if self.structure == "radial":
+            return RadialFamily(layout.sizes)
         if self.structure == "low_rank":
             return LowRankFamily(self.rank)
         return DiagonalFamily() if self.structure == "diagonal" else DenseFamily()
@@ -196,11 +201,10 @@ class VI:
             seeds: one seed per member.
             steps_per_epoch: length of an epoch.
         """
-        del density
         scale_MD = torch.full_like(weights_MD, self.initial_scale)
         if self.relative_scale is not None:
             scale_MD = (self.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
-        parameters_MP = self.family.start(
+        parameters_MP = self.family(density.model.layout).start(
             weights_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like)
         )
         about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=_USUAL_STEPS)}
@@ -234,7 +238,8 @@ class VI:
         old = state.descent
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
         lr = self.optimizer.lr * self.schedule.factor(now.done)
-        drawing = Drawing(self.family, self.estimator, self.draws, self.antithetic)
+        family, normal = self.family(density.model.layout), self.structure != "radial"
+        drawing = Drawing(family, self.estimator, self.draws, self.antithetic, normal)
         weight = _kl_weight(self, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
@@ -247,15 +252,17 @@ class VI:
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
-        """Return the mixture of the members' normal distributions."""
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
+        """Return the mixture of the members' distributions."""
         del shelf
         parameters_MP = state.descent.weights_MD
         mean_MD = parameters_MP[:, : state.size].clone()
-        buffers = state.descent.buffers or None
-        return Gaussian(density.model, mean_MD, self.family.covariance(parameters_MP), buffers_M=buffers)
+        model, buffers = density.model, state.descent.buffers or None
+        if self.structure == "radial":
+            return RadialPosterior(model, mean_MD, parameters_MP[:, state.size :].exp(), buffers_M=buffers)
+        return Gaussian(model, mean_MD, self.family(model.layout).covariance(parameters_MP), buffers_M=buffers)
 
-    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+    def problems(self, posterior: Any, state: State, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"

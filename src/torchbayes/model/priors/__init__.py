@@ -1,6 +1,7 @@
 """p(w): what is believed about the weights before the data."""
 
 from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
     FanInNormal,
     Flat,
@@ -20,8 +21,10 @@ from torchbayes.model.priors.univariate import (
 __all__ = [
     "FanInNormal",
     "Flat",
+    "Horseshoe",
     "Laplace",
     "LogInverseChi",
+    "LogUniform",
     "Logistic",
     "Normal",
     "NormalMixture",

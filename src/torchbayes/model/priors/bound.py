@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from torchbayes.model.layout import Layout, matches
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
     Flat,
     Normal,
@@ -51,7 +52,7 @@ class Segment:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | Flat | Joint | LogInverseChi):
+        if isinstance(self.prior, Normal | Flat | Joint | LogInverseChi | Horseshoe):
             self.prior.add_gradient_(into, part, scale)
             return
         into.add_(_derivative(self.prior, part, order=1), alpha=scale)
@@ -190,7 +191,7 @@ class BoundPrior:
         parts = []
         for number, segment in enumerate(self.segments):
             if not isinstance(segment.prior, SampledPrior):
-                why = "is improper" if isinstance(segment.prior, Flat) else "has no `sample`"
+                why = "is improper" if isinstance(segment.prior, Flat | LogUniform) else "has no `sample`"
                 raise ValueError(
                     f"weights cannot be drawn from {segment.prior!r}, which {why}. Choose a prior such as Normal, or "
                     f"give yours a method `sample(shape, generator)`."

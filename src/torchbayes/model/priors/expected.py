@@ -4,6 +4,7 @@ r"""E log p(w) of priors under normal weights w ~ N(μ, v), with its derivatives
     Laplace(m, b)    −A/b − log 2b,    A = √(2v/π) e^{−d²/2v} + d erf(d/√2v),    d = μ − m,    the mean of |w − m|
     N(m, Σ), joint   log N(μ; m, Σ) − ½ Σ_i (Σ⁻¹)_ii v_i
     LogInverseChi    −ν (u + ½ e^{−2u + 2v}) − constant,    u = μ − log scale
+    LogUniform       −log √v − E log |z + ε|,    z = |μ|/√v
     flat             0
 
 For an independent q the KL divergence to the prior is −Σ E log p(w) less the entropy of q. Of other priors it has no
@@ -21,14 +22,21 @@ from torch import Tensor
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.sparse import LogUniform, expected_log_size
 from torchbayes.model.priors.univariate import Flat, Laplace, Normal
 
-_CLOSED = (Normal, Laplace, Flat, Joint, LogInverseChi)
+_CLOSED = (Normal, Laplace, Flat, Joint, LogInverseChi, LogUniform)
+_QUADRATIC = (Normal, Flat, Joint)
 
 
-def is_closed(segment: Segment) -> bool:
-    """Return whether the expectation has a closed form."""
-    return isinstance(segment.prior, _CLOSED)
+def is_closed(segment: Segment, *, normal: bool = True) -> bool:
+    """Return whether the expectation has a closed form.
+
+    Args:
+        segment: one run of weights.
+        normal: whether these are normal; of any others the means and variances are enough where log p is quadratic.
+    """
+    return isinstance(segment.prior, _CLOSED if normal else _QUADRATIC)
 
 
 def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
@@ -67,6 +75,13 @@ def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: fl
         by_mean.add_(swollen - 1, alpha=scale * prior.df)
         by_variance.sub_(swollen, alpha=scale * prior.df)
         return (-prior.df * (u + 0.5 * swollen) - prior.log_constant).sum(-1, dtype=torch.float64)
+    if isinstance(prior, LogUniform):
+        scale_MD = variance.sqrt()
+        ratio = mean.abs() / scale_MD
+        size, slope = expected_log_size(ratio)
+        by_mean.sub_(slope / scale_MD * mean.sign(), alpha=scale)
+        by_variance.add_((ratio * slope - 1) / variance, alpha=0.5 * scale)
+        return -(size + scale_MD.log()).sum(-1, dtype=torch.float64)
     return mean.new_zeros(len(mean), dtype=torch.float64)  # a flat prior
 
 

@@ -1,0 +1,169 @@
+r"""Adversarial training: every row also where a small step makes it least likely (Goodfellow, Shlens and Szegedy 2015).
+
+    x′ = x + ε (high − low) sign(∂ℓ/∂x),    loss ½ (ℓ(x, y) + ℓ(x′, y)),    ℓ = −log p(y | f_w(x))
+
+by the fast gradient sign method, with ε as a share of the range of each number of the inputs over the training rows, as
+Lakshminarayanan, Pritzel and Blundell (2017) have it for deep ensembles (ε = 0.01). The loss is the mean of both, not
+their sum, so that N rows still count as N against the prior. Ranges are those of the rows that a member has seen in its
+first pass; they are in its state, so that a run that is resumed has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchbayes.checks import check_share, given
+from torchbayes.density.density import LogDensity
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import rows_of
+from torchbayes.native.seeds import Purpose, mix, seeded
+
+Ranges = dict[str, Tensor]
+"""Lowest and highest values of the inputs: "low 0" and "high 0" of the first tensor of them, (M, ...)."""
+
+
+class Descending(Protocol):
+    """Where a descent is: the parts of a trajectory that are needed here."""
+
+    @property
+    def weights_MD(self) -> Tensor:
+        """Weights of the members."""
+        ...
+
+    @property
+    def buffers(self) -> Buffers:
+        """Buffers of the network of each member."""
+        ...
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the members."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Length of a pass."""
+        ...
+
+    @property
+    def ranges(self) -> Mapping[str, Tensor]:
+        """Ranges of the inputs."""
+        ...
+
+
+_State = TypeVar("_State", bound=Any)
+
+
+def check_adversarial(adversarial: float | None) -> None:
+    """Check a share of the range of the inputs.
+
+    Raises:
+        ValueError: if it is not above 0 and below 1.
+    """
+    check_share(**given(adversarial=adversarial))
+    if adversarial == 0:
+        raise ValueError("`adversarial` must be above 0, a share of the range of the inputs; got 0. Leave it out.")
+
+
+def attacked(density: LogDensity, now: _State, batch: Batch, *, share: float) -> tuple[_State, Batch]:
+    """Return a state with the ranges of the rows seen, and the rows of a step followed by the same rows moved.
+
+    Args:
+        density: of the model, in training mode.
+        now: where the descent is.
+        batch: one minibatch per member, (M, B, ...).
+        share: ε.
+
+    Returns:
+        The state, and a batch (M, 2B, ...).
+
+    Raises:
+        TypeError: if inputs are not real numbers.
+        ValueError: if rows differ in shape, or outputs do not depend on their inputs by a derivative.
+    """
+    leaves, tree = pytree.tree_flatten(batch.inputs)
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    _check_real([leaves[at] for at in places])
+    now = _measured(now, [leaves[at] for at in places])
+    slopes = _slopes(density, now, batch, places=places)
+    for number, (at, slope) in enumerate(zip(places, slopes, strict=True)):
+        low, high = (now.ranges[f"{end} {number}"].unsqueeze(1) for end in ("low", "high"))
+        leaves[at] = torch.cat([leaves[at], leaves[at] + share * (high - low) * slope.sign()], dim=1)
+    targets = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t], dim=1), batch.targets)
+    return now, Batch(pytree.tree_unflatten(leaves, tree), targets)
+
+
+def _check_real(rows: list[Tensor]) -> None:
+    """Check that inputs are real numbers.
+
+    Raises:
+        TypeError: if they are not.
+    """
+    other = next((t.dtype for t in rows if not t.is_floating_point()), None)
+    if other is not None:
+        raise TypeError(
+            f"`adversarial` moves inputs by small steps, so that they must be real numbers; got {other}, such as "
+            f"tokens or flags. Leave `adversarial` out, or give embeddings as inputs."
+        )
+
+
+def _measured(now: _State, rows: list[Tensor]) -> _State:
+    """Return the state with the ranges of the rows seen so far, in the first pass.
+
+    Raises:
+        ValueError: if rows differ in shape from those before.
+    """
+    found: Ranges = dict(now.ranges)
+    for number, leaf in enumerate(rows):
+        low, high = leaf.amin(1), leaf.amax(1)
+        before = found.get(f"low {number}")
+        if before is not None and before.shape != low.shape:
+            raise ValueError(
+                f"`adversarial` needs rows of one shape, each number of which has a range; got "
+                f"{tuple(low.shape[1:])} after {tuple(before.shape[1:])}. Pad them, or leave `adversarial` out."
+            )
+        if before is None:
+            found |= {f"low {number}": low, f"high {number}": high}
+        elif now.step < now.steps_per_epoch:
+            found[f"low {number}"] = torch.minimum(before, low)
+            found[f"high {number}"] = torch.maximum(found[f"high {number}"], high)
+    return replace(now, ranges=found)
+
+
+def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[int]) -> list[Tensor]:
+    """Return ∂ℓ/∂x of every row, for each tensor of the inputs, in the mode and with the masks of training.
+
+    Raises:
+        ValueError: if the outputs do not depend on an input by a derivative.
+    """
+    model, found = density.model, []
+    for m, seed in enumerate(now.seeds):
+        leaves, tree = pytree.tree_flatten(rows_of(batch.inputs, m))
+        own = {name: buffer[m].clone() for name, buffer in now.buffers.items()}  # seen, not learned
+        with torch.enable_grad():
+            for at in places:
+                leaves[at] = leaves[at].detach().requires_grad_()
+            part = Batch(pytree.tree_unflatten(leaves, tree), rows_of(batch.targets, m))
+            source = seeded(Purpose.ATTACK, mix(Purpose.STEP, seed, now.step), device=now.weights_MD.device)
+            with model.network.training(), source:
+                fit = model.log_likelihood(now.weights_MD[m].detach(), part, own).sum()
+            slopes = torch.autograd.grad(-fit, [leaves[at] for at in places], allow_unused=True)
+        if any(slope is None for slope in slopes):
+            raise ValueError(
+                "`adversarial` needs outputs that depend on every input by a derivative; one is cut off from them. "
+                "Leave `adversarial` out."
+            )
+        found.append(slopes)
+    return [torch.stack(each) for each in zip(*found, strict=True)]

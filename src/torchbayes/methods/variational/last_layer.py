@@ -1,0 +1,277 @@
+r"""The last layer of a network, and normal distributions of its weights, independent from output to output.
+
+With its inputs φ (and a 1 for the bias) and q(w_k) = N(w̄_k, S_k) for each output k, the outputs at a place are normal
+with the means W̄ φ and the variances φᵀ S_k φ. With u = σ ∘ φ and the standard deviations σ as units,
+
+    diagonal    S = diag(σ²)                              φᵀ S φ = |u|²
+    dense       S = R Rᵀ,  R = diag(σ) (I + A)            φᵀ S φ = |(I + A)ᵀ u|²,    A strictly upper triangular
+    low_rank    S = diag(σ) (I + Fᵀ F) diag(σ)            φᵀ S φ = |u|² + |F u|²
+
+log σ, A and F are the parameters. They have no units, and are stored as tenths of themselves: a step of Adam, which is
+as long in every direction, goes ten times as far in them as in a weight. There is no noise in their gradient by which
+that could do harm, and a run that is long enough for the weights is then long enough for their spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchbayes.linalg import Blocks, Dense, Diagonal, LowRankPlusDiagonal, Structure
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.precision import widened
+from torchbayes.model.priors.bound import Segment
+from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.univariate import Normal
+
+Covariance = Literal["dense", "diagonal", "low_rank"]
+_UNIT = 10.0
+_ADVICE = "Use VI, IVON or Laplace, which take any network"
+
+
+class Parts(NamedTuple):
+    """Covariances of all outputs.
+
+    Attributes:
+        log_scale_KI: log σ.
+        rest: R, (K, I, I), of "dense"; F, (K, R, I), of "low_rank"; None of "diagonal".
+    """
+
+    log_scale_KI: Tensor
+    rest: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class LastLayer:
+    """A linear layer whose outputs are those of the network, under normal distributions of its weights.
+
+    Attributes:
+        name: of the module.
+        grid_KI: positions of its weights in the flat vector, and of its biases as a last column; int64.
+        bias: whether there is that column.
+        covariance: of the weights of each output.
+        rank: R, rows of F.
+    """
+
+    name: str
+    grid_KI: Tensor
+    bias: bool
+    covariance: Covariance
+    rank: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many log scales there are, and how many numbers beside them."""
+        outputs, inputs = self.grid_KI.shape
+        beside = {"diagonal": 0, "dense": inputs * (inputs - 1) // 2, "low_rank": self.rank * inputs}
+        return outputs * inputs, outputs * beside[self.covariance]
+
+    def start(self, scale: float, noise_MP: Tensor) -> Tensor:
+        """Return parameters (M, P) of one standard deviation, and next to no correlation.
+
+        Args:
+            scale: σ of all weights.
+            noise_MP: standard normals, for F: at zero it would have no slope.
+        """
+        own, beside = self.sizes
+        log_scale_MP = torch.full_like(noise_MP[:, :own], math.log(scale) / _UNIT)
+        size = 0.1 / math.sqrt(self.rank) / _UNIT if self.covariance == "low_rank" else 0.0
+        return torch.cat([log_scale_MP, size * noise_MP[:, own : own + beside]], dim=1)
+
+    def parts(self, parameters_P: Tensor) -> Parts:
+        """Return the covariances that parameters stand for."""
+        outputs, inputs = self.grid_KI.shape
+        log_scale, beside = (parameters_P * _UNIT).split([*self.sizes])
+        log_scale_KI = log_scale.view(outputs, inputs)
+        if self.covariance == "diagonal":
+            return Parts(log_scale_KI, None)
+        if self.covariance == "low_rank":
+            return Parts(log_scale_KI, beside.view(outputs, self.rank, inputs))
+        rows, columns = torch.triu_indices(inputs, inputs, offset=1, device=beside.device)
+        unit_KII = torch.eye(inputs, dtype=beside.dtype, device=beside.device).repeat(outputs, 1, 1)
+        unit_KII[:, rows, columns] = beside.view(outputs, -1)
+        return Parts(log_scale_KI, log_scale_KI.exp().unsqueeze(-1) * unit_KII)
+
+    def spread(self, parts: Parts, features: Tensor) -> Tensor:
+        """Return φᵀ S_k φ, (..., K), of features (..., I)."""
+        seen = F.pad(features, (0, 1), value=1.0) if self.bias else features
+        if parts.rest is None:
+            return seen.square() @ (2 * parts.log_scale_KI).exp().mT
+        if self.covariance == "dense":
+            return torch.einsum("...i,kij->...kj", seen, parts.rest).square().sum(-1)
+        turned = torch.einsum("...i,kri->...kr", seen, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
+        return seen.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
+
+    def variance(self, parts: Parts) -> Tensor:
+        """Return the variance of every weight, (K, I)."""
+        if self.covariance == "dense" and parts.rest is not None:
+            return parts.rest.square().sum(-1)
+        own_KI = (2 * parts.log_scale_KI).exp()
+        return own_KI if parts.rest is None else own_KI * (1 + parts.rest.square().sum(1))
+
+    def entropy(self, parts: Parts) -> Tensor:
+        """Return H(q), float64 (), in nats."""
+        log_scale_KI = parts.log_scale_KI.double()
+        total = log_scale_KI.sum() + 0.5 * math.log(2 * math.pi * math.e) * log_scale_KI.numel()
+        if self.covariance != "low_rank" or parts.rest is None:
+            return total
+        factor_KRI = parts.rest.double()
+        inner_KRR = factor_KRI @ factor_KRI.mT + torch.eye(self.rank, dtype=torch.float64, device=factor_KRI.device)
+        return total + torch.linalg.cholesky_ex(inner_KRR).L.diagonal(dim1=1, dim2=2).log().sum()
+
+    def structure(self, parameters_MP: Tensor, size: int) -> Structure:
+        """Return the covariance of all D weights: 0 of those that are not in the layer.
+
+        Args:
+            parameters_MP: of the members.
+            size: D.
+        """
+        parts = [self.parts(each) for each in parameters_MP]
+        others = torch.ones(size, dtype=torch.bool, device=self.grid_KI.device)
+        others[self.grid_KI.flatten()] = False
+        order_D = torch.cat([others.nonzero()[:, 0], self.grid_KI.flatten()])
+        still = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
+        if self.covariance == "diagonal":
+            own: list[Structure] = [Diagonal(torch.stack([self.variance(each).flatten() for each in parts]))]
+            return Blocks(order_D, (*still, *own))
+        rest = torch.stack([each.rest for each in parts if each.rest is not None])
+        if self.covariance == "dense":
+            own = [Dense(root_MII.clone()) for root_MII in rest.unbind(1)]
+        else:
+            scale_MKI = torch.stack([each.log_scale_KI.exp() for each in parts])
+            each_K = zip(scale_MKI.square().unbind(1), (rest * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
+            own = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in each_K]
+        return Blocks(order_D, (*still, *own))
+
+
+def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:
+    """Return the last layer of a network: the last linear one, by the order in which the network holds its modules.
+
+    Whether the network returns what that layer gives is seen when rows go through it (`outputs_of`).
+
+    Raises:
+        ValueError: if there is none whose weights are random and its own, or their prior is not normal.
+    """
+    network, names = model.network, {*model.network.layout.names}
+    linear = {n: m for n, m in network.module.named_modules() if isinstance(m, nn.Linear)}
+    if not linear:
+        raise ValueError(
+            f"the network has no linear layer, so that none can be its last. {_ADVICE}, or end it in an nn.Linear."
+        )
+    name, part = [*linear.items()][-1]
+    begin = f"{name}." if name else ""
+    own = [n for n, p in part._parameters.items() if p is not None]
+    if type(part).forward is not nn.Linear.forward or "weight" not in own or not {"weight", "bias"} >= {*own}:
+        raise ValueError(f"the last layer must be a plain nn.Linear; `{name}` is another one. {_ADVICE}.")
+    if part._forward_hooks or part._forward_pre_hooks:
+        raise ValueError(f"the last layer `{name}` has hooks, which may change what it computes. {_ADVICE}.")
+    weight = part.weight
+    uses = sum(p is weight for m in network.module.modules() for p in m._parameters.values())
+    if f"{begin}weight" not in names or uses != 1 or any(begin + n in network.mask.indices for n in own):
+        raise ValueError(
+            f"the weights of the last layer `{name}` must all be random, and used by no other layer. {_ADVICE}, or let "
+            f"`random` of the model cover the layer."
+        )
+    places = model.layout.split(torch.arange(model.layout.size, device=network.device))
+    bias = [places[f"{begin}bias"].unsqueeze(1)] if f"{begin}bias" in names else []
+    grid_KI = torch.cat([places[f"{begin}weight"], *bias], dim=1)
+    _check_prior(model, grid_KI)
+    return LastLayer(name, grid_KI, bool(bias), covariance, rank)
+
+
+def _check_prior(model: Model, grid_KI: Tensor) -> None:
+    """Check that the prior of some weights is normal.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    inside = torch.zeros(model.layout.size, dtype=torch.bool)
+    inside[grid_KI.flatten().cpu()] = True
+    for segment in model.prior.segments:
+        if inside[segment.where].any() and not _is_normal(segment):
+            raise ValueError(
+                f"the weights of the last layer must have a normal prior, by which their divergence is known; got "
+                f"{segment.prior!r}. Use priors.Normal() for them, or VI, which takes any prior."
+            )
+
+
+def _is_normal(segment: Segment) -> bool:
+    """Return whether the weights of a run have independent normal priors."""
+    prior = segment.prior
+    return isinstance(prior, Normal) or (isinstance(prior, Joint) and prior.is_independent)
+
+
+class Outputs(NamedTuple):
+    """Normal outputs of a network.
+
+    Attributes:
+        mean: (B, ..., K).
+        features: inputs of the last layer, in the dtype of the weights.
+    """
+
+    mean: Tensor
+    features: Tensor
+
+
+def outputs_of(
+    model: Model, layer: LastLayer, views: Mapping[str, Tensor], *, inputs: Any, buffers: Buffers
+) -> Outputs:
+    """Return the outputs at the means of the weights, and the features that they are linear in.
+
+    Args:
+        model: the model.
+        layer: its last layer.
+        views: random weights of the network by name.
+        inputs: rows.
+        buffers: of the network, changed in place in training mode.
+
+    Raises:
+        ValueError: if the network returns something else than what the layer gives at its only call.
+    """
+    part = model.network.module.get_submodule(layer.name)
+    model.network.ask(views, inputs, buffers)  # first, as it may run the network
+    with _watched(part) as seen:
+        mean = model.network(views, inputs, buffers)
+    begin = f"{layer.name}." if layer.name else ""
+    bias = views.get(f"{begin}bias", getattr(part, "bias", None))
+    if len(seen) == 1:
+        features = widened(seen[0]).to(views[f"{begin}weight"].dtype)
+        made = F.linear(features, views[f"{begin}weight"], None if bias is None else bias.to(features.dtype))
+        rounding = 1e3 * torch.finfo(seen[0].dtype).eps
+        if made.numel() == mean.numel() and bool(
+            ((made.detach().reshape(mean.shape) - mean.detach()).abs() <= rounding * made.detach().abs().max()).all()
+        ):
+            return Outputs(mean, features)
+    raise ValueError(
+        f"the network must return what its last linear layer `{layer.name}` gives at its only call; it returns "
+        f"something else, or uses the layer {len(seen)} times. Let it return the outputs of that layer, logits in the "
+        f"place of probabilities, and define it last. Or use VI, IVON or Laplace, which take any network."
+    )
+
+
+@contextmanager
+def _watched(part: nn.Module) -> Iterator[list[Tensor]]:
+    """Note the inputs of a module at each of its calls inside the `with`.
+
+    Yields:
+        The list that they are added to.
+    """
+    seen: list[Tensor] = []
+
+    def hook(module: nn.Module, given: Any, named: Any, made: Any) -> None:
+        del module, made
+        seen.append(next(iter((*given, *named.values()))))
+
+    handle = part.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()

@@ -1,0 +1,250 @@
+r"""VBLL: a network whose last layer alone is Bayesian, trained by a bound without draws (Harrison et al. 2024).
+
+With features φ_n = φ(x_n), q(w_k) = N(w̄_k, S_k) for each output k of the last layer, f_k = w_kᵀ φ, and the prior p of
+its weights, normal,
+
+    maximise  Σ_n E_q log p(y_n | f_n) − KL(q ‖ p) + log p(features' weights) + log p(noise)
+
+by gradient descent in all of it together. The first term is exact for normal noise of scale s_k,
+
+    E_q log p(y_n | f_n) = Σ_k [ log N(y_nk; w̄_kᵀ φ_n, s_k²) − ½ φ_nᵀ S_k φ_n / s_k² ],
+
+and for classes a lower bound (`torchbayes.model.likelihoods.expected`), so that no step takes a draw. All weights but
+those of the last layer, and a learned noise, are points: their part is that of MAP. For features and noise that are
+fixed the maximum is the exact posterior, S_k = (Φᵀ Φ / s_k² + I / s_0²)⁻¹, and its value the log evidence.
+
+Logits have no noise of their own here, unlike in the paper: the likelihood is that of the model. On the scale of the
+mean loss per observation, with the temperature T of the model, as for VI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, check_positive, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.noise import normals
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
+from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.model.rows.sources import Source
+from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.posteriors.gaussian import Gaussian
+
+State = Trajectory
+
+
+@dataclass(frozen=True)
+class VBLL:
+    """Variational Bayesian last layer: points for the features, a normal distribution for the last layer.
+
+    For networks that return what their last nn.Linear gives, under a Gaussian, Categorical or Bernoulli likelihood and
+    a normal prior of that layer's weights. `predict` is in closed form for normal noise, and draws outputs for classes:
+    one pass through the network either way.
+
+    Attributes:
+        covariance: of the weights of each output: "dense", "diagonal" or "low_rank" (with a diagonal).
+        members: M, independent runs, whose mixture is the posterior.
+        epochs: passes over the data; None lets held-out rows choose them, by training without the spread.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
+        bound: for classes: "jensen", or the tighter "knowles_minka".
+        rank: of covariance="low_rank".
+        initial_scale: standard deviation of every weight of the last layer at first.
+    """
+
+    covariance: Covariance = "dense"
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+    bound: Bound = "jensen"
+    rank: int = 10
+    initial_scale: float = 0.1
+
+    plan = "loop"
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(rank=self.rank, **given(epochs=self.epochs))
+        check_schedule(self.schedule)
+        check_choice(("dense", "diagonal", "low_rank"), covariance=self.covariance)
+        check_choice(("jensen", "knowles_minka"), bound=self.bound)
+        check_positive(initial_scale=self.initial_scale)
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; held-out rows where it is open how long to train."""
+        open_ = "needed" if self.epochs is None else "possible"
+        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def chosen(
+        self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
+    ) -> Chosen:
+        """Return the epochs that held-out rows choose.
+
+        Raises:
+            ValueError: if the method does not suit the model.
+        """
+        self.layer(density.model)
+        return choose_epochs(self, density, folds, told=told, **begin)
+
+    def layer(self, model: Model) -> LastLayer:
+        """Return the last layer of a model.
+
+        Raises:
+            ValueError: if the method does not suit the model.
+        """
+        check_expected(model.likelihood)
+        return last_layer(model, self.covariance, rank=self.rank)
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step: behind the weights of a member come those of the covariance.
+
+        Args:
+            density: the model with its number of rows.
+            weights_MD: where the members start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the method does not suit the model.
+        """
+        layer = self.layer(density.model)
+        like = weights_MD.new_empty(len(weights_MD), sum(layer.sizes))
+        noise_MP = normals(seeds, Purpose.LAST_LAYER_FACTOR, 0, like=like)
+        both = torch.cat([weights_MD, layer.start(self.initial_scale, noise_MP)], 1)
+        return start(
+            both, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < state.total_steps else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step of weights and covariances.
+
+        Args:
+            density: the model with its number of rows.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step; its `nll` is the mean of −E_q log p(y | f), or its bound.
+        """
+        lr = self.optimizer.lr * self.schedule.factor(state.done)
+        target: Any = Bounded(density.model, density.num_data, self.layer(density.model), self.bound)
+        return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+        """Return the mixture of the members' normal distributions, whose variance is 0 outside the last layer."""
+        del shelf
+        model, layer = density.model, self.layer(density.model)
+        mean_MD, parameters_MP = state.weights_MD.split([model.layout.size, sum(layer.sizes)], dim=1)
+        covariance = layer.structure(parameters_MP, model.layout.size)
+        about: Any = {"buffers_M": state.buffers or None, "statistics_known": True, "linear": True}
+        return Gaussian(model, mean_MD.clone(), covariance, **about)
+
+    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
+        del history
+        weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
+        return problems_of(posterior, weights_only, source) or unexplained(posterior, source)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The bound as a loss of weights and covariances, in the place of a density that knows of no covariances.
+
+    Attributes:
+        model: the model.
+        num_data: N.
+        layer: the last layer.
+        bound: for classes.
+    """
+
+    model: Model
+    num_data: int
+    layer: LastLayer
+    bound: Bound = "jensen"
+
+    def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
+        """Return the negative bound per observation, and write its gradient.
+
+        Args:
+            weights_ME: weights of each member, and behind them the parameters of its covariances.
+            batch: one minibatch per member, (M, B, ...).
+            buffers: the network's buffers, each (M, ...), changed in place.
+            seeds: M seeds of what the network draws.
+            out: receives the gradient, (M, E).
+
+        Returns:
+            `Value` with the loss (M,), its gradient and the expected log likelihood (M,) of all rows, estimated.
+        """
+        model, rows = self.model, batch_size(batch.inputs, 1)
+        scales = model.scales(self.num_data, rows)
+        factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
+        losses, fits = [], []
+        for m, seed in enumerate(seeds):
+            own = {name: buffer[m] for name, buffer in buffers.items()}
+            part = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
+            with torch.enable_grad():
+                both_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, parts = both_E[: model.layout.size], self.layer.parts(both_E[model.layout.size :])
+                with model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_ME.device):
+                    fit = self._expected(weights_D, parts, part, buffers=own).sum(dtype=torch.float64)
+                prior, entropy = self._divergence(weights_D, parts)
+                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
+                out[m] = torch.autograd.grad(loss, both_E)[0]
+            losses.append(loss.detach())
+            fits.append(fit.detach() * (self.num_data / rows))
+        return Value(torch.stack(losses), out, torch.stack(fits))
+
+    def _expected(self, weights_D: Tensor, parts: Parts, batch: Batch, *, buffers: Buffers) -> Tensor:
+        """Return E_q log p(y | f), or its bound, of each row, (B,)."""
+        views, learned = self.model.split(weights_D)
+        mean, features = outputs_of(self.model, self.layer, views, inputs=batch.inputs, buffers=buffers)
+        spread = self.layer.spread(parts, features).reshape(mean.shape)
+        return expected_log_prob(
+            self.model.likelihood, mean, spread, targets=batch.targets, parameters=learned, bound=self.bound
+        )
+
+    def _divergence(self, weights_D: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+        """Return E_q log p(w) of all weights, and the entropy of those of the last layer: −KL is their sum."""
+        std_KI = self.model.prior.stds().to(self.layer.grid_KI.device)[self.layer.grid_KI]
+        excess = 0.5 * (self.layer.variance(parts).double() / std_KI.square()).sum()
+        return self.model.log_prior(weights_D) - excess, self.layer.entropy(parts)

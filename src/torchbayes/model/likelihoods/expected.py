@@ -1,0 +1,136 @@
+r"""E log p(y | f) under normal outputs f ~ N(m, v), independent or not: exact for normal noise, else a lower bound.
+
+    Gaussian      log N(y; m, s²) − ½ Σ_k v_k / s_k²                                              exact
+    Categorical   m_y − E LSE(f),    E LSE(f) ≤ LSE_k(m_k + ½ v_k)                                Jensen
+                                     E LSE(f) ≤ ½ Σ_k a_k² v_k + LSE_k(m_k + ½ (1 − 2 a_k) v_k)   Knowles and Minka
+    Bernoulli     y m − E log(1 + e^f), the same with the two classes (f, 0)
+
+LSE is the log of a sum of exponentials. The second bound (Knowles and Minka 2011) holds for every a, is Jensen's at
+a = 0, and is convex in a; its minimum has a = softmax(m + ½ (1 − 2a) v), to which steps go that never raise it.
+Jensen's is the mean of e^f, since E e^f = e^{m + v/2} whatever the correlations of the outputs. Both are used by
+Harrison, Willes and Snoek (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.model.likelihoods.bernoulli import Bernoulli
+from torchbayes.model.likelihoods.categorical import Categorical
+from torchbayes.model.likelihoods.gaussian import Gaussian
+from torchbayes.model.likelihoods.protocol import Likelihood, Parameters, counted, own
+from torchbayes.model.likelihoods.shapes import like
+from torchbayes.model.likelihoods.weighted import unweighted
+
+Bound = Literal["jensen", "knowles_minka"]
+_STEPS, _SIZES = 6, (1.0, 0.3, 0.1)
+
+
+def check_expected(likelihood: Likelihood) -> None:
+    """Check that the expectation under normal outputs is known, or has a bound.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    plain = unweighted(likelihood)
+    if not isinstance(plain, Gaussian | Categorical | Bernoulli) or not own(plain, "curvature_root"):
+        raise ValueError(
+            f"the mean of log p(y | f) under normal outputs has a closed form or a bound for Gaussian, Categorical "
+            f"and Bernoulli likelihoods; got {plain!r}. Use one of these, or VI, which takes draws."
+        )
+
+
+def expected_log_prob(
+    likelihood: Likelihood,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    targets: Any,
+    parameters: Parameters,
+    bound: Bound = "jensen",
+) -> Tensor:
+    """Return E log p(y_b | f) of each row under f ~ N(m, v), or a lower bound of it.
+
+    Args:
+        likelihood: one that `check_expected` accepts.
+        mean: m, (B, ..., K).
+        variance: marginal variances v, of the same shape.
+        targets: its targets.
+        parameters: learned likelihood parameters by name.
+        bound: which one, for classes.
+
+    Returns:
+        Tensor (B,), in nats.
+    """
+    found = counted(likelihood, mean, targets)
+    plain, values = found.likelihood, found.targets
+    if isinstance(plain, Gaussian):
+        excess = (variance / plain.noise(mean, parameters).square()).flatten(1).sum(-1)
+        each = plain.log_prob(mean, values, parameters) - 0.5 * excess
+    elif isinstance(plain, Bernoulli):
+        values = like(values, mean.shape[-1]).to(mean.dtype)
+        both = [torch.stack([part, torch.zeros_like(part)], dim=-1) for part in (mean, variance)]
+        each = (values * mean - expected_lse(both[0], both[1], bound=bound)).flatten(1).sum(-1)
+    else:
+        soft = values.is_floating_point()
+        said = (values * mean).sum(-1) if soft else mean.gather(-1, values.unsqueeze(-1)).squeeze(-1)
+        each = said - expected_lse(mean, variance, bound=bound)
+    return _summed(each, found.weights)
+
+
+def expected_lse(mean: Tensor, variance: Tensor, *, bound: Bound = "jensen") -> Tensor:
+    """Return an upper bound of E log Σ_k e^{f_k} under f ~ N(m, v), over the last axis.
+
+    Args:
+        mean: m, (..., K).
+        variance: marginal variances v.
+        bound: which one.
+
+    Returns:
+        Tensor (...), in nats.
+    """
+    if bound == "jensen":
+        return torch.logsumexp(mean + 0.5 * variance, dim=-1)
+    with torch.no_grad():  # at the best a its derivative is 0, and any a gives a bound
+        a = _best(mean, variance)
+    return _at(a, mean, variance)
+
+
+def _at(a: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return the bound of Knowles and Minka."""
+    return 0.5 * (a.square() * variance).sum(-1) + torch.logsumexp(mean + (0.5 - a) * variance, dim=-1)
+
+
+def _best(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return a where the bound is lowest, or nearly: by steps of Newton's method, shorter where these go up.
+
+    With p = softmax(m + ½ (1 − 2a) v) a step solves (I + (diag p − p pᵀ) diag v) d = p − a, a diagonal and one more.
+    """
+    a, likely = torch.zeros_like(mean), mean.softmax(-1)
+    for begin in (likely, (0.5 * likely * variance).clamp_max(0.5)):  # the second where variances are large
+        a = _lower(a, begin, mean, variance)
+    for _ in range(_STEPS):
+        p = (mean + (0.5 - a) * variance).softmax(-1)
+        inverse = 1 / (1 + p * variance)
+        along = (p * variance * inverse * (p - a)).sum(-1, keepdim=True) / (p * inverse).sum(-1, keepdim=True)
+        step = inverse * (p - a + p * along)
+        for size in _SIZES:
+            a = _lower(a, a + size * step, mean, variance)
+    return a
+
+
+def _lower(a: Tensor, other: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return whichever of two a has the lower bound, at each place."""
+    lower = _at(other, mean, variance) < _at(a, mean, variance)
+    return torch.where(lower.unsqueeze(-1), other, a)
+
+
+def _summed(each: Tensor, weights: Tensor | None) -> Tensor:
+    """Return Σ c over the places of each row; places of weight 0 do not count, whatever they hold."""
+    if weights is not None:
+        weights = weights.to(each.dtype).view(*weights.shape, *[1] * (each.ndim - weights.ndim))
+        each = torch.where(weights == 0, 0.0, weights * each)
+    return each.flatten(1).sum(-1) if each.ndim > 1 else each

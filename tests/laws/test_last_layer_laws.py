@@ -1,0 +1,61 @@
+"""Laws of methods on those whose networks must have a last layer: every network of the registry has one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchbayes as tb
+from tests.laws import test_method_laws
+from tests.laws.cases import NETWORKS, model_of, rows_of
+from tests.laws.test_layer_laws import LAWS
+from tests.oracles import assert_close
+from torchbayes.native.seeds import member_seeds
+
+TOGETHER = test_method_laws.test_members_together_equal_members_alone  # whose tensors must all have an axis of members
+
+
+def vbll(plan: str = "loop", **settings: Any) -> tb.VBLL:
+    """A small fit; members are run one after the other, whatever the plan."""
+    del plan
+    return tb.VBLL(**{"optimizer": tb.Adam(lr=0.05), **settings})
+
+
+def low_rank(plan: str = "loop", **settings: Any) -> tb.VBLL:
+    """Another covariance and bound."""
+    return vbll(plan, **{"covariance": "low_rank", "rank": 2, "bound": "knowles_minka", **settings})
+
+
+def runs() -> Iterator[Any]:
+    """Each law of methods on each network that it is about."""
+    for make, law in product((vbll, low_rank), [law for law in LAWS if law is not TOGETHER]):
+        networks = NETWORKS if "network" in inspect.signature(law).parameters else ("",)
+        for network in networks if make is vbll else tuple(networks)[:2]:
+            yield pytest.param(make, law, network, id=f"{make.__name__}-{law.__name__}-{network}".rstrip("-"))
+
+
+@pytest.mark.parametrize(("make", "law", "network"), [*runs()])
+def test_law_of_methods(
+    make: Callable[..., Any], law: Callable[..., None], network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"make": make, "network": network, "tick": 10.0, "plan": "loop"}
+    found |= {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
+    law(**{name: found[name] for name in inspect.signature(law).parameters})
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_members_together_equal_members_alone(network: str) -> None:
+    model, data = model_of(network), rows_of(network)
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 6}
+    together = tb.fit(model, data, vbll(members=3, **settings), seed=7, callbacks=())
+    assert isinstance(together, tb.Gaussian)
+    for m, seed in enumerate(member_seeds(7, 3)):
+        alone = tb.fit(model, data, vbll(**settings), seed=seed, callbacks=())
+        assert isinstance(alone, tb.Gaussian)
+        assert_close(together.mean_MD[m], alone.mean_MD[0], rtol=1e-8, atol=1e-11)
+        assert_close(together.covariance.dense()[m], alone.covariance.dense()[0], rtol=1e-8, atol=1e-11)
