@@ -128,7 +128,6 @@ class Purpose(enum.IntEnum):
     # flows
     FLOW_NOISE = 120  # of the draws of a step
     FLOW_START = 121  # parameters that a flow starts with
-    FLOW_NETWORK = 122  # seeds of what the network draws at each draw
     # last layers
     LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
     LAST_LAYER_MASKS = 131  # what the network draws in a step

@@ -30,17 +30,16 @@ from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, lo
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.schedules import Schedule
+from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
 from torchbayes.methods.variational.search import choose_kl_weight
-from torchbayes.methods.variational.weighting import Weighting
+from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.model.rows.sources import Source
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.posterior import Posterior
-
-USUAL_STEPS = 5000  # as for variational inference by normal distributions
 
 
 @dataclass(frozen=True)
@@ -59,35 +58,6 @@ class State:
     def step(self) -> int:
         """Steps taken."""
         return self.descent.step
-
-
-@dataclass(frozen=True)
-class Info:
-    """What a step reports for the log.
-
-    Attributes:
-        loss_M: the objective per observation, in nats.
-        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats.
-        kl_M: an estimate of KL(q ‖ p) of all weights, or of its bound, by the draws, in nats.
-        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats.
-        lr: learning rate of the step.
-        kl_weight: β of the step.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kl_M: Tensor
-    elbo_M: Tensor
-    lr: float
-    kl_weight: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"loss": self.loss_M, "nll": self.nll_M, "kl": self.kl_M, "elbo": self.elbo_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr, "kl_weight": self.kl_weight}
 
 
 class Draws(NamedTuple):
@@ -125,14 +95,6 @@ class Family(Protocol):
     def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
         """Return draws."""
         ...
-
-
-class Terms(NamedTuple):
-    """The objective of a step: all of it per observation, mean negative log likelihood, and divergence in nats."""
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kl_M: Tensor
 
 
 class Fitted(ABC):
@@ -214,11 +176,11 @@ class Fitted(ABC):
         """
         old = state.descent
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
-        lr, weight = self.optimizer.lr * self.schedule.factor(now.done), _kl_weight(self, now)
+        lr, weight = self.optimizer.lr * self.schedule.factor(now.done), weight_at(self.kl_weight, now)
         family = _family_of(self, density)
-        loss_M, nll_M, kl_M = differentiate(density, now, batch, family=family, draws=self.draws, kl_weight=weight)
-        info = Info(loss_M, nll_M, kl_M, -density.num_data * nll_M - kl_M, lr, weight)
-        unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=now.gradient_MD)
+        terms = differentiate(density, now, batch, family=family, draws=self.draws, kl_weight=weight)
+        info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
+        unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
         self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
@@ -279,7 +241,9 @@ def differentiate(
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
         held = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
-        nll_M, slope_MSD = _at_draws(density, now, batch, held.weights_MSD)
+        slope_MSD = torch.empty_like(held.weights_MSD)
+        nll_M = ask(density, now, batch, weights_MSD=held.weights_MSD, out=slope_MSD)
+        slope_MSD.div_(draws)
         expected_M, slopes = _at_prior(model.prior, held, slope_MSD, scale / draws)
         total = entropy_scale * drawn.free_MS.mean(1).sum()
         total = total + sum((root * slope).sum() for root, slope in zip(roots, slopes, strict=True))
@@ -298,25 +262,6 @@ def _split(parameters_MP: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _detached(normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
     return None if normal is None else (normal[0].detach(), normal[1].detach())
-
-
-def _at_draws(density: LogDensity, now: Trajectory, batch: Batch, weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean negative log likelihood of draws (M,), and its slope by each of them, (M, S, D).
-
-    They go through as one stack of M · S networks; draws of a member see the same rows, and its buffers become the
-    average over its draws.
-    """
-    draws = weights_MSD.shape[1]
-    seeds = [mix(Purpose.FLOW_NETWORK, seed, now.step, s) for seed in now.seeds for s in range(draws)]
-    buffers, rows = now.buffers, batch
-    if draws > 1:
-        buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
-        rows = batch.map(lambda t: t.repeat_interleave(draws, 0))
-    nll, slope, _ = density.nll(weights_MSD.flatten(0, 1), rows, buffers=buffers, seeds=seeds)
-    for name, buffer in buffers.items() if draws > 1 else ():
-        each = buffer.unflatten(0, (-1, draws))
-        now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
-    return nll.view(-1, draws).mean(1), slope.view_as(weights_MSD) / draws
 
 
 def _at_prior(prior: BoundPrior, held: Draws, slope_MSD: Tensor, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -351,10 +296,3 @@ def _family_of(method: Fitted, density: LogDensity) -> Family:
         known = method, method.family(density.model)
         _FAMILIES[density] = known
     return known[1]
-
-
-def _kl_weight(method: Fitted, now: Trajectory) -> float:
-    """Return β of a step."""
-    if method.kl_weight is None or isinstance(method.kl_weight, int | float):
-        return float(method.kl_weight or 1.0)
-    return method.kl_weight.at(now.step, steps_per_epoch=now.steps_per_epoch, total_steps=now.total_steps)

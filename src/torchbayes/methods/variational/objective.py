@@ -18,6 +18,7 @@ from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.seeds import Purpose, mix
 
+USUAL_STEPS = 5000  # a scale takes longer to settle than a weight
 _NOISE = Purpose.VARIATIONAL
 
 
@@ -38,6 +39,35 @@ class Drawing:
     draws: int
     antithetic: bool
     normal: bool = True
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log.
+
+    Attributes:
+        loss_M: the objective per observation, in nats.
+        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats.
+        kl_M: KL(q ‖ p) of all weights, in nats; from the draws where the prior has no closed form.
+        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats.
+        lr: learning rate of the step.
+        kl_weight: β of the step.
+    """
+
+    loss_M: Tensor
+    nll_M: Tensor
+    kl_M: Tensor
+    elbo_M: Tensor
+    lr: float
+    kl_weight: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.loss_M, "nll": self.nll_M, "kl": self.kl_M, "elbo": self.elbo_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"lr": self.lr, "kl_weight": self.kl_weight}
 
 
 class Terms(NamedTuple):

@@ -37,9 +37,9 @@ from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
-from torchbayes.methods.variational.objective import Drawing, differentiate
+from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
 from torchbayes.methods.variational.search import choose_kl_weight
-from torchbayes.methods.variational.weighting import Weighting
+from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -48,7 +48,6 @@ from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
 
-_USUAL_STEPS = 5000  # a scale takes longer to settle than a weight
 _SMALLEST = 1e-8  # of a scale that is relative to its weight
 
 
@@ -73,35 +72,6 @@ class State:
     def trajectory(self) -> Trajectory:
         """The descent of the means."""
         return replace(self.descent, weights_MD=self.descent.weights_MD[:, : self.size])
-
-
-@dataclass(frozen=True)
-class Info:
-    """What a step reports for the log.
-
-    Attributes:
-        loss_M: the objective per observation, in nats.
-        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats.
-        kl_M: KL(q ‖ p) of all weights, in nats; from the draws where the prior has no closed form.
-        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats.
-        lr: learning rate of the step.
-        kl_weight: β of the step.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kl_M: Tensor
-    elbo_M: Tensor
-    lr: float
-    kl_weight: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"loss": self.loss_M, "nll": self.nll_M, "kl": self.kl_M, "elbo": self.elbo_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr, "kl_weight": self.kl_weight}
 
 
 @dataclass(frozen=True)
@@ -175,7 +145,7 @@ class VI:
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch, steps=_USUAL_STEPS) * steps_per_epoch
+        return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose: see `choose_kl_weight`."""
@@ -207,7 +177,7 @@ class VI:
         parameters_MP = self.family(density.model.layout).start(
             weights_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like)
         )
-        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=_USUAL_STEPS)}
+        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
@@ -240,7 +210,7 @@ class VI:
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         family, normal = self.family(density.model.layout), self.structure != "radial"
         drawing = Drawing(family, self.estimator, self.draws, self.antithetic, normal)
-        weight = _kl_weight(self, now)
+        weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
             unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
@@ -267,10 +237,3 @@ class VI:
         del history
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
         return problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
-
-
-def _kl_weight(method: VI, now: Trajectory) -> float:
-    """Return β of a step."""
-    if method.kl_weight is None or isinstance(method.kl_weight, int | float):
-        return float(method.kl_weight or 1.0)
-    return method.kl_weight.at(now.step, steps_per_epoch=now.steps_per_epoch, total_steps=now.total_steps)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from torchbayes.checks import plain
 from torchbayes.methods.checks import check_positive
+from torchbayes.methods.optimise.descent import Trajectory
 
 
 class Weighting(Protocol):
@@ -55,3 +56,10 @@ class WarmUp:
         """Return β of a step."""
         del steps_per_epoch
         return min(1.0, (step + 1) / (self.share * total_steps))
+
+
+def weight_at(weight: float | Weighting | None, now: Trajectory) -> float:
+    """Return β of a step; 1 where it is open."""
+    if weight is None or isinstance(weight, int | float):
+        return float(weight or 1.0)
+    return weight.at(now.step, steps_per_epoch=now.steps_per_epoch, total_steps=now.total_steps)
