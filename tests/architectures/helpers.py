@@ -19,18 +19,28 @@ METHODS: dict[str, Any] = {
     "hmc": tb.HMC(chains=2, steps=4, burn_in=2, step_size=1e-2, trajectory=0.03),
     "diagonal": tb.Laplace(structure="diagonal", check_mode=False, prior="model"),
     "kronecker": tb.Laplace(structure="kronecker", check_mode=False, prior="model"),
+    "vi": tb.VI(members=2, epochs=2, batch_size=4, kl_weight=1.0),
+    "vi_by_layers": tb.VI(members=2, epochs=2, batch_size=4, kl_weight=1.0, estimator="auto"),
+    "ivon": tb.IVON(members=2, epochs=2, batch_size=4),
+    "flow": tb.NormalizingFlow("radial", members=2, epochs=2, batch_size=4, kl_weight=1.0),
     "online": tb.OnlineLaplace(structure="diagonal", epochs_of_descent=4, every=2, batch_size=4),
+}
+
+# of networks whose last layer is linear, and that have dense or convolutional layers
+PARTICULAR: dict[str, Any] = {
+    "vbll": tb.VBLL(members=2, epochs=2, batch_size=4),
+    "mnf": tb.MNF(members=2, epochs=2, batch_size=4, kl_weight=1.0),
 }
 
 
 def start_of(model: tb.Model, name: str) -> Tensor | None:
     """Where a method starts: Laplace at the weights that the network holds."""
-    return model.given_weights() if isinstance(METHODS[name], tb.Laplace) else None
+    return model.given_weights() if isinstance(METHODS.get(name), tb.Laplace) else None
 
 
 def check(model: tb.Model, name: str, rows: Mapping[str, Any], path: Path) -> None:
     """Fit, predict, evaluate, save and load: metrics are those of the probabilities, and a file gives the same ones."""
-    posterior = tb.fit(model, rows, METHODS[name], start=start_of(model, name))
+    posterior = tb.fit(model, rows, {**METHODS, **PARTICULAR}[name], start=start_of(model, name))
     inputs = {key: value for key, value in rows.items() if key != "labels"}
     labels = torch.as_tensor(rows["labels"])
     loaded = tb.load(posterior.save(path / "posterior.safetensors"), model)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import torchbayes as tb
-from tests.architectures.helpers import METHODS, check, ggn, precision, start_of
+from tests.architectures.helpers import METHODS, PARTICULAR, check, ggn, precision, start_of
 from tests.oracles import assert_close, classes, normal
 from torchbayes.curvature.discovery import layer_support, network_layers
 
@@ -27,6 +27,7 @@ LABELS = classes(ROWS, CLASSES, seed=1)
 TEXTS = [3 + classes(length, WORDS - 3, seed=n) for n, length in enumerate(LENGTHS)]
 HEADS = {"bert": "classifier.*", "distilbert": "classifier.*", "gpt2": "score.*", "vit": "classifier.*"}
 HEADS |= {"t5": "classification_head.out_proj.*", "llama": "score.*"}
+LAST_WORD = ["gpt2", "llama"]  # whose head is at every place, and one is taken
 
 
 def network(name: str) -> nn.Module:
@@ -90,6 +91,18 @@ def model_of(name: str, random: Any = "*", *, double: bool = False) -> tb.Model:
 @pytest.mark.parametrize("name", [*HEADS])
 def test_every_method(name: str, method: str, tmp_path: Path):
     check(model_of(name), method, rows_of(name), tmp_path)
+
+
+@pytest.mark.parametrize("method", [*PARTICULAR])
+@pytest.mark.parametrize("name", [name for name in HEADS if name not in LAST_WORD])
+def test_last_layers_and_multipliers(name: str, method: str, tmp_path: Path):
+    check(model_of(name), method, rows_of(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", LAST_WORD)
+def test_a_head_of_which_one_place_is_taken_is_no_last_layer(name: str):
+    with pytest.raises(ValueError, match="must return what its last linear layer `score` gives at its only call"):
+        tb.fit(model_of(name), rows_of(name), PARTICULAR["vbll"])
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])

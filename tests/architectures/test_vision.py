@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
-from tests.architectures.helpers import METHODS, check, ggn, precision
+from tests.architectures.helpers import METHODS, PARTICULAR, check, ggn, precision
 from tests.oracles import assert_close, classes, normal
 from torchbayes.curvature.discovery import layer_support, network_layers
 
@@ -106,6 +106,11 @@ def model_of(random: str = "*", *, drop: float = 0.0) -> tb.Model:
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "hmc"])
 def test_every_method(method: str, tmp_path: Path):
+    check(model_of(drop=0.2), method, rows(), tmp_path)
+
+
+@pytest.mark.parametrize("method", [*PARTICULAR])
+def test_last_layers_and_multipliers(method: str, tmp_path: Path):
     check(model_of(drop=0.2), method, rows(), tmp_path)
 
 
