@@ -34,6 +34,9 @@ def model_on(device: torch.device, network: str = "mlp", dtype: torch.dtype = to
     return tb.Model(made(network, dtype).to(device), tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
 
 
+DRAWN = tb.Gaussian | tb.LaplacePosterior | tb.RadialPosterior | tb.FlowPosterior | tb.MNFPosterior
+
+
 def start_of(model: tb.Model) -> Tensor:
     """Where both members begin, whatever the device: initialisers draw other numbers on a GPU than on a CPU."""
     return 0.1 * normal(2, model.layout.size, seed=5, dtype=model.network.dtype).to(model.network.device)
@@ -46,10 +49,10 @@ def fitted(make: Make, device: torch.device, network: str = "mlp", **options: An
 
 
 def assert_same_draws(found: Tensor, expected: Tensor, posterior: Any) -> None:
-    """Draws agree across devices, but for those of a Gaussian, which come from the device's own generator."""
+    """Draws agree across devices, but for those by normal numbers, which come from the device's own generator."""
     assert found.shape == expected.shape
     assert torch.isfinite(found).all()
-    if not isinstance(posterior, tb.Gaussian | tb.LaplacePosterior):
+    if not isinstance(posterior, DRAWN):
         torch.testing.assert_close(found.cpu(), expected.cpu(), **TOLERANCE)
 
 
@@ -73,7 +76,7 @@ def test_a_run_has_the_numbers_of_the_cpu_goes_on_from_its_files_and_is_read_on_
     assert_same_draws(outputs, tb.predict(expected, inputs, draws=4).outputs_SBK, expected)
     scores, others = (tb.evaluate(p, (inputs, targets), draws=4).metrics for p in (found, expected))
     assert scores.keys() == others.keys()
-    if not isinstance(expected, tb.Gaussian | tb.LaplacePosterior):
+    if not isinstance(expected, DRAWN):
         assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
 
     def interrupt(event: tb.Event) -> None:

@@ -23,7 +23,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import rows_of
-from torchbayes.native.seeds import Purpose, mix, seeded
+from torchbayes.native.seeds import Purpose, seeded
 
 Ranges = dict[str, Tensor]
 """Lowest and highest values of the inputs: "low 0" and "high 0" of the first tensor of them, (M, ...)."""
@@ -143,7 +143,7 @@ def _measured(now: _State, rows: list[Tensor]) -> _State:
 
 
 def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[int]) -> list[Tensor]:
-    """Return ∂ℓ/∂x of every row, for each tensor of the inputs, in the mode and with the masks of training.
+    """Return ∂ℓ/∂x of every row, for each tensor of the inputs, in the mode of training and with masks of its own.
 
     Raises:
         ValueError: if the outputs do not depend on an input by a derivative.
@@ -156,7 +156,7 @@ def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[
             for at in places:
                 leaves[at] = leaves[at].detach().requires_grad_()
             part = Batch(pytree.tree_unflatten(leaves, tree), rows_of(batch.targets, m))
-            source = seeded(Purpose.ATTACK, mix(Purpose.STEP, seed, now.step), device=now.weights_MD.device)
+            source = seeded(Purpose.ATTACK, seed, now.step, device=now.weights_MD.device)
             with model.network.training(), source:
                 fit = model.log_likelihood(now.weights_MD[m].detach(), part, own).sum()
             slopes = torch.autograd.grad(-fit, [leaves[at] for at in places], allow_unused=True)

@@ -270,7 +270,8 @@ class _Layers(TorchFunctionMode):
 def _plain(call: Call) -> bool:
     """Return whether a product is of tensors of one dtype, and stays so."""
     same = call.inputs.dtype == call.weight.dtype and (call.bias is None or call.bias.dtype == call.weight.dtype)
-    return same and not torch.is_autocast_enabled(call.inputs.device.type)
+    kind = call.inputs.device.type
+    return same and not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
 
 
 def _normals(like: Tensor, *, seed: int, stream: int) -> Tensor:

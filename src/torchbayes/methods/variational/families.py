@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg import Dense, Diagonal, LowRankPlusDiagonal, Structure
-from torchbayes.posteriors.layers.radial import directions, entropy
+from torchbayes.posteriors.layers.radial import directions, entropy, lengths, parameter_of
 
 
 class Slopes(NamedTuple):
@@ -280,8 +280,9 @@ class RadialFamily:
 
     def _log_sizes(self, like_MD: Tensor) -> Tensor:
         """Return log n of each weight's parameter, (D,)."""
-        counts = torch.tensor(self.sizes, device=like_MD.device)
-        return torch.repeat_interleave(counts.to(like_MD).log(), counts)
+        numbers_D = parameter_of(self.sizes, like_MD.device)
+        roots_G = lengths(torch.ones_like(like_MD[0], dtype=torch.float64), self.sizes)
+        return (2 * roots_G.log()).to(like_MD)[numbers_D]
 
 
 def _size_of_dense(count: int) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -117,13 +118,13 @@ def directions(noise: Tensor, sizes: Sequence[int]) -> Tensor:
     """
     normal, radius = noise.split([sum(sizes), len(sizes)], dim=-1)
     length = lengths(normal, sizes).clamp_min(torch.finfo(noise.dtype).tiny)
-    return normal * (radius.abs() / length)[..., _parameter(sizes, noise.device)]
+    return normal * (radius.abs() / length)[..., parameter_of(tuple(sizes), noise.device)]
 
 
 def lengths(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the length of each parameter's part of vectors (..., D), (..., G)."""
     squares = vectors.new_zeros(*vectors.shape[:-1], len(sizes))
-    return squares.index_add_(-1, _parameter(sizes, vectors.device), vectors.square()).sqrt()
+    return squares.index_add_(-1, parameter_of(tuple(sizes), vectors.device), vectors.square()).sqrt()
 
 
 def entropy(sizes: Sequence[int]) -> float:
@@ -137,7 +138,7 @@ def _log_area(size: int) -> float:
     return math.log(2) + 0.5 * size * math.log(math.pi) - math.lgamma(0.5 * size)
 
 
-def _parameter(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """Return the number of the parameter that each weight belongs to, (D,)."""
-    counts = torch.tensor(sizes, device=device)
-    return torch.repeat_interleave(torch.arange(len(sizes), device=device), counts)
+@lru_cache(maxsize=8)
+def parameter_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the number of the parameter that each weight belongs to, (D,); kept, as to make it waits for a GPU."""
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
