@@ -13,6 +13,7 @@ from torch import Tensor
 import torchbayes as tb
 from tests.laws.cases import METHODS, assert_same_tensors, everything, made, normal, rows_of
 from tests.laws.test_laplace_laws import KINDS, method_of
+from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS
 
@@ -22,6 +23,7 @@ TOLERANCE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
 
 EVERY: dict[str, Make] = {
     **{name: lambda make=make: make(members=2, **SMALL) for name, make in METHODS.items()},
+    "vbll": lambda: vbll(members=2, **SMALL),
     **SAMPLERS,
     **{f"laplace_{kind}": lambda kind=kind: method_of(kind) for kind in KINDS},
 }

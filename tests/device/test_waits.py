@@ -16,6 +16,7 @@ import torchbayes as tb
 from tests.device.emulated import DEVICE, Emulated
 from tests.device.test_methods import model_on, start_of
 from tests.laws.cases import METHODS, normal, rows_of
+from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS
 from torchbayes.density import density
@@ -31,6 +32,7 @@ SEEDS = (7, 8)
 WAITING = {n for n in METHODS if "online" in n or n.startswith("repulsive") or n == "flow_spline"}
 FREE: dict[str, Callable[[], Any]] = {
     **{n: lambda make=make: make(members=2, **SMALL) for n, make in METHODS.items() if n not in WAITING},
+    "vbll": lambda: vbll(members=2, **SMALL),
     **{n: make for n, make in SAMPLERS.items() if make().batch_size},
 }
 ON_ALL_ROWS = {n: make for n, make in SAMPLERS.items() if not make().batch_size}

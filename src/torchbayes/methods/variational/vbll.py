@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -163,7 +164,8 @@ class VBLL:
             The new state, and the info of the step; its `nll` is the mean of −E_q log p(y | f), or its bound.
         """
         lr = self.optimizer.lr * self.schedule.factor(state.done)
-        target: Any = Bounded(density.model, density.num_data, self.layer(density.model), self.bound)
+        first, layer = state.step == 0, _layer_of(self, density)
+        target: Any = Bounded(density.model, density.num_data, layer, self.bound, first=first)
         return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
 
     def draw(self, state: State) -> None:
@@ -195,12 +197,14 @@ class Bounded:
         num_data: N.
         layer: the last layer.
         bound: for classes.
+        first: whether what the network returns is checked, which waits for a GPU.
     """
 
     model: Model
     num_data: int
     layer: LastLayer
     bound: Bound = "jensen"
+    first: bool = True
 
     def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
         """Return the negative bound per observation, and write its gradient.
@@ -237,7 +241,8 @@ class Bounded:
     def _expected(self, weights_D: Tensor, parts: Parts, batch: Batch, *, buffers: Buffers) -> Tensor:
         """Return E_q log p(y | f), or its bound, of each row, (B,)."""
         views, learned = self.model.split(weights_D)
-        mean, features = outputs_of(self.model, self.layer, views, inputs=batch.inputs, buffers=buffers)
+        about: Any = {"inputs": batch.inputs, "buffers": buffers, "check": self.first}
+        mean, features = outputs_of(self.model, self.layer, views, **about)
         spread = self.layer.spread(parts, features).reshape(mean.shape)
         return expected_log_prob(
             self.model.likelihood, mean, spread, targets=batch.targets, parameters=learned, bound=self.bound
@@ -245,6 +250,16 @@ class Bounded:
 
     def _divergence(self, weights_D: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
         """Return E_q log p(w) of all weights, and the entropy of those of the last layer: −KL is their sum."""
-        std_KI = self.model.prior.stds().to(self.layer.grid_KI.device)[self.layer.grid_KI]
-        excess = 0.5 * (self.layer.variance(parts).double() / std_KI.square()).sum()
+        excess = 0.5 * (self.layer.variance(parts).double() / self.layer.prior_std_KI.square()).sum()
         return self.model.log_prior(weights_D) - excess, self.layer.entropy(parts)
+
+
+_LAYERS: WeakKeyDictionary[LogDensity, tuple[VBLL, LastLayer]] = WeakKeyDictionary()
+
+
+def _layer_of(method: VBLL, density: LogDensity) -> LastLayer:
+    """Return the last layer of a density's model; found once, as to look for it waits for a GPU."""
+    known = _LAYERS.get(density)
+    if known is None or known[0] != method:
+        known = _LAYERS[density] = method, method.layer(density.model)
+    return known[1]
