@@ -67,7 +67,7 @@ def test_curvature_of_a_network_that_differentiates():
     assert_close(precision(diagonal).diagonal(), exact.diagonal(), rtol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["map", "swag", "sghmc", "hmc", "online"])
+@pytest.mark.parametrize("method", ["map", "swag", "sghmc", "hmc", "online", "vi", "vi_by_layers", "ivon", "flow"])
 def test_a_network_that_differentiates_by_every_method(method: str):
     model, rows = informed()
     posterior = tb.fit(model, rows, METHODS[method])

@@ -102,7 +102,7 @@ VARIATIONAL = (
     ),
     MethodEntry(
         "mc_dropout",
-        "a network trained with its dropout on, which stays on for predictions; in a comparison with 10 % dropout",
+        "a network trained with dropout (10 % in a comparison, where it has none), which stays on for predictions",
         "torchbayes.methods.variational.dropout:MCDropout",
         label="MC dropout",
         usual=mc_dropout,

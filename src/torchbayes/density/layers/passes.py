@@ -15,7 +15,8 @@ of an example, and keep their covariance. With "auto" layers of one position are
 All that is not the weight or bias of exactly one such layer is drawn once: tied weights, those of norms and embeddings,
 and learned likelihood parameters. Layers are found by the functions that a network calls, not by the classes of its
 modules, so that those of other libraries count too; but `nn.MultiheadAttention` hands its weights to one function as a
-whole, so these are drawn.
+whole, so these are drawn. So are all weights of a network that takes derivatives itself, as one informed by physics
+does: the noise of an output is no function that could be differentiated again.
 """
 
 from __future__ import annotations

@@ -45,11 +45,12 @@ class _Watch(TorchFunctionMode):
 
     Attributes:
         uses: by name.
+        differentiates: whether the network takes a derivative, as informed by physics; noise of outputs has none.
     """
 
     def __init__(self, held: Mapping[str, Tensor], rows: int) -> None:
         super().__init__()
-        self.uses = {name: _Use() for name in held}
+        self.uses, self.differentiates = {name: _Use() for name in held}, False
         self._names, self._rows, self._calls = {id(tensor): name for name, tensor in held.items()}, rows, 0
 
     def __torch_function__(
@@ -57,6 +58,7 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         """Return what the call gives."""
         kwargs = kwargs or {}
+        self.differentiates |= func is torch.autograd.grad
         layer = layer_call(func, args, kwargs)
         if layer is not None:
             self._calls += 1
@@ -119,7 +121,7 @@ def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How
             network.ask(held, rows.inputs, state)  # which may run it once more
             with watch:
                 network(held, rows.inputs, state)
-        _FOUND[network] = watch.uses
+        _FOUND[network] = {} if watch.differentiates else watch.uses  # then all weights are drawn
     uses = _FOUND[network]
     found: dict[str, How] = dict.fromkeys(layout.names, "drawn")
     for name, use in uses.items():

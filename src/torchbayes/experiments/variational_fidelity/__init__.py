@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
     "divergence, no weight below 1.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "small": "about ten minutes on 2 cores",
+        "small": "six minutes of one core, most of them for HMC",
         "paper": "61 million passes over the data for HMC alone: years on one GPU (an estimate)",
     },
     run=run.run,

@@ -25,12 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchbayes.linalg import Blocks, Dense, Diagonal, LowRankPlusDiagonal, Structure
+from torchbayes.methods.variational.target import is_normal
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import widened
-from torchbayes.model.priors.bound import Segment
-from torchbayes.model.priors.joint import Joint
-from torchbayes.model.priors.univariate import Normal
 
 Covariance = Literal["dense", "diagonal", "low_rank"]
 _UNIT = 10.0
@@ -199,17 +197,11 @@ def _check_prior(model: Model, grid_KI: Tensor) -> None:
     inside = torch.zeros(model.layout.size, dtype=torch.bool)
     inside[grid_KI.flatten().cpu()] = True
     for segment in model.prior.segments:
-        if inside[segment.where].any() and not _is_normal(segment):
+        if inside[segment.where].any() and not is_normal(segment):
             raise ValueError(
                 f"the weights of the last layer must have a normal prior, by which their divergence is known; got "
                 f"{segment.prior!r}. Use priors.Normal() for them, or VI, which takes any prior."
             )
-
-
-def _is_normal(segment: Segment) -> bool:
-    """Return whether the weights of a run have independent normal priors."""
-    prior = segment.prior
-    return isinstance(prior, Normal) or (isinstance(prior, Joint) and prior.is_independent)
 
 
 class Outputs(NamedTuple):

@@ -42,8 +42,8 @@ class Target(NamedTuple):
         """Return that of a density, its tensors in the dtype and on the device of weights."""
         own = density.model.scales(density.num_data, density.num_data)
         prior, ess = density.model.prior, density.num_data * own.likelihood
-        normal = [s for s in prior.segments if _is_normal(s)]
-        others = tuple(s for s in prior.segments if not _is_normal(s) and not isinstance(s.prior, Flat))
+        normal = [s for s in prior.segments if is_normal(s)]
+        others = tuple(s for s in prior.segments if not is_normal(s) and not isinstance(s.prior, Flat))
         penalty = _penalty(normal, own.prior / ess, like=like)
         log_norm = sum(_log_norm(segment) for segment in normal)
         constant = own.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
@@ -70,7 +70,7 @@ def target_of(density: LogDensity, like: Tensor) -> Target:
     return _TARGETS[density]
 
 
-def _is_normal(segment: Segment) -> bool:
+def is_normal(segment: Segment) -> bool:
     """Return whether the weights of a run have independent normal priors."""
     prior = segment.prior
     return isinstance(prior, Normal) or (isinstance(prior, Joint) and prior.is_independent)
