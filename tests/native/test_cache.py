@@ -108,7 +108,7 @@ def test_a_folder_of_another_user_is_refused(whose: str, home: Path, monkeypatch
     with pytest.raises(OSError, match=r"belongs to another user; set XDG_CACHE_HOME to a folder of your own"):
         copied("evil")
     with pytest.raises(UnavailableError, match=r"kernels cannot be kept: .* belongs to another user"):
-        build._compiled(Path(build.__file__).with_name("noise.cpp"))
+        build._compiled(build.SOURCES / "noise.cpp")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -1,4 +1,4 @@
-"""Compile a C++ source of this folder once, and load it.
+"""Compile a C++ source of the folder `sources` once, and load it.
 
 The shared library is kept in the user's cache folder under a name that depends on the source, its headers, the flags,
 the compiler, the processor and its own content, so that a stale, foreign or damaged one is never loaded. Matrix
@@ -16,12 +16,14 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torchbayes.native import cache
 
 ENVIRONMENT = "TORCHBAYES_NATIVE"
+SOURCES = Path(__file__).with_name("sources")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 # Normal numbers must be the same bits on every processor: products and sums are rounded one by one.
 _FLAGS_OF = {"mean_field": ("-ffp-contract=off",), "noise": ("-ffp-contract=off",)}
@@ -33,10 +35,13 @@ class UnavailableError(RuntimeError):
 
 @functools.cache
 def load(name: str) -> ctypes.CDLL:
-    """Return the compiled library of `NAME.cpp`, with BLAS passed to it if the source uses it (`use_blas`).
+    """Return the compiled library of `NAME.cpp`, with what its source asks for passed to it.
+
+    That is matrix products (`use_blas`), and the normal numbers of the library "noise" (`use_normals`), which is
+    compiled without contraction.
 
     Args:
-        name: name of a source in this folder.
+        name: name of a source.
 
     Returns:
         The library.
@@ -47,8 +52,10 @@ def load(name: str) -> ctypes.CDLL:
     """
     if os.environ.get(ENVIRONMENT) == "0":
         raise UnavailableError(f"kernels are switched off by {ENVIRONMENT}=0")
-    source = Path(__file__).with_name(f"{name}.cpp")
-    blas = _blas() if "void use_blas(" in source.read_text() else None
+    source = SOURCES / f"{name}.cpp"
+    text = source.read_text()
+    blas = _blas() if "void use_blas(" in text else None
+    noise = load("noise") if "void use_normals(" in text else None
     path = _compiled(source)
     try:
         library = ctypes.CDLL(str(path))
@@ -58,6 +65,10 @@ def load(name: str) -> ctypes.CDLL:
     if blas is not None:
         library.use_blas.argtypes = [ctypes.c_void_p] * len(blas)
         library.use_blas(*blas)
+    if noise is not None:
+        routines = [_address(routine) for routine in (noise.normals_float32, noise.normals_float64)]
+        library.use_normals.argtypes = [ctypes.c_void_p] * len(routines)
+        library.use_normals(*routines)
     return library
 
 
@@ -84,7 +95,11 @@ def _blas() -> list[int | None]:
         routines = torch_library.sgemm_, torch_library.dgemm_, torch_library.MKL_Set_Num_Threads_Local
     except AttributeError as error:
         raise UnavailableError("this build of PyTorch does not export its matrix products") from error
-    return [ctypes.cast(routine, ctypes.c_void_p).value for routine in routines]
+    return [_address(routine) for routine in routines]
+
+
+def _address(routine: Any) -> int | None:
+    return ctypes.cast(routine, ctypes.c_void_p).value
 
 
 def _compiled(source: Path) -> Path:
@@ -115,7 +130,7 @@ def _compiled(source: Path) -> Path:
 
 
 def _texts(source: Path) -> list[str]:
-    """Return the text of a source and of the headers of this folder, if it has any."""
+    """Return the text of a source and of the headers of its folder, if it has any."""
     text = source.read_text()
     headers = sorted(source.parent.glob("*.hpp")) if '#include "' in text else []
     return [text, *(header.read_text() for header in headers)]

@@ -82,12 +82,12 @@ class DenseKernel:
             ValueError: if a class label is not one of the network's outputs.
         """
         members = len(weights_MD)
-        weights_MD, inputs, targets = weights_MD.contiguous(), inputs.contiguous(), targets.contiguous()
+        weights_MD = weights_MD.contiguous()
         values_M, priors_M = torch.empty(2, members, dtype=torch.float64).unbind()
-        rows = self._rows(inputs, targets, 1 if shared else members, chunk_size)
-        fine = self._functions["evaluate", weights_MD.dtype](
-            ctypes.byref(self._network),
-            ctypes.byref(rows),
+        call(
+            self,
+            "evaluate",
+            weights_MD.dtype,
             ctypes.byref(self._prior),
             ctypes.c_int64(members),
             _pointer(weights_MD),
@@ -96,9 +96,10 @@ class DenseKernel:
             None if gradient_MD is None else _pointer(gradient_MD),
             _pointer(values_M),
             _pointer(priors_M),
-            ctypes.c_int64(torch.get_num_threads()),
+            rows=(inputs, targets),
+            groups=1 if shared else members,
+            chunk_size=chunk_size,
         )
-        self._check_labels(bool(fine), targets)
         return values_M, priors_M
 
     def leapfrog(
@@ -129,15 +130,14 @@ class DenseKernel:
         Raises:
             ValueError: if a class label is not one of the network's outputs.
         """
-        inputs, targets = rows[0].contiguous(), rows[1].contiguous()
         members, dtype = len(phase[0]), phase[0].dtype
         values_M, priors_M = torch.empty(2, members, dtype=torch.float64).unbind()
         inverse_mass_MD = None if inverse_mass_MD is None else inverse_mass_MD.contiguous()
         step_size_M, steps_M = step_size_M.double().contiguous(), steps_M.long().contiguous()
-        about = self._rows(inputs, targets, 1, chunk_size)
-        fine = self._functions["leapfrog", dtype](
-            ctypes.byref(self._network),
-            ctypes.byref(about),
+        call(
+            self,
+            "leapfrog",
+            dtype,
             ctypes.byref(self._prior),
             ctypes.c_int64(members),
             *map(_pointer, phase),
@@ -148,9 +148,10 @@ class DenseKernel:
             ctypes.c_double(scales[1]),
             _pointer(values_M),
             _pointer(priors_M),
-            ctypes.c_int64(torch.get_num_threads()),
+            rows=rows,
+            groups=1,
+            chunk_size=chunk_size,
         )
-        self._check_labels(bool(fine), targets)
         return values_M, priors_M
 
     def predict(self, weights_SD: Tensor, inputs: Tensor, *, chunk_size: int) -> Tensor:
@@ -214,11 +215,41 @@ class DenseKernel:
         return self._made_of  # a loaded library can be neither copied nor pickled
 
 
+def call(
+    kernel: DenseKernel,
+    name: str,
+    dtype: torch.dtype,
+    *arguments: Any,
+    rows: tuple[Tensor, Tensor],
+    groups: int,
+    chunk_size: int,
+) -> None:
+    """Call a function of the library that takes a network, rows, other arguments and the number of threads.
+
+    Args:
+        kernel: of the network.
+        name: of the function, without its dtype.
+        dtype: of weights and inputs.
+        arguments: between the rows and the number of threads.
+        rows: inputs and targets.
+        groups: M when every member has its own rows, else 1.
+        chunk_size: most rows that go through a network at once.
+
+    Raises:
+        ValueError: if a class label is not one of the network's outputs.
+    """
+    inputs, targets = rows[0].contiguous(), rows[1].contiguous()
+    about, threads = kernel._rows(inputs, targets, groups, chunk_size), ctypes.c_int64(torch.get_num_threads())
+    function = kernel._functions[name, dtype]
+    fine = function(ctypes.byref(kernel._network), ctypes.byref(about), *arguments, threads)
+    kernel._check_labels(bool(fine), targets)
+
+
 def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """Return the library's functions by name and dtype."""
     library, found = load("dense"), {}
     for dtype in (torch.float32, torch.float64):
-        for name in ("evaluate", "leapfrog", "predict"):
+        for name in ("evaluate", "spread", "leapfrog", "predict"):
             found[name, dtype] = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
             found[name, dtype].restype = None if name == "predict" else ctypes.c_bool
     return found

@@ -36,7 +36,7 @@ from torchbayes.native.build import UnavailableError, load
 from torchbayes.native.noise import fill_normal, fill_normal_rows, keys_of
 
 _DTYPES = (torch.float32, torch.float64)
-_LEAST = 1e-20  # of a variance whose root is differentiated
+LEAST = 1e-20  # of a variance whose root is differentiated
 
 
 class Moments(NamedTuple):
@@ -279,7 +279,7 @@ def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
     """
     usual = mean.device.type == "cpu" and mean.dtype in _DTYPES and mean.is_contiguous() and variance.is_contiguous()
     if usual and _library() is not None:
-        numbers = (mean.numel(), seed, stream, _LEAST, torch.get_num_threads())
+        numbers = (mean.numel(), seed, stream, LEAST, torch.get_num_threads())
         _function("perturb", mean.dtype)(mean.data_ptr(), variance.data_ptr(), *numbers)
         return
     dtype = torch.promote_types(mean.dtype, torch.float32)
@@ -289,8 +289,8 @@ def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
 
 def perturb_by(mean: Tensor, variance: Tensor, noise: Tensor) -> None:
     """Do the same with noise that is given."""
-    certain = variance < _LEAST
-    root = variance.clamp_min_(_LEAST).sqrt_()
+    certain = variance < LEAST
+    root = variance.clamp_min_(LEAST).sqrt_()
     mean.addcmul_(root, noise)
     torch.div(noise, root, out=variance).masked_fill_(certain, 0)
 

@@ -34,13 +34,14 @@ from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
+from torchbayes.density.layers.kernel import by_kernel, kernel_for
+from torchbayes.density.layers.randomness import Pass, Place, Randomness
 from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.native import mean_field
-from torchbayes.native.noise import fill_normal, fill_signs
 from torchbayes.native.seeds import Purpose, mix
 
 
@@ -86,31 +87,49 @@ def by_layers(
     """
     model, ranks = density.model, density.ranks
     rows = batch_size(batch.inputs, 1)
-    factor, place = -1 / rows, Place(slice(0, rows), rows)
+    place = Place(slice(0, rows), rows)
     if ranks.data > 1:
         place = Place(ranks.rows(rows), rows)
         batch = batch.map(lambda t: t[:, place.own])
-    found_MD = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
-    totals = []
+    into = tuple(torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device).unbind())
     first = batch.map(lambda t: t[0])
     hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
+    about = Pass(hows, place, [Randomness(seed, step) for seed in seeds])
+    kernel = kernel_for(density, mean_MD, batch, hows=hows)
+    if kernel is None:
+        total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
+    else:
+        total_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
+    ranks.sum_(*into, total_M)
+    return Gradients(total_M * (-1 / rows), *into)
+
+
+def _one_by_one(
+    density: LogDensity,
+    parameters: tuple[Tensor, Tensor],
+    batch: Batch,
+    *,
+    buffers: Buffers,
+    about: Pass,
+    into: tuple[Tensor, ...],
+) -> Tensor:
+    """Return the sum of the log likelihoods of rows, (M,), and write −1/B of its gradient by means and scales."""
+    model, totals = density.model, []
     with torch.enable_grad(), model.network.training():
-        for m, seed in enumerate(seeds):
+        for m, random in enumerate(about.random):
             alone = batch.map(lambda t, m=m: t[m])
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))
             kept = {name: buffer[m] for name, buffer in buffers.items()}
-            means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in (mean_MD, scale_MD))
-            views = [model.layout.split(part_MD[m]) for part_MD in found_MD]
-            into = {name: (views[0][name], views[1][name]) for name in means}
-            layers = _Layers((means, scales), hows, into=into, place=place, stream=(seed, step))
-            (masks,) = seeds_here(ranks, [mix(Purpose.LAYER_MASKS, seed, step)])
-            with drawing(masks, mean_MD.device), layers:
+            means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
+            views = [model.layout.split(part_MD[m]) for part_MD in into]
+            memory = {name: (views[0][name], views[1][name]) for name in means}
+            layers = _Layers((means, scales), about.hows, into=memory, place=about.place, random=random)
+            (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, random.seed, random.step)])
+            with drawing(masks, parameters[0].device), layers:
                 total = model.log_likelihood(layers.held, alone, kept or None).sum(dtype=torch.float64)
-            _write(total * factor, (means, scales), views)
+            _write(total * (-1 / about.place.total), (means, scales), views)
             totals.append(total.detach())
-    total_M = torch.stack(totals)
-    ranks.sum_(found_MD, total_M)
-    return Gradients(factor * total_M, *found_MD)
+    return torch.stack(totals)
 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
@@ -122,28 +141,6 @@ def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence
             view.zero_()
         elif gradient.data_ptr() != view.data_ptr():  # else it was made there
             view.copy_(gradient)
-
-
-class Place(NamedTuple):
-    """Which rows of a batch are here, where ranks share it: noise of an example does not depend on who computes it.
-
-    Attributes:
-        own: the rows that are here.
-        total: rows of the batch.
-    """
-
-    own: slice
-    total: int
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether the first axis of a tensor holds the rows that are here."""
-        return len(tensor) == self.own.stop - self.own.start
-
-    def of(self, tensor: Tensor) -> tuple[tuple[int, ...], slice]:
-        """Return the shape that a tensor has for all rows of the batch, and which part of that is here."""
-        if not self.holds(tensor):
-            return tuple(tensor.shape), slice(None)
-        return (self.total, *tensor.shape[1:]), self.own
 
 
 @dataclass
@@ -170,17 +167,15 @@ class _Layers(TorchFunctionMode):
         *,
         into: Mapping[str, tuple[Tensor, Tensor]],
         place: Place,
-        stream: tuple[int, int],
+        random: Randomness,
     ) -> None:
         super().__init__()
-        self._place, self._calls = place, 0
-        self._seed, self._step = stream
+        self._place, self._random, self._calls = place, random, 0
         self._places, self.held = _Places(), dict[str, Tensor]()
         scales = leaves[1]
         for number, (name, mean) in enumerate(leaves[0].items()):
             if hows[name] == "drawn":
-                noise = _normals(mean, seed=self._seed, stream=mix(Purpose.LAYER_WEIGHTS, self._step, number))
-                self.held[name] = torch.addcmul(mean, scales[name], noise)
+                self.held[name] = torch.addcmul(mean, scales[name], random.drawn(number, mean))
                 continue
             self.held[name] = mean
             self._places.mean[id(mean)], self._places.scale[id(mean)] = mean, scales[name]
@@ -228,18 +223,17 @@ class _Layers(TorchFunctionMode):
     def _perturb(self, mean: Tensor, variance: Tensor) -> None:
         """Add noise to outputs, and put its ratio to their standard deviations in the place of the variances."""
         whole, own = self._place.of(mean)
-        stream = self._stream("outputs")
         if whole == tuple(mean.shape):
-            mean_field.perturb(mean, variance, **stream)
+            mean_field.perturb(mean, variance, seed=self._random.seed, stream=self._random.outputs(self._calls))
         else:
-            mean_field.perturb_by(mean, variance, _normals(mean.new_empty(whole), **stream)[own])
+            mean_field.perturb_by(mean, variance, self._random.noise_of(self._calls, mean, whole)[own])
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs under one draw of the weights, whose deviation has signs of its own for each example."""
         weight, bias = self._scale(call.weight), self._scale(call.bias)
         noise, bias_noise = (
-            None if scale is None else _normals(scale, **self._stream(name))
-            for name, scale in (("weight", weight), ("bias", bias))
+            None if scale is None else self._random.change(self._calls, scale, bias=is_bias)
+            for is_bias, scale in ((False, weight), (True, bias))
         )
         plain = func is F.linear and _plain(call) and self._place.holds(call.inputs)
         if plain and weight is not None and noise is not None:
@@ -260,12 +254,7 @@ class _Layers(TorchFunctionMode):
         """Return ±1 for each example and channel, the same at all its positions."""
         whole, own = self._place.of(like)
         shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
-        stream = mix(Purpose.LAYER_SIGNS, self._step, self._calls, number)
-        return fill_signs(like.new_empty(shape), seed=self._seed, stream=stream)[own]
-
-    def _stream(self, name: str) -> dict[str, int]:
-        number = ("outputs", "weight", "bias").index(name)
-        return {"seed": self._seed, "stream": mix(Purpose.LAYER_OUTPUTS, self._step, self._calls, number)}
+        return self._random.signs(self._calls, shape, like, outputs=bool(number))[own]
 
 
 def _plain(call: Call) -> bool:
@@ -273,11 +262,3 @@ def _plain(call: Call) -> bool:
     same = call.inputs.dtype == call.weight.dtype and (call.bias is None or call.bias.dtype == call.weight.dtype)
     kind = call.inputs.device.type
     return same and not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
-
-
-def _normals(like: Tensor, *, seed: int, stream: int) -> Tensor:
-    """Return standard normals of the shape, dtype and device of a tensor."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return fill_normal(torch.empty(like.shape, dtype=dtype, device=like.device), seed=seed, stream=stream).to(
-        like.dtype
-    )

@@ -19,6 +19,21 @@ void fill_normal(T* out, int64_t rows, int64_t size, const uint64_t* seeds, uint
   }
 }
 
+// The numbers of positions at, at + 1, ..., at + count - 1 of one row.
+template <typename T>
+void normals_from(T* out, int64_t at, int64_t count, uint64_t seed, uint64_t stream) {
+  constexpr int64_t per_block = 16 / sizeof(T), most = kBlocks * per_block;
+  const int64_t skipped = at % per_block;
+  if (skipped) {  // from within a block
+    alignas(64) T spare[per_block];
+    normals(spare, at - skipped, per_block, seed, stream);
+    const int64_t some = std::min(count, per_block - skipped);
+    std::copy_n(spare + skipped, some, out);
+    out += some, at += some, count -= some;
+  }
+  for (; count > 0; out += most, at += most, count -= most) normals(out, at, std::min(count, most), seed, stream);
+}
+
 }  // namespace
 
 extern "C" {
@@ -44,6 +59,14 @@ void fill_signs(float* out, int64_t size, const uint64_t* seed, uint64_t stream)
       for (int64_t i = 0; i < some; ++i) out[at + first + i] = bits<float>(0x3f800000u | ((word >> i & 1u) << 31));
     }
   }
+}
+
+void normals_float32(float* out, int64_t at, int64_t count, uint64_t seed, uint64_t stream) {
+  normals_from(out, at, count, seed, stream);
+}
+
+void normals_float64(double* out, int64_t at, int64_t count, uint64_t seed, uint64_t stream) {
+  normals_from(out, at, count, seed, stream);
 }
 
 void fill_normal_float32(float* out, int64_t rows, int64_t size, const uint64_t* seeds, uint64_t stream,

@@ -3,10 +3,11 @@
 //
 // Activations are kept feature by feature (each feature's rows are contiguous), so that biases, activations and the
 // softmax run over contiguous rows whatever the number of outputs, and every matrix product is a plain GEMM.
-// In the column-major terms of BLAS an activation is a (rows, width) matrix, a weight matrix W of PyTorch is
-// (fan_in, fan_out), and with A the input of a layer, Z its output and G = dL/dZ:
+// In the terms of products.hpp, with A the input of a layer, Z its output and G = dL/dZ:
 //
 //     Z = A W + b,   dL/dW = A^T G,   dL/db = column sums of G,   dL/dA = G W^T.
+//
+// Weights can be distributions in place of points (spread.hpp); layers then have a second product of each kind.
 //
 // Threads take whole members, each with single-threaded products and without waiting for one another; members that are
 // left over share the threads, by halves of the rows where there are many, else inside the products.
@@ -14,22 +15,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <omp.h>
 
 #include "common.hpp"
 #include "images.hpp"
+#include "products.hpp"
+#include "spread.hpp"
 
 namespace {
-
-using Gemm32 = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
-                        const int*, const float*, const int*, const float*, float*, const int*);
-using Gemm64 = void (*)(const char*, const char*, const int*, const int*, const int*, const double*, const double*,
-                        const int*, const double*, const int*, const double*, double*, const int*);
-Gemm32 gemm32 = nullptr;
-Gemm64 gemm64 = nullptr;
-int (*set_threads)(int) = nullptr;  // of the products that this thread calls; returns what it was
 
 enum Likelihood : int64_t { kNone, kCategorical, kGaussian, kHeteroscedastic };
 
@@ -89,53 +85,6 @@ struct Prior {  // segment by segment normal, or of log scales; precision and de
 
 namespace {
 
-inline void gemm(const char* ta, const char* tb, int m, int n, int k, const float* a, int lda, const float* b, int ldb,
-                 float beta, float* c, int ldc) {
-  const float one = 1.0f;
-  gemm32(ta, tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
-}
-
-inline void gemm(const char* ta, const char* tb, int m, int n, int k, const double* a, int lda, const double* b,
-                 int ldb, double beta, double* c, int ldc) {
-  const double one = 1.0;
-  gemm64(ta, tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
-}
-
-// Products with a layer of one input or one output, for which a call of BLAS takes longer than the sums.
-
-// c(rows, width) = a(rows, 1) b(1, width)
-template <typename T>
-void outer(int64_t rows, int64_t width, const T* a, const T* b, T* c) {
-  for (int64_t j = 0; j < width; ++j)
-#pragma omp simd
-    for (int64_t i = 0; i < rows; ++i) c[j * rows + i] = a[i] * b[j];
-}
-
-// c(rows) = a(rows, width) b(width)
-template <typename T>
-void combined(int64_t rows, int64_t width, const T* a, const T* b, T* c) {
-  std::fill_n(c, rows, T(0));
-  for (int64_t j = 0; j < width; ++j)
-#pragma omp simd
-    for (int64_t i = 0; i < rows; ++i) c[i] += a[j * rows + i] * b[j];
-}
-
-// c(width) = beta c(width) + a(rows, width)^T b(rows); the sums of the columns of a if b is null
-template <typename T>
-void projected(int64_t rows, int64_t width, const T* a, const T* b, bool first, T* c) {
-  for (int64_t j = 0; j < width; ++j) {
-    T sum = T(0);
-    if (b) {
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < rows; ++i) sum += a[j * rows + i] * b[i];
-    } else {
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < rows; ++i) sum += a[j * rows + i];
-    }
-    c[j] = first ? sum : c[j] + sum;
-  }
-}
-
 template <typename T>
 struct Workspace {
   Aligned<T> memory;
@@ -143,6 +92,7 @@ struct Workspace {
   std::vector<T*> kept;         // z of each layer, null where not needed
   T* delta[2];
   T* scratch;
+  SecondProducts<T> second;
 
   void prepare(const Network& net, int64_t rows) {
     int64_t total = Aligned<T>::padded(3 * rows), widest = 0;
@@ -174,20 +124,23 @@ Workspace<T>& workspace() {
   return own;
 }
 
+int64_t convolutions(const Network& net) {
+  return std::count_if(net.stage, net.stage + net.stages, [](const Stage& s) { return s.kind == kConvolution; });
+}
+
+LinearCall call_of(const Network& net, int64_t l, int64_t rows) {
+  return {convolutions(net) + l, rows,   net.widths[l], net.widths[l + 1], net.weights_at[l], net.biases_at[l],
+          l == 0};
+}
+
 template <typename T>
-void forward(const Network& net, const T* weights, const T* inputs, int64_t rows, Workspace<T>& work) {
+void forward(const Network& net, const T* weights, const T* inputs, int64_t rows, Workspace<T>& work,
+             const Spread<T>* spread) {
   for (int64_t l = 0; l < net.layers; ++l) {
     const int64_t in = net.widths[l], out = net.widths[l + 1];
-    const T* matrix = weights + net.weights_at[l];
     const T* below = l ? work.activations[l - 1] : inputs;
-    if (in == 1)
-      outer(rows, out, below, matrix, work.activations[l]);
-    else if (l == 0)
-      gemm("T", "N", rows, out, in, inputs, in, matrix, in, T(0), work.activations[l], rows);
-    else if (out == 1)
-      combined(rows, in, below, matrix, work.activations[l]);
-    else
-      gemm("N", "N", rows, out, in, below, rows, matrix, in, T(0), work.activations[l], rows);
+    multiply(rows, in, out, below, l == 0, weights + net.weights_at[l], work.activations[l]);
+    if (spread) work.second.forward(l, call_of(net, l, rows), *spread, below, work.activations[l]);
     const T* bias = net.biases_at[l] < 0 ? nullptr : weights + net.biases_at[l];
     activate(static_cast<Activation>(net.activations[l]), rows, out, bias, work.activations[l], work.kept[l]);
   }
@@ -265,14 +218,15 @@ double heteroscedastic(const Network& net, int64_t rows, int64_t outputs, const 
   return total;
 }
 
-// Add the rows' part to the gradient (or write it, when `first`) and return their log likelihood.
+// Add the rows' part to the gradients (or write it, when `first`) and return their log likelihood.
 template <typename T>
 double pass(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t rows, T scale,
-            T* gradient, bool first) {
+            T* gradient, bool first, const Spread<T>* spread) {
   Workspace<T>& work = workspace<T>();
   work.prepare(net, rows);
-  if (net.stages) inputs = front<T>().forward(inputs, rows);
-  forward(net, weights, inputs, rows, work);
+  if (spread) work.second.prepare(net.widths, net.layers, rows);
+  if (net.stages) inputs = front<T>().forward(inputs, rows, spread);
+  forward(net, weights, inputs, rows, work, spread);
   const int64_t last = net.layers - 1, outputs = net.widths[net.layers];
   T* f = work.activations[last];
   double total = 0.0;
@@ -292,33 +246,21 @@ double pass(const Network& net, const T* weights, const T* inputs, const void* t
       break;
   }
   if (!gradient) return total;
-  const T beta = first ? T(0) : T(1);
   T* g = f;
   for (int64_t l = last; l >= 0; --l) {
     const int64_t in = net.widths[l], out = net.widths[l + 1];
-    T* into = gradient + net.weights_at[l];
     const T* a = l ? work.activations[l - 1] : inputs;
-    if (in == 1)
-      projected(rows, out, g, a, first, into);
-    else if (l == 0)
-      gemm("N", "N", in, out, rows, inputs, in, g, rows, beta, into, in);
-    else if (out == 1)
-      projected(rows, in, a, g, first, into);
-    else
-      gemm("T", "N", in, out, rows, a, rows, g, rows, beta, into, in);
+    by_matrix(rows, in, out, a, l == 0, g, first, gradient + net.weights_at[l]);
     if (net.biases_at[l] >= 0) projected<T>(rows, out, g, nullptr, first, gradient + net.biases_at[l]);
+    if (spread) work.second.by_weights(l, call_of(net, l, rows), *spread, g, first);
+    if (l == 0 && !net.stages) break;
+    T* below = l ? work.delta[l % 2] : front<T>().slopes();
+    by_inputs(rows, in, out, g, weights + net.weights_at[l], l == 0, below);
+    if (spread) work.second.by_inputs(l, call_of(net, l, rows), *spread, a, below);
     if (l == 0) {
-      if (!net.stages) break;
-      gemm("N", "T", in, rows, out, weights + net.weights_at[l], in, g, rows, T(0), front<T>().slopes(), in);
-      front<T>().backward(rows);
+      front<T>().backward(rows, spread);
       break;
     }
-    T* below = work.delta[l % 2];
-    const T* matrix = weights + net.weights_at[l];
-    if (out == 1)
-      outer(rows, in, g, matrix, below);
-    else
-      gemm("N", "T", rows, in, out, g, rows, matrix, in, T(0), below, rows);
     differentiate(static_cast<Activation>(net.activations[l - 1]), rows * in, work.activations[l - 1],
                   work.kept[l - 1], below);
     g = below;
@@ -333,13 +275,13 @@ const void* shifted(const Network& net, const void* targets, int64_t rows) {
   return static_cast<const T*>(targets) + rows * outputs;
 }
 
-// Size of the fewest chunks of equal size that `count` rows fall into.
+// Size of the fewest chunks of equal size that `count` rows fall into; a pass keeps `times` as much as usual.
 template <typename T>
-int64_t evenly(const Network& net, const Rows& rows, int64_t count) {
+int64_t evenly(const Network& net, const Rows& rows, int64_t count, int64_t times = 1) {
   int64_t most = kRowsAtOnce;
   if (net.stages) {
     const int64_t least = net.widths[0] * net.widths[1] > kWideLayer ? kRowsOfWide : 1;
-    most = std::max(least, Front<T>::rows_at_once(net.stage, net.stages, rows.height, rows.width));
+    most = std::max(least, Front<T>::rows_at_once(net.stage, net.stages, rows.height, rows.width, times));
   }
   const int64_t chunk = std::min(rows.chunk, most);
   const int64_t chunks = (count + chunk - 1) / chunk;
@@ -349,48 +291,58 @@ int64_t evenly(const Network& net, const Rows& rows, int64_t count) {
 // `count` rows in chunks.
 template <typename T>
 double passes(const Network& net, const T* weights, const T* inputs, const void* targets, int64_t count,
-              const Rows& rows, T scale, T* gradient) {
-  const int64_t chunk = evenly<T>(net, rows, count);
+              const Rows& rows, T scale, T* gradient, const Spread<T>* spread) {
+  const int64_t chunk = evenly<T>(net, rows, count, spread ? 2 : 1);
   if (net.stages) {
-    front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk);
-    front<T>().begin(weights, gradient);
+    front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk, spread);
+    front<T>().begin(weights, gradient, spread);
   }
   double total = 0.0;
-  for (int64_t at = 0; at < count; at += chunk)
+  for (int64_t at = 0; at < count; at += chunk) {
+    const std::optional<Spread<T>> own = spread ? std::optional(spread->from(at)) : std::nullopt;
     total += pass(net, weights, inputs + at * rows.features, shifted<T>(net, targets, at), std::min(chunk, count - at),
-                  scale, gradient, at == 0);
-  if (net.stages && gradient) front<T>().finish(gradient);
+                  scale, gradient, at == 0, own ? &*own : nullptr);
+  }
+  if (net.stages && gradient) front<T>().finish(gradient, spread);
   return total;
+}
+
+// into += others, which lie one after the other, by all threads of the team.
+template <typename T>
+void add_others(int64_t size, int64_t count, const T* others, int64_t stride, T* into) {
+#pragma omp for simd
+  for (int64_t d = 0; d < size; ++d)
+    for (int64_t o = 0; o < count; ++o) into[d] += others[o * stride + d];
 }
 
 // One member with all threads.
 template <typename T>
 double shared(const Network& net, const T* weights, const T* inputs, const void* targets, const Rows& rows, T scale,
-              T* gradient, int threads) {
+              T* gradient, int threads, const Spread<T>* spread) {
   if (threads == 1 || rows.count < threads * (net.stages ? kImagesPerThread : kRowsPerThread)) {
     const bool small = threads > 1 && rows.count * net.size < kWorkForThreads;
     const int before = small ? set_threads(1) : 0;
-    const double total = passes(net, weights, inputs, targets, rows.count, rows, scale, gradient);
+    const double total = passes(net, weights, inputs, targets, rows.count, rows, scale, gradient, spread);
     if (small) set_threads(before);
     return total;
   }
   std::vector<double> totals(threads, 0.0);
-  const int64_t stride = Aligned<T>::padded(net.size);
+  const int64_t stride = Aligned<T>::padded(net.size), others = threads - 1;
   static thread_local Aligned<T> memory;
-  T* others = gradient ? memory.at_least((threads - 1) * stride) : nullptr;
+  T* first = gradient ? memory.at_least((spread ? 2 : 1) * others * stride) : nullptr;
+  T* second = first + others * stride;
 #pragma omp parallel num_threads(threads)
   {
     const int64_t t = omp_get_thread_num();
     const int64_t from = rows.count * t / threads, to = rows.count * (t + 1) / threads;
-    T* into = !gradient ? nullptr : t == 0 ? gradient : others + (t - 1) * stride;
+    T* into = !gradient ? nullptr : t == 0 ? gradient : first + (t - 1) * stride;
+    std::optional<Spread<T>> own;
+    if (spread) own.emplace(spread->from(from, t == 0 ? spread->gradient : second + (t - 1) * stride));
     totals[t] = passes(net, weights, inputs + from * rows.features, shifted<T>(net, targets, from), to - from, rows,
-                       scale, into);
+                       scale, into, own ? &*own : nullptr);
 #pragma omp barrier
-    if (gradient) {
-#pragma omp for simd
-      for (int64_t d = 0; d < net.size; ++d)
-        for (int64_t o = 0; o < threads - 1; ++o) gradient[d] += others[o * stride + d];
-    }
+    if (gradient) add_others(net.size, others, first, stride, gradient);
+    if (spread) add_others(net.size, others, second, stride, spread->gradient);
   }
   double total = 0.0;
   for (double part : totals) total += part;
@@ -439,6 +391,19 @@ bool labelled(const Network& net, const Rows& rows, int64_t members) {
   return std::all_of(labels, labels + count, [=](int64_t label) { return label >= 0 && label < outputs; });
 }
 
+// Write the gradient of the log likelihood of member m at w, unless it is null, and return its value.
+template <typename T>
+double likelihood(const Network& net, const Rows& rows, int64_t m, const T* w, double scale, T* gradient, int threads,
+                  const Spread<T>* spread = nullptr) {
+  const T* x = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
+  const void* y = net.likelihood == kCategorical
+                      ? static_cast<const void*>(static_cast<const int64_t*>(rows.targets) + m * rows.target_stride)
+                      : static_cast<const void*>(static_cast<const T*>(rows.targets) + m * rows.target_stride);
+  const T factor = static_cast<T>(scale);
+  return threads == 1 ? passes(net, w, x, y, rows.count, rows, factor, gradient, spread)
+                      : shared(net, w, x, y, rows, factor, gradient, threads, spread);
+}
+
 // What the gradient of a member is made of.
 template <typename T>
 struct Density {
@@ -449,13 +414,7 @@ struct Density {
 
   // Write the gradient of member m at w, unless it is null, and return log likelihood and log prior.
   void at(int64_t m, const T* w, T* gradient, double& value, double& log_prior, int threads) const {
-    const T* x = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
-    const void* y = net.likelihood == kCategorical
-                        ? static_cast<const void*>(static_cast<const int64_t*>(rows.targets) + m * rows.target_stride)
-                        : static_cast<const void*>(static_cast<const T*>(rows.targets) + m * rows.target_stride);
-    const T factor = static_cast<T>(scale);
-    value = threads == 1 ? passes(net, w, x, y, rows.count, rows, factor, gradient)
-                         : shared(net, w, x, y, rows, factor, gradient, threads);
+    value = likelihood(net, rows, m, w, scale, gradient, threads);
     // with somewhere to write in any case: compilers sum in another order where nothing is written
     static thread_local Aligned<T> unused;
     T* into = gradient ? gradient : unused.at_least(net.size);
@@ -483,6 +442,20 @@ bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t 
   const Density<T> density{net, rows, prior, scale, prior_scale};
   for_each_member(members, threads, [&](int64_t m, int count) {
     density.at(m, weights + m * net.size, gradient ? gradient + m * net.size : nullptr, values[m], priors[m], count);
+  });
+  return true;
+}
+
+// The same of weights that are distributions, for the likelihood alone.
+template <typename T>
+bool evaluate_spread(const Network& net, const Rows& rows, const SpreadWeights& about, int64_t members, const T* means,
+                     double scale, T* gradient, double* values, int threads) {
+  if (!labelled(net, rows, members)) return false;
+  for_each_member(members, threads, [&](int64_t m, int count) {
+    const int64_t at = m * net.size;
+    const Spread<T> spread{about, m, rows.count, 0, static_cast<const T*>(about.weights) + at,
+                           static_cast<T*>(about.gradient) + at};
+    values[m] = likelihood(net, rows, m, means + at, scale, gradient + at, count, &spread);
   });
   return true;
 }
@@ -535,14 +508,15 @@ void predict(const Network& net, const Rows& rows, int64_t members, const T* wei
     const T* inputs = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
     const int64_t chunk = evenly<T>(net, rows, to - from);
     if (net.stages) {
-      front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk);
-      front<T>().begin(weights + m * stride, false);
+      front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk, false);
+      front<T>().begin(weights + m * stride, false, nullptr);
     }
     for (int64_t at = from; at < to; at += chunk) {
       const int64_t count = std::min(chunk, to - at);
       work.prepare(net, count);
       const T* x = inputs + at * rows.features;
-      forward(net, weights + m * stride, net.stages ? front<T>().forward(x, count) : x, count, work);
+      if (net.stages) x = front<T>().forward(x, count, nullptr);
+      forward<T>(net, weights + m * stride, x, count, work, nullptr);
       const T* f = work.activations[net.layers - 1];
       T* into = outputs + (m * rows.count + at) * width;
       for (int64_t i = 0; i < count; ++i)
@@ -566,6 +540,11 @@ void predict(const Network& net, const Rows& rows, int64_t members, const T* wei
 
 extern "C" {
 
+void use_normals(void* single, void* doubled) {
+  normals32 = reinterpret_cast<Normals32>(single);
+  normals64 = reinterpret_cast<Normals64>(doubled);
+}
+
 void use_blas(void* single, void* doubled, void* threads) {
   gemm32 = reinterpret_cast<Gemm32>(single);
   gemm64 = reinterpret_cast<Gemm64>(doubled);
@@ -584,6 +563,16 @@ bool evaluate_float64(const Network* net, const Rows* rows, const Prior* prior, 
                       int64_t threads) {
   return evaluate(*net, *rows, *prior, members, weights, scale, prior_scale, gradient, values, priors,
                   static_cast<int>(threads));
+}
+
+bool spread_float32(const Network* net, const Rows* rows, const SpreadWeights* about, int64_t members,
+                    const float* means, double scale, float* gradient, double* values, int64_t threads) {
+  return evaluate_spread(*net, *rows, *about, members, means, scale, gradient, values, static_cast<int>(threads));
+}
+
+bool spread_float64(const Network* net, const Rows* rows, const SpreadWeights* about, int64_t members,
+                    const double* means, double scale, double* gradient, double* values, int64_t threads) {
+  return evaluate_spread(*net, *rows, *about, members, means, scale, gradient, values, static_cast<int>(threads));
 }
 
 bool leapfrog_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, float* weights,

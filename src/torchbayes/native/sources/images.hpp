@@ -13,11 +13,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "common.hpp"
+#include "spread.hpp"
+#include "vectors.hpp"
 
 extern "C" {
 
@@ -36,93 +37,12 @@ namespace {
 
 enum StageKind : int64_t { kConvolution, kMaximum, kAverage };
 
-#if defined(__AVX512F__)
-constexpr int64_t kVectorBytes = 64;
-#elif defined(__AVX__)
-constexpr int64_t kVectorBytes = 32;
-#else
-constexpr int64_t kVectorBytes = 16;
-#endif
 // pixels, or taps, of a block: with two vectors of channels they fill half of 32 registers, or most of 16
 constexpr int kBlock = kVectorBytes == 64 ? 8 : 4;
 // pixels whose values stay in the nearest cache while all taps pass over them
 constexpr int64_t kPixelsAtOnce = 96;
 // bytes of all that a pass keeps: well inside a core's own cache
 constexpr int64_t kBytesAtOnce = 640 * 1024;
-
-template <typename T, int kLanes>
-struct Lanes {
-  typedef T Vector __attribute__((vector_size(kLanes * sizeof(T))));
-};
-template <typename T>
-constexpr int kFull = kVectorBytes / sizeof(T);  // lanes of a vector
-template <typename T, int kLanes = kFull<T>>
-using Vector = typename Lanes<T, kLanes>::Vector;
-
-template <int kLanes, typename T>
-inline Vector<T, kLanes> load(const T* from) {
-  Vector<T, kLanes> v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-template <typename T>
-inline Vector<T> load(const T* from) {
-  return load<kFull<T>>(from);
-}
-
-template <typename V, typename T>
-inline void store(T* to, V v) {
-  std::memcpy(to, &v, sizeof v);
-}
-
-// Store the first lanes alone: what lies behind belongs to a neighbour.
-template <typename T>
-inline void store(T* to, Vector<T> v, int64_t valid) {
-  if (valid >= kFull<T>) return store(to, v);
-  for (int64_t lane = 0; lane < valid; ++lane) to[lane] = v[lane];
-}
-
-// a0 b0 a1 b1 ...: of the first halves of two vectors, or of the second ones.
-template <typename T>
-inline Vector<T> interleave(Vector<T> a, Vector<T> b, bool second) {
-  constexpr int64_t lanes = kFull<T>;
-#if defined(__clang__)
-  Vector<T> mixed;
-  for (int64_t i = 0; i < lanes; ++i) mixed[i] = (i % 2 ? b : a)[i / 2 + (second ? lanes / 2 : 0)];
-  return mixed;
-#else
-  decltype(a < b) order;
-  for (int64_t i = 0; i < lanes; ++i) order[i] = i / 2 + (second ? lanes / 2 : 0) + (i % 2 ? lanes : 0);
-  return __builtin_shuffle(a, b, order);
-#endif
-}
-
-// Transpose a (height, width) matrix.
-template <typename T>
-void transpose(int64_t height, int64_t width, const T* from, int64_t from_row, T* to, int64_t to_row) {
-  constexpr int lanes = kFull<T>;
-  for (int64_t h = 0; h < height; h += lanes)
-    for (int64_t w = 0; w < width; w += lanes) {
-      if (h + lanes > height || w + lanes > width) {
-        for (int64_t j = w; j < std::min(w + lanes, width); ++j)
-          for (int64_t i = h; i < std::min(h + lanes, height); ++i) to[j * to_row + i] = from[i * from_row + j];
-        continue;
-      }
-      Vector<T> row[lanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < lanes; ++i) row[i] = load(from + (h + i) * from_row + w);
-#pragma GCC unroll 4
-      for (int step = 1; step < lanes; step *= 2) {
-        Vector<T> mixed[lanes];
-#pragma GCC unroll 16
-        for (int i = 0; i < lanes; ++i) mixed[i] = interleave<T>(row[i / 2], row[i / 2 + lanes / 2], i % 2);
-#pragma GCC unroll 16
-        for (int i = 0; i < lanes; ++i) row[i] = mixed[i];
-      }
-#pragma GCC unroll 16
-      for (int j = 0; j < lanes; ++j) store(to + (w + j) * to_row + h, row[j]);
-    }
-}
 
 // Channels whose sums are formed at once.
 struct Panel {
@@ -296,6 +216,12 @@ struct Group {
   std::vector<int64_t> tap, channel;  // of each
 };
 
+// The weights of a convolution the way the sums over taps read them, and the sums of their gradient.
+template <typename T>
+struct Filters {
+  T *packed = nullptr, *back_packed = nullptr, *bias = nullptr, *sums = nullptr, *bias_sums = nullptr;
+};
+
 // One convolution or pool, for images of known size.
 template <typename T>
 struct Layer {
@@ -308,7 +234,8 @@ struct Layer {
   std::vector<Group> groups;
   T *value = nullptr, *kept = nullptr, *slope = nullptr;  // of the output
   T *chosen = nullptr;                                    // which of its window a maximum is
-  T *packed = nullptr, *back_packed = nullptr, *bias = nullptr, *sums = nullptr, *bias_sums = nullptr;
+  Filters<T> filters, second;  // those of distributions have second ones
+  T *other = nullptr, *ratio = nullptr, *other_slope = nullptr, *other_below = nullptr;  // see spread.hpp: y, v, h
 
   int64_t window() const { return stage.kernel[0] * stage.kernel[1]; }
   int64_t pixels() const { return out.height * out.width; }
@@ -352,8 +279,9 @@ struct Layer {
   }
 
   // Arrange the weights the way the sums over taps read them.
-  void pack(const T* weights, bool deep) {
+  void pack(const T* weights, bool deep, const Filters<T>& to_fill) {
     const Stage& s = stage;
+    const auto& [packed, back_packed, bias, sums, bias_sums] = to_fill;
     const int64_t window = this->window(), inner = s.in * window;
     const T* matrix = weights + s.weights_at;
     std::fill_n(packed, panelled<T>(s.out) * inner, T(0));
@@ -375,47 +303,47 @@ struct Layer {
   }
 
   // Write the sums of the gradient where they belong.
-  void unpack(T* gradient) const {
+  void unpack(T* gradient, const Filters<T>& filters) const {
     const Stage& s = stage;
     const int64_t window = this->window(), inner = s.in * window;
     T* matrix = gradient + s.weights_at;
     for (const Panel& panel : panels<T>(s.out))
       for (int64_t o = 0; o < std::min(s.out - panel.first, panel.width); ++o) {
-        const T* from = sums + panel.first * inner + o;
+        const T* from = filters.sums + panel.first * inner + o;
         T* to = matrix + (panel.first + o) * inner;
         for (int64_t k = 0; k < window; ++k)
           for (int64_t c = 0; c < s.in; ++c) to[c * window + k] = from[(k * s.in + c) * panel.width];
       }
-    if (s.bias_at >= 0) std::copy_n(bias_sums, s.out, gradient + s.bias_at);
+    if (s.bias_at >= 0) std::copy_n(filters.bias_sums, s.out, gradient + s.bias_at);
   }
 
-  // value = z.
-  void convolve(int64_t rows, const T* x) {
+  void convolve(int64_t rows, const T* x, const Filters<T>& filters, T* z) {
     const int64_t inner = stage.in * window();
     for (const Panel& panel : panels<T>(stage.out))
       correlate_for<T>(panel.width)(rows * pixels(), x_at.data(), z_at.data(), taps.data(), inner,
-                                    packed + panel.first * inner, bias + panel.first, x, value + panel.first,
+                                    filters.packed + panel.first * inner, filters.bias + panel.first, x,
+                                    z + panel.first,
                                     stage.out - panel.first);
   }
 
   // Add to the sums, and write dx unless it is null.
-  void convolve_back(int64_t rows, const T* x, T* dx) {
+  void convolve_back(int64_t rows, const T* x, const T* slope, const Filters<T>& filters, T* dx) {
     const int64_t inner = stage.in * window(), count = rows * pixels();
     for (int64_t q = 0; q < count; q += kPixelsAtOnce) {
       const int64_t some = std::min(kPixelsAtOnce, count - q);
       for (const Panel& panel : panels<T>(stage.out))
         accumulate_for<T>(panel.width)(some, x_at.data() + q, g_at.data() + q, taps, blocks, x, slope + panel.first,
-                                       sums + panel.first * inner);
+                                       filters.sums + panel.first * inner);
       if (stage.bias_at < 0) continue;
       for (int64_t c = 0; c < stage.out; c += kFull<T>) {
-        Vector<T> sum = load(bias_sums + c);
+        Vector<T> sum = load(filters.bias_sums + c);
         for (int64_t p = q; p < q + some; ++p) sum += load(slope + g_at[p] + c);
-        store(bias_sums + c, sum);
+        store(filters.bias_sums + c, sum);
       }
     }
     if (!dx) return;
     std::fill_n(dx, rows * in_slope.size, T(0));
-    const T* part = back_packed;
+    const T* part = filters.back_packed;
     for (const Group& group : groups) {
       constexpr int lanes = kFull<T>;
       const bool pair = group.tap.size() == 2;
@@ -424,6 +352,50 @@ struct Layer {
       run(count, g_at.data(), dx_at.data(), group.offsets.data(), stage.out, part, slope, dx);
       part += stage.out * group.lanes * static_cast<int64_t>(group.tap.size());
     }
+  }
+
+  // Give noise to the values of a convolution of the inputs x. `spare` holds the noise of an image twice.
+  void disturb(int64_t rows, int64_t call, const Spread<T>& spread, const T* x, T* spare) {
+    const bool flipped = spread.flipped(call);
+    for (int64_t i = 0; i < rows; ++i) {
+      const T *from = x + i * in.size, *p = flipped ? spread.before(call, in.channels) + i * in.channels : nullptr;
+      T* to = other + i * in.size;
+      if (!flipped) times(in.size, from, from, to);
+      for (int64_t at = 0; flipped && at < in.size; at += in.channels) times(in.channels, from + at, p, to + at);
+    }
+    convolve(rows, other, second, ratio);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t size = pixels() * out.channels;
+      T* noise = spare + size;
+      if (!flipped) {
+        spread.noise(call, i, 1, size, spare);
+        transpose(out.channels, pixels(), spare, pixels(), noise, out.channels);
+      }
+      const T* q = flipped ? spread.after(call, out.channels) + i * out.channels : nullptr;
+      for (int64_t h = 0; h < out.height; ++h, noise += out.width * out.channels) {
+        const int64_t at = i * out.size + out.at(h, 0);
+        if (!flipped)
+          perturb(out.width * out.channels, noise, static_cast<T>(spread.about.least), value + at, ratio + at);
+        for (int64_t w = 0; flipped && w < out.width; ++w)
+          flip(out.channels, q, value + at + w * out.channels, ratio + at + w * out.channels);
+      }
+    }
+  }
+
+  // Add to the second sums, and to dx unless it is null.
+  void disturb_back(int64_t rows, int64_t call, const Spread<T>& spread, const T* x, T* dx) {
+    for (int64_t q = 0; q < rows * pixels(); ++q)
+      times(out.channels, slope + g_at[q], ratio + z_at[q], other_slope + g_at[q]);
+    convolve_back(rows, other, other_slope, second, dx ? other_below : nullptr);
+    if (!dx) return;
+    const bool flipped = spread.flipped(call);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t h = 0; h < in.height; ++h)
+        for (int64_t w = 0; w < in.width; ++w) {
+          const int64_t at = i * in_slope.size + in_slope.at(h, w);
+          const T* factor = flipped ? spread.before(call, in.channels) + i * in.channels : x + i * in.size + in.at(h, w);
+          add_times(in.channels, factor, other_below + at, dx + at);
+        }
   }
 
   void pool(int64_t rows, const T* x) {
@@ -497,9 +469,9 @@ struct Layer {
 template <typename T>
 class Front {
  public:
-  // Get ready for up to `rows` images of a size at once.
-  void prepare(const Stage* stages, int64_t count, int64_t height, int64_t width, int64_t rows) {
-    std::vector<int64_t> key{height, width};
+  // Get ready for up to `rows` images of a size at once, under weights that are distributions or not.
+  void prepare(const Stage* stages, int64_t count, int64_t height, int64_t width, int64_t rows, bool spread) {
+    std::vector<int64_t> key{height, width, spread};
     key.insert(key.end(), reinterpret_cast<const int64_t*>(stages), reinterpret_cast<const int64_t*>(stages + count));
     if (key == key_ && rows <= capacity_) return;  // borders are still zero
     key_.clear();
@@ -508,25 +480,27 @@ class Front {
     input_ = stages_[0].in;
     const Plane& last = stages_.back().out;
     features_ = last.channels * last.height * last.width;
-    allocate(rows);
+    allocate(rows, spread);
     for (int64_t l = 0; l < count; ++l) stages_[l].lay_out(rows, l > 0);
     key_ = key;
     capacity_ = rows;
   }
 
   // Take the weights of a network, and forget the sums of the one before.
-  void begin(const T* weights, bool gradient) {
+  void begin(const T* weights, bool gradient, const Spread<T>* spread) {
     for (Layer<T>& layer : stages_) {
       if (layer.stage.kind != kConvolution) continue;
-      layer.pack(weights, gradient && &layer != &stages_.front());
+      const bool deep = gradient && &layer != &stages_.front();
+      layer.pack(weights, deep, layer.filters);
+      if (spread) layer.pack(spread->weights, deep, layer.second);
       if (!gradient) continue;
-      std::fill_n(layer.sums, panelled<T>(layer.stage.out) * layer.stage.in * layer.window(), T(0));
-      std::fill_n(layer.bias_sums, lined<T>(layer.stage.out), T(0));
+      clear(layer, layer.filters);
+      if (spread) clear(layer, layer.second);
     }
   }
 
   // Return what the linear layers see, (rows, features), of images (rows, channels, height, width).
-  const T* forward(const T* images, int64_t rows) {
+  const T* forward(const T* images, int64_t rows, const Spread<T>* spread) {
     const Plane& in = input_;
     const int64_t area = in.height * in.width;
     for (int64_t i = 0; i < rows; ++i)
@@ -537,8 +511,11 @@ class Front {
           for (int64_t w = 0; w < in.width; ++w) to[w * in.channels] = from[w];
         }
     const T* x = pixels_;
+    int64_t call = 0;
     for (Layer<T>& layer : stages_) {
-      layer.stage.kind == kConvolution ? layer.convolve(rows, x) : layer.pool(rows, x);
+      const bool convolution = layer.stage.kind == kConvolution;
+      convolution ? layer.convolve(rows, x, layer.filters, layer.value) : layer.pool(rows, x);
+      if (convolution && spread) layer.disturb(rows, call++, *spread, x, spare_);
       layer.activate_all(rows);
       x = layer.value;
     }
@@ -553,7 +530,7 @@ class Front {
   T* slopes() { return flat_slope_; }
 
   // Add to the sums what follows from `slopes()`.
-  void backward(int64_t rows) {
+  void backward(int64_t rows, const Spread<T>* spread) {
     const Layer<T>& last = stages_.back();
     const Plane& plane = last.out_slope;
     const int64_t channels = last.stage.out, runs = plane.contiguous() ? 1 : plane.width;
@@ -564,23 +541,33 @@ class Front {
         for (int64_t w = 0; w < runs; ++w, from += plane.width * channels / runs)
           std::copy_n(from, plane.width * channels / runs, last.slope + i * plane.size + plane.at(h, w));
     }
+    int64_t call = 0;
+    for (const Layer<T>& layer : stages_) call += layer.stage.kind == kConvolution;
     for (int64_t l = size() - 1; l >= 0; --l) {
       Layer<T>& layer = stages_[l];
       layer.differentiate_all(rows);
       T* below = l ? stages_[l - 1].slope : nullptr;
       const T* x = l ? stages_[l - 1].value : pixels_;
-      layer.stage.kind == kConvolution ? layer.convolve_back(rows, x, below) : layer.pool_back(rows, below);
+      if (layer.stage.kind != kConvolution) {
+        layer.pool_back(rows, below);
+        continue;
+      }
+      layer.convolve_back(rows, x, layer.slope, layer.filters, below);
+      if (spread) layer.disturb_back(rows, --call, *spread, x, below);
     }
   }
 
   // Write the sums to where they belong.
-  void finish(T* gradient) const {
-    for (const Layer<T>& layer : stages_)
-      if (layer.stage.kind == kConvolution) layer.unpack(gradient);
+  void finish(T* gradient, const Spread<T>* spread) const {
+    for (const Layer<T>& layer : stages_) {
+      if (layer.stage.kind != kConvolution) continue;
+      layer.unpack(gradient, layer.filters);
+      if (spread) layer.unpack(spread->gradient, layer.second);
+    }
   }
 
-  // Rows that keep what a pass needs inside a core's own cache.
-  static int64_t rows_at_once(const Stage* stages, int64_t count, int64_t height, int64_t width) {
+  // Rows that keep what a pass needs inside a core's own cache, where it needs `times` as much as usual.
+  static int64_t rows_at_once(const Stage* stages, int64_t count, int64_t height, int64_t width, int64_t times) {
     int64_t bytes = 0;
     for (int64_t l = 0; l < count; ++l) {
       bytes += (height + stages[l].padding[0]) * (width + stages[l].padding[1]) * stages[l].in * sizeof(T);
@@ -588,7 +575,7 @@ class Front {
       width = Layer<T>::side(stages[l], width, 1);
       bytes += 2 * height * width * stages[l].out * sizeof(T);
     }
-    return std::clamp<int64_t>(kBytesAtOnce / bytes, 4, 64);
+    return std::clamp<int64_t>(kBytesAtOnce / (times * bytes), 4, 64);
   }
 
  private:
@@ -596,10 +583,15 @@ class Front {
   std::vector<int64_t> key_;
   Aligned<T> memory_;
   Plane input_;
-  T *pixels_ = nullptr, *flat_ = nullptr, *flat_slope_ = nullptr;
+  T *pixels_ = nullptr, *flat_ = nullptr, *flat_slope_ = nullptr, *spare_ = nullptr;
   int64_t features_ = 0, capacity_ = 0;
 
   int64_t size() const { return static_cast<int64_t>(stages_.size()); }
+
+  static void clear(const Layer<T>& layer, const Filters<T>& filters) {
+    std::fill_n(filters.sums, panelled<T>(layer.stage.out) * layer.stage.in * layer.window(), T(0));
+    std::fill_n(filters.bias_sums, lined<T>(layer.stage.out), T(0));
+  }
 
   // Planes of stage l and of the border its input needs.
   void shape(int64_t l, const Stage* stages, int64_t count, int64_t height, int64_t width) {
@@ -615,7 +607,7 @@ class Front {
   }
 
   // Zeroed memory for everything; vectors may read past the last channel of the last pixel.
-  void allocate(int64_t rows) {
+  void allocate(int64_t rows, bool spread) {
     T* at = nullptr;
     int64_t total = 0;
     const auto take = [&](T*& piece, int64_t count) {
@@ -624,6 +616,7 @@ class Front {
     };
     const auto all = [&] {
       total = 0;
+      int64_t most = 0;
       take(pixels_, rows * input_.size);
       take(flat_, rows * features_);
       take(flat_slope_, rows * features_);
@@ -634,12 +627,22 @@ class Front {
         if (s.activation == kSilu) take(layer.kept, rows * layer.out.size);
         if (s.kind == kMaximum) take(layer.chosen, rows * layer.pixels() * lined<T>(s.out));
         if (s.kind != kConvolution) continue;
-        take(layer.packed, panelled<T>(s.out) * s.in * layer.window());
-        take(layer.back_packed, panelled<T>(s.in) * s.out * layer.window());
-        take(layer.sums, panelled<T>(s.out) * s.in * layer.window());
-        take(layer.bias, lined<T>(s.out));
-        take(layer.bias_sums, lined<T>(s.out));
+        for (Filters<T>* filters : {&layer.filters, &layer.second}) {
+          if (filters == &layer.second && !spread) break;
+          take(filters->packed, panelled<T>(s.out) * s.in * layer.window());
+          take(filters->back_packed, panelled<T>(s.in) * s.out * layer.window());
+          take(filters->sums, panelled<T>(s.out) * s.in * layer.window());
+          take(filters->bias, lined<T>(s.out));
+          take(filters->bias_sums, lined<T>(s.out));
+        }
+        if (!spread) continue;
+        take(layer.other, rows * layer.in.size);
+        take(layer.ratio, rows * layer.out.size);
+        take(layer.other_slope, rows * layer.out_slope.size);
+        take(layer.other_below, rows * layer.in_slope.size);
+        most = std::max(most, layer.pixels() * s.out);
       }
+      if (spread) take(spare_, 2 * most);
     };
     all();
     at = memory_.at_least(total);

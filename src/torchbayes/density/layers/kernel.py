@@ -1,0 +1,134 @@
+"""Layers that take their weights as distributions, in the library's own kernel.
+
+The kernel forms the second product of every layer next to the first (`native/sources/spread.hpp`). Noise is that of
+passes.py bit for bit, results are equal to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.density.layers.randomness import Pass, Randomness
+from torchbayes.density.layers.uses import How
+from torchbayes.density.native import DenseModel, kernel_of
+from torchbayes.model.dropout import dropouts
+from torchbayes.model.model import Batch
+from torchbayes.native.description import Layer, Stage
+from torchbayes.native.mean_field import LEAST
+from torchbayes.native.spread import Call, SecondWeights, evaluate_spread
+
+
+class _Linear(NamedTuple):
+    """A layer with weights, in the order in which a network calls them.
+
+    Attributes:
+        weight: its place in the flat vector.
+        bias: that of its bias; None if it has none.
+        channels: of inputs and outputs.
+        how: its estimator.
+    """
+
+    weight: slice
+    bias: slice | None
+    channels: tuple[int, int]
+    how: How
+
+
+def kernel_for(density: LogDensity, weights_MD: Tensor, batch: Batch, *, hows: Mapping[str, How]) -> DenseModel | None:
+    """Return the kernel that takes these rows; None if there is none, another plan is set, or layers are drawn."""
+    model = density.model
+    kernel = kernel_of(model)
+    planned = density.plan is None or density.plan.backend == "native"
+    if not planned or not isinstance(kernel, DenseModel) or dropouts(model.network):
+        return None
+    if any(layer.how == "drawn" for layer in _layers(kernel, model.layout.slices, hows)):
+        return None
+    return kernel if kernel.takes(weights_MD, *batch, shared=False) else None
+
+
+def by_kernel(
+    kernel: DenseModel,
+    density: LogDensity,
+    parameters: tuple[Tensor, Tensor],
+    *,
+    batch: Batch,
+    about: Pass,
+    into: tuple[Tensor, ...],
+) -> Tensor:
+    """Return the sum of the log likelihoods of rows, (M,), and write −1/B of its gradient by means and scales.
+
+    Args:
+        kernel: that takes these rows.
+        density: the density.
+        parameters: μ and σ, each (M, D).
+        batch: the rows that are here, (M, B', ...).
+        about: how layers take their weights, which rows these are, and what is random.
+        into: contiguous tensors (M, D) that receive the gradients.
+    """
+    mean_MD, scale_MD = parameters[0].contiguous(), parameters[1]
+    slices, random = density.model.layout.slices, about.random
+    drawn = {name: at for name, at in slices.items() if about.hows[name] == "drawn"}
+    noises = {name: _drawn(density, name, scale_MD[:, at], random) for name, at in drawn.items()}
+    if drawn:
+        mean_MD = mean_MD.clone()
+        for name, at in drawn.items():
+            mean_MD[:, at].addcmul_(scale_MD[:, at], noises[name])
+    factor_MD, calls = _calls(_layers(kernel, slices, about.hows), scale_MD, about)
+    seeds = tuple(of.seed for of in random)
+    total_M = evaluate_spread(
+        kernel.kernel,
+        mean_MD,
+        (batch.inputs, batch.targets),
+        second=SecondWeights(scale_MD * factor_MD, into[1], calls, seeds, about.place.own.start, LEAST),
+        scale=-1 / about.place.total,
+        gradient_MD=into[0],
+        chunk_size=density.chunk_size,
+    )
+    into[1].mul_(factor_MD)
+    for name, at in drawn.items():
+        torch.mul(into[0][:, at], noises[name], out=into[1][:, at])
+    return total_M
+
+
+def _layers(kernel: DenseModel, slices: Mapping[str, slice], hows: Mapping[str, How]) -> list[_Linear]:
+    """Return the layers with weights, convolutions first."""
+    by_start = {where.start: (name, where) for name, where in slices.items()}
+
+    def layer(part: Layer | Stage, channels: tuple[int, int]) -> _Linear:
+        name, weight = by_start[part.weight_at]
+        bias = None if part.bias_at < 0 else by_start[part.bias_at][1]
+        return _Linear(weight, bias, channels, hows[name])
+
+    stages = [layer(stage, stage.channels) for stage in kernel.network.stages if stage.weight_at >= 0]
+    return [*stages, *(layer(part, (part.fan_in, part.fan_out)) for part in kernel.network.layers)]
+
+
+def _drawn(density: LogDensity, name: str, like_MD: Tensor, random: Sequence[Randomness]) -> Tensor:
+    """Return the noise of a parameter that is drawn."""
+    number = density.model.layout.names.index(name)
+    return torch.stack([of.drawn(number, like) for of, like in zip(random, like_MD, strict=True)])
+
+
+def _calls(layers: Sequence[_Linear], scale_MD: Tensor, about: Pass) -> tuple[Tensor, list[Call]]:
+    """Return by which factor scales become second weights: σ for local noise, ε where signs flip; and the calls."""
+    factor_MD = scale_MD if all(layer.how == "local" for layer in layers) else scale_MD.clone()
+    (rows, total), random, calls = about.place, about.random, []
+    for number, layer in enumerate(layers, start=1):
+        if layer.how == "local":
+            calls.append(Call(random[0].outputs(number)))
+            continue
+        for m, of in enumerate(random):
+            factor_MD[m, layer.weight] = of.change(number, scale_MD[m, layer.weight], bias=False)
+            if layer.bias is not None:
+                factor_MD[m, layer.bias] = of.change(number, scale_MD[m, layer.bias], bias=True)
+        signs = [
+            torch.stack([of.signs(number, (total, width), scale_MD, outputs=bool(after))[rows] for of in random])
+            for after, width in enumerate(layer.channels)
+        ]
+        calls.append(Call(None, *signs))
+    return factor_MD, calls

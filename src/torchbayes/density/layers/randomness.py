@@ -1,0 +1,91 @@
+"""What is random in layers that take their weights as distributions: each kind of number has a stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.layers.uses import How
+from torchbayes.native.noise import fill_normal, fill_signs
+from torchbayes.native.seeds import Purpose, mix
+
+
+class Randomness(NamedTuple):
+    """The random numbers of one pass of one member.
+
+    Attributes:
+        seed: of the member.
+        step: number of the pass.
+    """
+
+    seed: int
+    step: int
+
+    def outputs(self, call: int) -> int:
+        """Return the stream of the noise of a layer's outputs, by its number among the calls, from 1."""
+        return self._stream(call, 0)
+
+    def change(self, call: int, like: Tensor, *, bias: bool) -> Tensor:
+        """Return ε of the weight or bias of a layer, in the shape of a tensor."""
+        return self._normals(like, self._stream(call, 2 if bias else 1))
+
+    def drawn(self, number: int, like: Tensor) -> Tensor:
+        """Return ε of a parameter that is drawn, by its number in the layout."""
+        return self._normals(like, mix(Purpose.LAYER_WEIGHTS, self.step, number))
+
+    def signs(self, call: int, shape: Sequence[int], like: Tensor, *, outputs: bool) -> Tensor:
+        """Return ±1 of the rows and channels of a layer's inputs or outputs, of the dtype and device of a tensor."""
+        stream = mix(Purpose.LAYER_SIGNS, self.step, call, int(outputs))
+        return fill_signs(like.new_empty(tuple(shape)), seed=self.seed, stream=stream)
+
+    def noise_of(self, call: int, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the noise of a layer's outputs of a shape."""
+        return self._normals(like.new_empty(tuple(shape)), self.outputs(call))
+
+    def _stream(self, call: int, number: int) -> int:
+        return mix(Purpose.LAYER_OUTPUTS, self.step, call, number)
+
+    def _normals(self, like: Tensor, stream: int) -> Tensor:
+        """Return standard normals of the shape, dtype and device of a tensor."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        noise = torch.empty(like.shape, dtype=dtype, device=like.device)
+        return fill_normal(noise, seed=self.seed, stream=stream).to(like.dtype)
+
+
+class Place(NamedTuple):
+    """Which rows of a batch are here, where ranks share it: noise of an example does not depend on who computes it.
+
+    Attributes:
+        own: the rows that are here.
+        total: rows of the batch.
+    """
+
+    own: slice
+    total: int
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether the first axis of a tensor holds the rows that are here."""
+        return len(tensor) == self.own.stop - self.own.start
+
+    def of(self, tensor: Tensor) -> tuple[tuple[int, ...], slice]:
+        """Return the shape that a tensor has for all rows of the batch, and which part of that is here."""
+        if not self.holds(tensor):
+            return tuple(tensor.shape), slice(None)
+        return (self.total, *tensor.shape[1:]), self.own
+
+
+class Pass(NamedTuple):
+    """What is the same for all ways of taking a pass.
+
+    Attributes:
+        hows: by which estimator each parameter is taken.
+        place: which rows are here.
+        random: the random numbers of each member.
+    """
+
+    hows: Mapping[str, How]
+    place: Place
+    random: Sequence[Randomness]

@@ -1,0 +1,121 @@
+"""Weights that are distributions, as dense.cpp takes them: each layer then has a second product (spread.hpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.native.dense import DenseKernel, call
+from torchbayes.native.noise import keys_of
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is random in one layer whose weights are distributions.
+
+    Attributes:
+        stream: of the noise of its outputs; None where signs are flipped.
+        before: signs (M, B, in) of its inputs, of the network's dtype; None for local noise.
+        after: those (M, B, out) of its outputs.
+    """
+
+    stream: int | None
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+
+class _Spread(ctypes.Structure):
+    """`SpreadWeights` of spread.hpp."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p),
+        ("seeds", ctypes.POINTER(ctypes.c_uint64)),
+        ("flipped", ctypes.POINTER(ctypes.c_int64)),
+        ("streams", ctypes.POINTER(ctypes.c_uint64)),
+        ("before", ctypes.POINTER(ctypes.c_void_p)),
+        ("after", ctypes.POINTER(ctypes.c_void_p)),
+        ("first", ctypes.c_int64),
+        ("least", ctypes.c_double),
+    ]
+
+
+class SecondWeights(NamedTuple):
+    """What the second products of M networks are formed with.
+
+    Attributes:
+        weights_MD: their weights, contiguous.
+        gradient_MD: receives the gradient by these, contiguous.
+        calls: of the layers with weights, convolutions first.
+        seeds: one per member.
+        first: number of the first row, of those that all processes share.
+        least: variance below which an output has no noise.
+    """
+
+    weights_MD: Tensor
+    gradient_MD: Tensor
+    calls: Sequence[Call]
+    seeds: tuple[int, ...]
+    first: int
+    least: float
+
+
+def evaluate_spread(
+    kernel: DenseKernel,
+    means_MD: Tensor,
+    rows: tuple[Tensor, Tensor],
+    *,
+    second: SecondWeights,
+    scale: float,
+    gradient_MD: Tensor,
+    chunk_size: int,
+) -> Tensor:
+    """Return Σ_b log p(y_b|f_b) of each member under weights that are distributions, and write its gradients.
+
+    Args:
+        kernel: the kernel of the network.
+        means_MD: means of the weights, contiguous.
+        rows: inputs (M, B, ...) of each member and their targets.
+        second: the second products, whose gradient is written too.
+        scale: factor on the gradients.
+        gradient_MD: receives that by the means, contiguous.
+        chunk_size: most rows that go through a network at once.
+
+    Returns:
+        Float64 tensor (M,).
+
+    Raises:
+        ValueError: if a class label is not one of the network's outputs.
+    """
+    members, calls = len(means_MD), second.calls
+    values_M = torch.empty(members, dtype=torch.float64)
+    about = _Spread(
+        second.weights_MD.data_ptr(),
+        second.gradient_MD.data_ptr(),
+        keys_of(second.seeds),
+        (ctypes.c_int64 * len(calls))(*(c.stream is None for c in calls)),
+        (ctypes.c_uint64 * len(calls))(*(c.stream or 0 for c in calls)),
+        _pointers([c.before for c in calls]),
+        _pointers([c.after for c in calls]),
+        second.first,
+        second.least,
+    )
+    arguments = (
+        ctypes.byref(about),
+        ctypes.c_int64(members),
+        ctypes.c_void_p(means_MD.data_ptr()),
+        ctypes.c_double(scale),
+        ctypes.c_void_p(gradient_MD.data_ptr()),
+        ctypes.c_void_p(values_M.data_ptr()),
+    )
+    call(kernel, "spread", means_MD.dtype, *arguments, rows=rows, groups=members, chunk_size=chunk_size)
+    return values_M
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
