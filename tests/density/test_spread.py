@@ -55,7 +55,8 @@ def gradients(
     seeds = list(range(3, 3 + members))
     found = by_layers(density, mean_MD, scale_MD, batch=batch, estimator=estimator, buffers={}, seeds=seeds, step=5)
     assert torch.equal(mean_MD, before)
-    return list(found)
+    assert found.health_M.isfinite().tolist() == found.mean_MD.isfinite().all(1).tolist()
+    return [found.nll_M, found.mean_MD, found.scale_MD]
 
 
 def assert_same(model: Model, batch: Batch, estimator: str, **options: Any) -> None:
@@ -118,7 +119,7 @@ def test_float32() -> None:
     about: dict[str, Any] = {"batch": batch, "estimator": "flipout", "buffers": {}, "seeds": [0, 1], "step": 1}
     densities = [LogDensity(model, 500, plan=plan, training=True) for plan in ("native", "loop")]
     ours, theirs = (by_layers(density, mean_MD.float(), scale_MD.float(), **about) for density in densities)
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(ours[:3], theirs[:3], strict=True):
         assert_close(one, other, rtol=2e-4, atol=2e-6)  # of numbers with seven digits
 
 

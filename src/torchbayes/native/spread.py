@@ -34,6 +34,7 @@ class _Spread(ctypes.Structure):
 
     _fields_ = [
         ("weights", ctypes.c_void_p),
+        ("factor", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
         ("seeds", ctypes.POINTER(ctypes.c_uint64)),
         ("flipped", ctypes.POINTER(ctypes.c_int64)),
@@ -50,7 +51,8 @@ class SecondWeights(NamedTuple):
 
     Attributes:
         weights_MD: their weights, contiguous.
-        gradient_MD: receives the gradient by these, contiguous.
+        factor_MD: what scales are multiplied by to give these, contiguous.
+        gradient_MD: receives the gradient by the scales, contiguous; where nothing is, it must hold zeros.
         calls: of the layers with weights, convolutions first.
         seeds: one per member.
         first: number of the first row, of those that all processes share.
@@ -58,6 +60,7 @@ class SecondWeights(NamedTuple):
     """
 
     weights_MD: Tensor
+    factor_MD: Tensor
     gradient_MD: Tensor
     calls: Sequence[Call]
     seeds: tuple[int, ...]
@@ -74,7 +77,7 @@ def evaluate_spread(
     scale: float,
     gradient_MD: Tensor,
     chunk_size: int,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Return Σ_b log p(y_b|f_b) of each member under weights that are distributions, and write its gradients.
 
     Args:
@@ -87,15 +90,16 @@ def evaluate_spread(
         chunk_size: most rows that go through a network at once.
 
     Returns:
-        Float64 tensor (M,).
+        Two float64 tensors (M,): the sum, and a number that is finite where the gradients are.
 
     Raises:
         ValueError: if a class label is not one of the network's outputs.
     """
     members, calls = len(means_MD), second.calls
-    values_M = torch.empty(members, dtype=torch.float64)
+    values_M, health_M = torch.empty(2, members, dtype=torch.float64).unbind()
     about = _Spread(
         second.weights_MD.data_ptr(),
+        second.factor_MD.data_ptr(),
         second.gradient_MD.data_ptr(),
         keys_of(second.seeds),
         (ctypes.c_int64 * len(calls))(*(c.stream is None for c in calls)),
@@ -112,9 +116,10 @@ def evaluate_spread(
         ctypes.c_double(scale),
         ctypes.c_void_p(gradient_MD.data_ptr()),
         ctypes.c_void_p(values_M.data_ptr()),
+        ctypes.c_void_p(health_M.data_ptr()),
     )
     call(kernel, "spread", means_MD.dtype, *arguments, rows=rows, groups=members, chunk_size=chunk_size)
-    return values_M
+    return values_M, health_M
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Any:

@@ -59,8 +59,10 @@ def by_kernel(
     batch: Batch,
     about: Pass,
     into: tuple[Tensor, ...],
-) -> Tensor:
-    """Return the sum of the log likelihoods of rows, (M,), and write −1/B of its gradient by means and scales.
+) -> tuple[Tensor, Tensor]:
+    """Return what is said of each member by rows, and write −1/B of the log likelihood's gradient.
+
+    The first number is the sum of their log likelihoods, the second is finite where the gradients are; each (M,).
 
     Args:
         kernel: that takes these rows.
@@ -68,7 +70,7 @@ def by_kernel(
         parameters: μ and σ, each (M, D).
         batch: the rows that are here, (M, B', ...).
         about: how layers take their weights, which rows these are, and what is random.
-        into: contiguous tensors (M, D) that receive the gradients.
+        into: contiguous tensors (M, D) that receive the gradients by means and scales.
     """
     mean_MD, scale_MD = parameters[0].contiguous(), parameters[1]
     slices, random = density.model.layout.slices, about.random
@@ -78,21 +80,21 @@ def by_kernel(
         mean_MD = mean_MD.clone()
         for name, at in drawn.items():
             mean_MD[:, at].addcmul_(scale_MD[:, at], noises[name])
+            into[1][:, at] = 0
     factor_MD, calls = _calls(_layers(kernel, slices, about.hows), scale_MD, about)
     seeds = tuple(of.seed for of in random)
-    total_M = evaluate_spread(
+    found = evaluate_spread(
         kernel.kernel,
         mean_MD,
         (batch.inputs, batch.targets),
-        second=SecondWeights(scale_MD * factor_MD, into[1], calls, seeds, about.place.own.start, LEAST),
+        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, about.place.own.start, LEAST),
         scale=-1 / about.place.total,
         gradient_MD=into[0],
         chunk_size=density.chunk_size,
     )
-    into[1].mul_(factor_MD)
     for name, at in drawn.items():
         torch.mul(into[0][:, at], noises[name], out=into[1][:, at])
-    return total_M
+    return found
 
 
 def _layers(kernel: DenseModel, slices: Mapping[str, slice], hows: Mapping[str, How]) -> list[_Linear]:

@@ -52,11 +52,13 @@ class Gradients(NamedTuple):
         nll_M: mean negative log likelihood per observation, float64.
         mean_MD: its gradient by μ.
         scale_MD: its gradient by σ.
+        health_M: finite where both are.
     """
 
     nll_M: Tensor
     mean_MD: Tensor
     scale_MD: Tensor
+    health_M: Tensor
 
 
 def by_layers(
@@ -98,10 +100,13 @@ def by_layers(
     kernel = kernel_for(density, mean_MD, batch, hows=hows)
     if kernel is None:
         total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
+        health_M = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in into]), dim=0
+        )
     else:
-        total_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
-    ranks.sum_(*into, total_M)
-    return Gradients(total_M * (-1 / rows), *into)
+        total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
+    ranks.sum_(*into, total_M, health_M)
+    return Gradients(total_M * (-1 / rows), into[0], into[1], health_M)
 
 
 def _one_by_one(

@@ -116,10 +116,9 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
     members, size = len(now.seeds), density.model.layout.size
     scale_MD = now.gradient_MD.view(2, members, size)[0]
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, scale_MD.unsqueeze(1), seeds=now.seeds, stream=None)
-    nll_M, *by_MD = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
-    none = scale_MD.new_empty(members, 0, size)
-    health_M2 = torch.stack([torch.linalg.vector_norm(part_MD, dim=-1) for part_MD in by_MD], -1)
-    return nll_M, sums_M2, Descent(none, none, (by_MD[0], by_MD[1]), 0.0, 0.0), health_M2
+    found = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
+    none, by_MD = scale_MD.new_empty(members, 0, size), (found.mean_MD, found.scale_MD)
+    return found.nll_M, sums_M2, Descent(none, none, by_MD, 0.0, 0.0), found.health_M.unsqueeze(1)
 
 
 def _expected(segment: Segment, parameters_MP: Tensor, scale: float, by_MD: tuple[Tensor, ...]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.layers.passes import by_layers
+from torchbayes.density.layers.passes import Gradients, by_layers
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory
@@ -177,15 +177,13 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
     weights_MSD = mean_MD.new_empty(len(mean_MD), 0, mean_MD.shape[1])
     if not closed:
         weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
-    nll_M, by_mean_MD, by_scale_MD = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
+    nll_M, by_mean_MD, by_scale_MD, _ = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
     slopes = Slopes(torch.zeros_like(weights_MSD), by_mean_MD, by_scale_MD.div_(scale_MD).mul_(0.5), 0.0)
     return _Pass(nll_M, weights_MSD, noise_MSE, slopes)
 
 
-def ask_layers(
-    density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, scale_MD: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean negative log likelihood over S passes by layers, and its gradients by means and by scales."""
+def ask_layers(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, scale_MD: Tensor) -> Gradients:
+    """Return what S passes by layers say on average."""
     found = [
         by_layers(
             density,
@@ -201,8 +199,7 @@ def ask_layers(
     ]
     if len(found) == 1:
         return found[0]
-    nll_M, by_mean_MD, by_scale_MD = [torch.stack(part).mean(0) for part in zip(*found, strict=True)]
-    return nll_M, by_mean_MD, by_scale_MD
+    return Gradients(*(torch.stack(part).mean(0) for part in zip(*found, strict=True)))
 
 
 def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:

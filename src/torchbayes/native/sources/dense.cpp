@@ -446,16 +446,34 @@ bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t 
   return true;
 }
 
-// The same of weights that are distributions, for the likelihood alone.
+// into <- factor into; return the sum of both gradients, which is finite where they are.
+template <typename T>
+double finish(int64_t size, const T* factor, const T* gradient, T* into, int threads) {
+  double total = 0.0;
+#pragma omp parallel for num_threads(threads) reduction(+ : total) if (threads > 1 && size > 32768)
+  for (int64_t at = 0; at < size; at += kNear) {
+    T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t d = at; d < std::min(at + kNear, size); ++d) {
+      into[d] *= factor[d];
+      sum += gradient[d] + into[d];
+    }
+    total += static_cast<double>(sum);
+  }
+  return total;
+}
+
+// The same of weights that are distributions, for the likelihood alone. `health` is finite where gradients are.
 template <typename T>
 bool evaluate_spread(const Network& net, const Rows& rows, const SpreadWeights& about, int64_t members, const T* means,
-                     double scale, T* gradient, double* values, int threads) {
+                     double scale, T* gradient, double* values, double* health, int threads) {
   if (!labelled(net, rows, members)) return false;
   for_each_member(members, threads, [&](int64_t m, int count) {
     const int64_t at = m * net.size;
     const Spread<T> spread{about, m, rows.count, 0, static_cast<const T*>(about.weights) + at,
                            static_cast<T*>(about.gradient) + at};
     values[m] = likelihood(net, rows, m, means + at, scale, gradient + at, count, &spread);
+    health[m] = finish(net.size, static_cast<const T*>(about.factor) + at, gradient + at, spread.gradient, count);
   });
   return true;
 }
@@ -566,13 +584,17 @@ bool evaluate_float64(const Network* net, const Rows* rows, const Prior* prior, 
 }
 
 bool spread_float32(const Network* net, const Rows* rows, const SpreadWeights* about, int64_t members,
-                    const float* means, double scale, float* gradient, double* values, int64_t threads) {
-  return evaluate_spread(*net, *rows, *about, members, means, scale, gradient, values, static_cast<int>(threads));
+                    const float* means, double scale, float* gradient, double* values, double* health,
+                    int64_t threads) {
+  return evaluate_spread(*net, *rows, *about, members, means, scale, gradient, values, health,
+                         static_cast<int>(threads));
 }
 
 bool spread_float64(const Network* net, const Rows* rows, const SpreadWeights* about, int64_t members,
-                    const double* means, double scale, double* gradient, double* values, int64_t threads) {
-  return evaluate_spread(*net, *rows, *about, members, means, scale, gradient, values, static_cast<int>(threads));
+                    const double* means, double scale, double* gradient, double* values, double* health,
+                    int64_t threads) {
+  return evaluate_spread(*net, *rows, *about, members, means, scale, gradient, values, health,
+                         static_cast<int>(threads));
 }
 
 bool leapfrog_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, float* weights,

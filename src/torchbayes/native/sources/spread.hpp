@@ -26,8 +26,9 @@ extern "C" {
 
 // The fields of torchbayes.native.spread, in order. Calls are those of layers with weights, convolutions first.
 struct SpreadWeights {
-  const void* weights;        // (M, D): second weights
-  void* gradient;               // (M, D): receives y^T h
+  const void* weights;          // (M, D): second weights
+  const void* factor;           // (M, D)
+  void* gradient;               // (M, D): receives dL/ds
   const uint64_t* seeds;        // M
   const int64_t* flipped;       // of each call
   const uint64_t* streams;      // of the noise of each call that is not flipped
