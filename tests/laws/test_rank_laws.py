@@ -17,6 +17,7 @@ from torch import Tensor
 
 import torchbayes as tb
 from tests.laws.cases import COUPLED, METHODS, everything, losses, model_of, rows_of
+from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS
 from tests.oracles import LinearGaussian, assert_close, normal
@@ -25,7 +26,7 @@ from torchbayes.diagnostics import mcse_mean
 from torchbayes.methods.sampler import Sampler
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
-ALL = {**SAMPLERS, **METHODS}
+ALL = {**SAMPLERS, **METHODS, "vbll": vbll}
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
 
