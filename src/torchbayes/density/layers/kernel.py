@@ -7,6 +7,7 @@ passes.py bit for bit, results are equal to rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -118,16 +119,18 @@ def _drawn(density: LogDensity, name: str, like_MD: Tensor, random: Sequence[Ran
 
 def _calls(layers: Sequence[_Linear], scale_MD: Tensor, about: Pass) -> tuple[Tensor, list[Call]]:
     """Return by which factor scales become second weights: σ for local noise, ε where signs flip; and the calls."""
-    factor_MD = scale_MD if all(layer.how == "local" for layer in layers) else scale_MD.clone()
+    local = all(layer.how == "local" for layer in layers)
+    factor_MD = scale_MD if local else torch.zeros_like(scale_MD)
     (rows, total), random, calls = about.place, about.random, []
     for number, layer in enumerate(layers, start=1):
+        parts = [part for part in (layer.weight, layer.bias) if part is not None]
         if layer.how == "local":
             calls.append(Call(random[0].outputs(number)))
+            for part in () if local else parts:
+                factor_MD[:, part] = scale_MD[:, part]
             continue
-        for m, of in enumerate(random):
-            factor_MD[m, layer.weight] = of.change(number, scale_MD[m, layer.weight], bias=False)
-            if layer.bias is not None:
-                factor_MD[m, layer.bias] = of.change(number, scale_MD[m, layer.bias], bias=True)
+        for (m, of), part in product(enumerate(random), parts):
+            of.fill_change(number, factor_MD[m, part], bias=part is layer.bias)
         signs = [
             torch.stack([of.signs(number, (total, width), scale_MD, outputs=bool(after))[rows] for of in random])
             for after, width in enumerate(layer.channels)

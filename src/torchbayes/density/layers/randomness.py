@@ -32,6 +32,10 @@ class Randomness(NamedTuple):
         """Return ε of the weight or bias of a layer, in the shape of a tensor."""
         return self._normals(like, self._stream(call, 2 if bias else 1))
 
+    def fill_change(self, call: int, into: Tensor, *, bias: bool) -> None:
+        """Fill a contiguous tensor in float32 or float64 with the same."""
+        fill_normal(into, seed=self.seed, stream=self._stream(call, 2 if bias else 1))
+
     def drawn(self, number: int, like: Tensor) -> Tensor:
         """Return ε of a parameter that is drawn, by its number in the layout."""
         return self._normals(like, mix(Purpose.LAYER_WEIGHTS, self.step, number))

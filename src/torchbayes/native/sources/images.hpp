@@ -196,6 +196,13 @@ auto accumulate_for(int64_t width) {
   return for_width<T>(width, accumulate_all<T, lanes, 2>, accumulate_all<T, lanes, 1>, accumulate_all<T, lanes / 2, 1>);
 }
 
+// The channels of a pixel again and again, until there are `count` numbers.
+template <typename T>
+const T* repeat(const T* from, int64_t channels, int64_t count, T* into) {
+  for (int64_t i = 0; i < count; ++i) into[i] = from[i % channels];
+  return into;
+}
+
 // Where the values of an image lie: those of pixel (h, w) start at base + h row + w column.
 struct Plane {
   int64_t height = 0, width = 0, channels = 0, base = 0, row = 0, column = 0, size = 0;
@@ -358,26 +365,28 @@ struct Layer {
   void disturb(int64_t rows, int64_t call, const Spread<T>& spread, const T* x, T* spare) {
     const bool flipped = spread.flipped(call);
     for (int64_t i = 0; i < rows; ++i) {
-      const T *from = x + i * in.size, *p = flipped ? spread.before(call, in.channels) + i * in.channels : nullptr;
-      T* to = other + i * in.size;
-      if (!flipped) times(in.size, from, from, to);
-      for (int64_t at = 0; flipped && at < in.size; at += in.channels) times(in.channels, from + at, p, to + at);
+      const int64_t at = i * in.size;
+      if (!flipped) times(in.size, x + at, x + at, other + at);
+      if (!flipped) continue;
+      const T* signs = repeat(spread.before(call, in.channels) + i * in.channels, in.channels, in.row, spare);
+      for (int64_t h = at; h < at + in.size; h += in.row) times(in.row, x + h, signs, other + h);
     }
     convolve(rows, other, second, ratio);
+    const int64_t width = out.width * out.channels, size = out.height * width;
     for (int64_t i = 0; i < rows; ++i) {
-      const int64_t size = pixels() * out.channels;
       T* noise = spare + size;
-      if (!flipped) {
+      if (flipped) {
+        repeat(spread.after(call, out.channels) + i * out.channels, out.channels, width, noise);
+      } else {
         spread.noise(call, i, 1, size, spare);
         transpose(out.channels, pixels(), spare, pixels(), noise, out.channels);
       }
-      const T* q = flipped ? spread.after(call, out.channels) + i * out.channels : nullptr;
-      for (int64_t h = 0; h < out.height; ++h, noise += out.width * out.channels) {
+      for (int64_t h = 0; h < out.height; ++h) {
         const int64_t at = i * out.size + out.at(h, 0);
-        if (!flipped)
-          perturb(out.width * out.channels, noise, static_cast<T>(spread.about.least), value + at, ratio + at);
-        for (int64_t w = 0; flipped && w < out.width; ++w)
-          flip(out.channels, q, value + at + w * out.channels, ratio + at + w * out.channels);
+        if (flipped)
+          flip(width, noise, value + at, ratio + at);
+        else
+          perturb(width, noise + h * width, static_cast<T>(spread.about.least), value + at, ratio + at);
       }
     }
   }
@@ -640,9 +649,9 @@ class Front {
         take(layer.ratio, rows * layer.out.size);
         take(layer.other_slope, rows * layer.out_slope.size);
         take(layer.other_below, rows * layer.in_slope.size);
-        most = std::max(most, layer.pixels() * s.out);
+        most = std::max({most, 2 * layer.pixels() * s.out, layer.in.row});
       }
-      if (spread) take(spare_, 2 * most);
+      if (spread) take(spare_, most);
     };
     all();
     at = memory_.at_least(total);
