@@ -94,7 +94,7 @@ class Gaussian(Posterior):
             raise ValueError(
                 f"`covariance` must have one matrix for each of the {members} members; got {centred.shape[1]}."
             )
-        return (self.mean_MD + centred).flatten(0, 1)
+        return centred.add_(self.mean_MD).flatten(0, 1)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log q(w), the log density of the mixture.

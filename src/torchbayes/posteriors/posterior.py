@@ -21,7 +21,8 @@ from torchbayes.model.description import describe_model
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.native.noise import fill_normal_rows
+from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.modules.module import ModelAverage
@@ -247,7 +248,8 @@ def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, An
 def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
     """Return standard normals (draws, size) on the device and of the dtype of `like`, reproducible row by row.
 
-    Row s depends on (seed, s) alone, so the first draws of a longer request are the draws of a shorter one.
+    Row s depends on (seed, s) alone, so the first draws of a longer request are the draws of a shorter one. They are
+    the same on every device.
 
     Args:
         seed: seed of the request.
@@ -263,7 +265,7 @@ def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
     """
     seed = as_seed(seed)
     check_memory(draws * size * like.itemsize, "the noise of the drawn weights", like.device, draws=draws)
-    noise = torch.empty(draws, size, dtype=like.dtype, device=like.device)
-    for s in range(draws):
-        noise[s].normal_(generator=generator(Purpose.GAUSSIAN, seed, s, device=like.device))
-    return noise
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    noise = torch.empty(draws, size, dtype=dtype, device=like.device)
+    seeds = [mix(Purpose.GAUSSIAN, seed, s) for s in range(draws)]
+    return fill_normal_rows(noise, seeds, 0).to(like.dtype)
