@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from torchbayes.experiments.experiment import Findings
 from torchbayes.experiments.shared.uci_splits import Values, mean_over_seeds
-from torchbayes.experiments.variational_uci.recipe import DROPOUT, LAST_LAYER, MEAN_FIELD, METHODS, METRICS, SINGLE
+from torchbayes.experiments.variational_uci.recipe import (
+    CHOSEN,
+    DROPOUT,
+    LAST_LAYER,
+    MEAN_FIELD,
+    METHODS,
+    METRICS,
+    SINGLE,
+)
 from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error
 from torchbayes.report import Picture, Table, figures
 
@@ -40,7 +50,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
     """
     values = mean_over_seeds(results, METHODS, METRICS)
     parts = [part for name in values for part in _parts(values, name)]
-    tables = (*(_table(values, metric) for metric in METRICS), _difference_table(values))
+    tables = (*(_table(values, metric) for metric in METRICS), _difference_table(values), _chosen_table(results))
     return Findings(Verdict.of(parts), tables, tuple(_figure(values, metric) for metric in METRICS))
 
 
@@ -85,6 +95,20 @@ def _difference_table(values: Values) -> Table:
         ["set", "method", "NLL − that of a single network", "from", "to"],
         rows,
         "Paired differences over splits with their 95 % t interval; below zero the method is better.",
+    )
+
+
+def _chosen_table(results: Sequence[dict[str, Any]]) -> Table:
+    rows = []
+    for name in results[0]:
+        noise, rates = (np.array([result[name][CHOSEN][what] for result in results]) for what in ("noise", "rate"))
+        counts = zip(*np.unique(rates, return_counts=True), strict=True)
+        rows.append([name, mean_and_error(noise.mean(0)), ", ".join(f"{rate:g} ({count})" for rate, count in counts)])
+    return Table(
+        ["chosen", "noise", "rates of dropout"],
+        rows,
+        "What held-out training rows choose: the noise in the target's units, mean over splits ± standard error, and "
+        "the rate of dropout, with the number of splits.",
     )
 
 
