@@ -34,9 +34,10 @@ class VariationalUCIRecipe:
         dropout: MC dropout.
         last_layer: variational last layers.
         rates: of dropout, among which held-out rows choose.
+        shares: of a single network's noise, among which held-out rows choose that of MC dropout.
         sets: keys of `report.PUBLISHED`.
         splits: number of standard splits of each set, from the first on.
-        folds: parts of the training rows, each held out once for the noise, and the first for the rate.
+        folds: parts of the training rows, each held out once for the noise, and the first for MC dropout.
         epochs: least passes over the data, of all methods.
         steps: least steps, of a single network, last layers, and the fits that choose.
         long_steps: least steps of mean field and of MC dropout, whose gradients are noisier.
@@ -49,6 +50,7 @@ class VariationalUCIRecipe:
     dropout: MCDropout
     last_layer: VBLL
     rates: tuple[float, ...] = (0.005, 0.05)
+    shares: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
     sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")
     splits: int = 20
     folds: int = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def run(recipe: VariationalUCIRecipe, seed: int, directory: Path) -> dict[str, A
         directory: of this seed.
 
     Returns:
-        set -> method -> metric -> one value per split, and set -> "chosen" -> `noise` or `rate` -> the same; all in the
-        target's units.
+        set -> method -> metric -> one value per split, and set -> "chosen" -> `noise`, `rate` or `dropout_noise` -> the
+        same; all in the target's units.
     """
     return over_splits(split_scores, recipe, seed=seed, directory=directory)
 
@@ -63,20 +64,21 @@ def split_scores(recipe: VariationalUCIRecipe, name: str, split: int, *, seed: i
     assert data.target_standardise is not None
     scale = float(data.target_standardise.scale)
     noise = noise_scale(recipe, data.train, width=width, seed=seed)
-    rate = best_rate(recipe, data.train, noise=noise, width=width, seed=seed)
+    rate, noise_of_draws = best_dropout(recipe, data.train, noise=noise, width=width, seed=seed)
 
-    def scores(method: Any, *, steps: int, rate: float = 0.0, draws: int | None = None) -> dict[str, float]:
+    def scores(method: Any, *, steps: int, draws: int | None = None, **dropout: float) -> dict[str, float]:
         lasting = recipe.lasting(method, len(data.train.inputs), steps=steps)
-        posterior = fitted(recipe, lasting, data.train, noise=noise, rate=rate, width=width, seed=seed)
+        posterior = fitted(recipe, lasting, data.train, **{"noise": noise, **dropout}, width=width, seed=seed)
         found = evaluate(posterior, data.test, draws=draws, target_scale=scale).metrics
         return {metric: found[metric] for metric in METRICS}
 
+    many = {"steps": recipe.long_steps, "draws": recipe.draws}
     return {
         SINGLE: scores(recipe.single, steps=recipe.steps),
-        MEAN_FIELD: scores(recipe.mean_field, steps=recipe.long_steps, draws=recipe.draws),
-        DROPOUT: scores(recipe.dropout, steps=recipe.long_steps, rate=rate, draws=recipe.draws),
+        MEAN_FIELD: scores(recipe.mean_field, **many),
+        DROPOUT: scores(recipe.dropout, **many, rate=rate, noise=noise_of_draws),
         LAST_LAYER: scores(recipe.last_layer, steps=recipe.steps),
-        CHOSEN: {"noise": noise * scale, "rate": rate},
+        CHOSEN: {"noise": noise * scale, "rate": rate, "dropout_noise": noise_of_draws * scale},
     }
 
 
@@ -102,30 +104,38 @@ def noise_scale(recipe: VariationalUCIRecipe, train: Pair, *, width: int, seed: 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ProblemWarning)  # that learned noise is too small is known, and not used
             network = fitted(recipe, single, rest, noise="learned", width=width, seed=seed)
-        wrong.append(predict(network, held.inputs).mean - held.targets)
+            wrong.append(predict(network, held.inputs).mean - held.targets)
     return float(torch.cat(wrong).double().square().mean().sqrt())
 
 
-def best_rate(recipe: VariationalUCIRecipe, train: Pair, *, noise: float, width: int, seed: int) -> float:
-    """Return the rate of dropout under which the first part of the training rows, held out, is most likely.
+def best_dropout(
+    recipe: VariationalUCIRecipe, train: Pair, *, noise: float, width: int, seed: int
+) -> tuple[float, float]:
+    """Return rate and noise of MC dropout under which the first part of the training rows, held out, is most likely.
+
+    The noise of draws is less than that of a single network, as their spread is a part of the error. It is changed in
+    the predictions alone: the network is trained once for each rate.
 
     Args:
-        recipe: the settings, with the rates.
+        recipe: the settings, with the rates and the shares of the noise.
         train: the training rows.
-        noise: standard deviation of the noise.
+        noise: standard deviation of the noise of a single network.
         width: hidden units.
         seed: of fits and draws.
+
+    Returns:
+        The rate, and the standard deviation of the noise.
     """
-    if len(recipe.rates) == 1:
-        return recipe.rates[0]
     rest, held = parted(train, recipe.folds, 0)
     dropout = recipe.lasting(recipe.dropout, len(rest.inputs), steps=recipe.steps)
-
-    def nll(rate: float) -> float:
+    nll: dict[tuple[float, float], float] = {}
+    for rate in recipe.rates:
         posterior = fitted(recipe, dropout, rest, noise=noise, rate=rate, width=width, seed=seed)
-        return evaluate(posterior, held, draws=recipe.draws).metrics["nll"]
-
-    return min(recipe.rates, key=nll)
+        average = predict(posterior, held.inputs, draws=recipe.draws)
+        for share in recipe.shares:
+            other = replace(average, likelihood=Gaussian(share * noise))
+            nll[rate, share * noise] = evaluate(other, held.targets).metrics["nll"]
+    return min(nll, key=nll.__getitem__)
 
 
 def parted(rows: Pair, folds: int, fold: int) -> tuple[Pair, Pair]:
