@@ -238,5 +238,6 @@ def test_the_small_recipe_covers_the_four_sets_and_the_paper_one_all():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert small.sets == ("boston", "concrete", "energy", "yacht")
     assert set(paper.sets) == set(report.PUBLISHED)
-    assert replace(paper, sets=small.sets) == small
+    assert replace(paper, sets=small.sets, long_steps=small.long_steps) == small
+    assert paper.long_steps > small.long_steps
     assert (small.splits, small.mean_field.kl_weight) == (20, 1.0)

@@ -22,8 +22,7 @@ EXPERIMENT = Experiment(
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
         "small": "four sets, 20 splits: 27 minutes of one core",
-        "paper": "all nine sets: two and a half hours of one core (an estimate), most on kin8nm, naval, power and "
-        "protein; no gain from a GPU",
+        "paper": "all nine sets: three hours of one core (an estimate); no gain from a GPU",
     },
     run=run.run,
     summarise=report.summarise,
