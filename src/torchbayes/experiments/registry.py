@@ -18,6 +18,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "hmc_mnist",
     "hmc_uci",
     "variational_fidelity",
+    "variational_uci",
     "evidence_agreement",
     "evidence_occam",
     "evidence_support",
