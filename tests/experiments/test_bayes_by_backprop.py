@@ -14,19 +14,21 @@ from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments.bayes_by_backprop import EXPERIMENT, report, run
 from torchbayes.experiments.bayes_by_backprop.recipe import BackpropRecipe, Entry, Regression
+from torchbayes.linalg import Diagonal
 from torchbayes.model.priors import Flat, Normal, NormalMixture
+from torchbayes.posteriors import Gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # so short a training
-SHORT = {"epochs": 3, "batch_size": 50}
-BAYES = tb.VI(**SHORT, optimizer=tb.Adam(3e-3), kl_weight=1.0)
+SHORT = tb.MAP(epochs=3, batch_size=50)
+BAYES = tb.VI(epochs=3, batch_size=50, optimizer=tb.Adam(3e-3), kl_weight=1.0)
 TINY = BackpropRecipe(
-    plain=Entry(tb.MAP(**SHORT), Flat()),
-    dropout=Entry(tb.MAP(**SHORT), Flat(), dropout=0.5),
+    plain=Entry(SHORT, Flat()),
+    dropout=Entry(SHORT, Flat(), dropout=0.5),
     gaussian=Entry(BAYES, Normal(0.3)),
     mixture=Entry(BAYES, NormalMixture((1.0, 0.01), (1.0, 3.0))),
     regression=Regression(
         Entry(replace(BAYES, epochs=30), Normal(1.0)),
-        Entry(tb.MAP(epochs=30, batch_size=50), Flat()),
+        Entry(replace(SHORT, epochs=30), Flat()),
         hidden=(5,),
         rows=60,
         places=29,
@@ -84,6 +86,8 @@ def test_errors_are_those_of_the_saved_posterior(tiny, name):
     inputs, targets = images()
     model = model_of(7, TINY.entries[name].prior)
     saved = tb.load(directory / f"7_{name.replace(' ', '_')}" / "posterior.safetensors", model)
+    assert isinstance(saved, Gaussian)
+    assert isinstance(saved.covariance, Diagonal)
     scores, mean = found["table"]["7"][name], saved.mean_MD[0]
     scale = saved.covariance.variance_MD[0].sqrt()
     drawn = [outputs(model, weights, inputs).softmax(-1) for weights in saved.sample(3, seed=3)]
@@ -107,7 +111,7 @@ def test_networks_are_pruned_by_magnitude_and_predict_with_all_units(tiny):
     inputs, targets = images()
     for name, dropout in (("SGD", 0.0), ("dropout", 0.5)):
         model = model_of(7, Flat(), dropout)
-        weights = tb.load(directory / f"7_{name}" / "posterior.safetensors", model).weights_MD[0]
+        weights = tb.load(directory / f"7_{name}" / "posterior.safetensors", model).sample(1)[0]
         scores = found["table"]["7"][name]
         assert scores["error"] == pytest.approx(error_of(outputs(model, weights, inputs), targets))
         bound = weights.abs().sort().values[round(0.75 * len(weights))]
@@ -131,6 +135,24 @@ def test_every_method_at_every_width_is_scored_and_a_second_call_goes_on(tiny):
     path.unlink()
     assert run.run(TINY, 3, directory) == found
     assert path.read_bytes() == before
+
+
+def test_an_interrupted_fit_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch):
+    _, found = tiny
+    step, taken = tb.VI.step, []
+
+    def interrupted(self, *args, **settings):
+        taken.append(None)
+        if len(taken) == 10:
+            raise KeyboardInterrupt
+        return step(self, *args, **settings)
+
+    monkeypatch.setattr(tb.VI, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(TINY, 3, tmp_path)
+    assert not (tmp_path / "7_Gaussian_prior.json").exists()
+    monkeypatch.setattr(tb.VI, "step", step)
+    assert run.run(TINY, 3, tmp_path) == found
 
 
 def test_rows_of_the_curve_follow_its_formula():

@@ -1,6 +1,18 @@
 """Settings of `bayes_by_backprop`.
 
-PLACEHOLDER
+They were chosen with seed 1000, which is none of the seeds that are run, on 10,000 training images that were not
+trained on; most trials had 10 epochs. Errors on these images in %, of the average over 16 draws where there are draws:
+
+    SGD                learning rate 0.1: 2.97, 0.3: 1.95;  dropout at 0.3: 2.27
+    normal prior       scale e⁻² with Adam at 0.001: 2.45, at 0.003: 2.88;  scale 1 at 0.003: 2.13
+    mixture (1, e⁻⁶)   Adam at 0.001: 2.40 with a quarter of the weight on the wide normal, 2.28 with three quarters,
+                       2.23 with a quarter and `Halving()`; at 0.003: 2.13 and 2.06, after 25 epochs 2.09 with a quarter
+    other mixtures     (e⁻², e⁻⁶): 3.29, (1, e⁻⁵): 6.21
+
+A quarter was taken of the two that held-out images do not tell apart, as then the means without 95 % of the weights
+have an error of 2.08 against 2.38. A mixture has to begin at the scale of its narrow normal: from 0.02 weights do not
+find it, and the error stays at 5.56. Plain SGD leaves the scales of the posterior where they begin: the error after
+20 epochs is 1.93 with scales of 0.03 under the normal prior and 2.83 under the mixture.
 """
 
 from __future__ import annotations
@@ -96,7 +108,7 @@ class BackpropRecipe:
     train_size: int = 50_000
     data: str = "mnist"
     white: float = 255 / 126
-    draws: int = 16
+    draws: int = 32
     shares: tuple[float, ...] = (0.0, 0.5, 0.75, 0.95, 0.98)
 
     @property
@@ -129,5 +141,5 @@ def _recipe(epochs: int, widths: tuple[int, ...]) -> BackpropRecipe:
 
 
 _SPIKE = math.exp(-6)
-SMALL = _recipe(30, (400,))
+SMALL = _recipe(20, (400,))
 PAPER = _recipe(600, (400, 800))

@@ -49,7 +49,7 @@ def summarise(results: Results) -> Findings:
     return Findings(Verdict.of(parts), tables, figures)
 
 
-def values(results: Results, width: str, method: str, metric: str) -> np.ndarray:
+def values(results: Results, width: str, method: str, *, metric: str) -> np.ndarray:
     """Return a score of a method, one for each seed.
 
     Args:
@@ -68,13 +68,13 @@ def _parts(width: str, results: Results) -> list[Part]:
     """Return the parts of the claim at one width."""
 
     def of(method: str) -> np.ndarray:
-        return values(results, width, method, "error")
+        return values(results, width, method, metric="error")
 
     def lower(first: str, second: str) -> Part:
         return below(f"{width} units: error of {first} below that of {second}", of(first) - of(second))
 
     shares = results[0]["shares"]
-    pruned = {method: values(results, width, method, "pruned") for method in (PLAIN, MIXTURE)}
+    pruned = {method: values(results, width, method, metric="pruned") for method in (PLAIN, MIXTURE)}
     costs = pruned[MIXTURE] - pruned[MIXTURE][:, shares.index(0.0), None]
     found = [lower(MIXTURE, PLAIN), lower(MIXTURE, GAUSSIAN), lower(DROPOUT, PLAIN)]
     for share, margin in MARGINS.items():
@@ -109,7 +109,7 @@ def _table(widths: Sequence[str], results: Results) -> Table:
     rows = []
     for width in widths:
         for method in results[0]["table"][width]:
-            own = {key: mean_and_error(values(results, width, method, key)) for key in shown}
+            own = {key: mean_and_error(values(results, width, method, metric=key)) for key in shown}
             cells = [own[key] if key != "mean_error" or method in BAYES else None for key in shown]
             rows.append([width, method, *cells, PUBLISHED.get(width, {}).get(method)])
     return Table(
@@ -130,7 +130,7 @@ def _pruning_table(width: str, results: Results) -> Table:
     for method in results[0]["table"][width]:
         for metric, label in (("pruned", "one network"), ("pruned_average", "average of draws")):
             if metric == "pruned" or method in BAYES:
-                found = values(results, width, method, metric)
+                found = values(results, width, method, metric=metric)
                 rows.append([method, label, *(mean_and_error(found[:, place]) for place in columns.values())])
     rows.append(["published, 1200 units", "", *(PUBLISHED_PRUNED.get(share) for share in shares)])
     return Table(
@@ -187,7 +187,7 @@ def draw_pruning(width: str, results: Results) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     drawn, places, handles = looks(methods), np.arange(len(shares)), {}
     for offset, method in enumerate(methods):
-        found = values(results, width, method, "pruned")
+        found = values(results, width, method, metric="pruned")
         at = places + 0.06 * (offset - (len(methods) - 1) / 2)  # side by side
         style = {"color": drawn[method].colour, "marker": drawn[method].marker, "linewidth": 1.3}
         style |= {} if method in BAYES else {"linestyle": (0, (4, 2))}
@@ -199,7 +199,7 @@ def draw_pruning(width: str, results: Results) -> Figure:
     left.set_ylabel("test error (%), log axis")
     below_it = right.twinx()
     for method in BAYES:
-        counts = values(results, width, method, "loudness").mean(0)
+        counts = values(results, width, method, metric="loudness").mean(0)
         edges = np.linspace(*LOUDNESS, len(counts) + 1)
         style: Any = {"color": drawn[method].colour, "linestyle": "-" if method == MIXTURE else (0, (4, 2))}
         right.stairs(counts / counts.sum() / (edges[1] - edges[0]), edges, linewidth=1.5, **style)

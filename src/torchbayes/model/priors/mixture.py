@@ -28,7 +28,8 @@ _NOTHING = 60.0  # nats below the widest component that count for nothing
 class NormalMixture:
     """w ~ Σ_j proportion_j N(0, scale_j²): a scale mixture of normals.
 
-    With two components this is the prior of Bayes by backprop (Blundell et al. 2015).
+    With two components this is the prior of Bayes by backprop (Blundell et al. 2015). Fit it by `VI` with the scale of
+    the narrow one as `initial_scale`: from a wider start weights do not find the narrow one.
 
     Attributes:
         scales: standard deviations, one per component.
