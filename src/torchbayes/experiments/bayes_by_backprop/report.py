@@ -11,7 +11,7 @@ from torchbayes.experiments.bayes_by_backprop.recipe import DROPOUT, GAUSSIAN, L
 from torchbayes.experiments.experiment import Findings
 from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error, two_standard_errors
 from torchbayes.report import Picture, Table
-from torchbayes.report.style import INK, house_style, legend_above, looks, new_figure, panel_title, percent_axis
+from torchbayes.report.style import INK, Look, house_style, legend_above, looks, new_figure, panel_title, percent_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +31,7 @@ MARGINS = {0.75: 0.1, 0.95: 0.2, 0.98: 0.3}  # points of error that removing a s
 FACTOR = 2.0  # by which quartiles must be further apart beyond the training inputs than among them
 LEVEL = 1.1  # those of a single network may differ by no more than this factor
 BAYES = (GAUSSIAN, MIXTURE)
+_LABELS = {MIXTURE: "Bayes by backprop", NETWORK: NETWORK}  # of the curve
 
 
 def summarise(results: Results) -> Findings:
@@ -148,7 +149,7 @@ def _curve_table(results: Results) -> Table:
     for method in results[0]["regression"]["methods"]:
         found = [result["regression"]["methods"][method] for result in results]
         cells = [mean_and_error([one[key] for one in found]) for key in ("inside", "outside")]
-        rows.append([method, *cells, mean_and_error(_ratio(results, method))])
+        rows.append([_LABELS[method], *cells, mean_and_error(_ratio(results, method))])
     return Table(
         ["curve", "among the training inputs", "beyond them", "ratio"],
         rows,
@@ -167,7 +168,8 @@ def _pruning_picture(width: str, results: Results) -> Picture:
         draw_pruning(width, results),
         "Left: test error without the weights of the lowest |μ|/σ (SGD and dropout: of the lowest |w|), mean over "
         "seeds with two standard errors; Bayes by backprop predicts with the one network of its posterior means. "
-        "Right: where the weights lie, and, thin, which share of them lies below.",
+        "Right: where the weights of Bayes by backprop lie, and which share of them lies below; those below −40 dB, "
+        "such as the weights of pixels that are always black, are in the share alone. Solid: scale mixture.",
     )
 
 
@@ -197,21 +199,26 @@ def draw_pruning(width: str, results: Results) -> Figure:
     _plain_ticks(left)
     left.set_xlabel("share of the weights removed")
     left.set_ylabel("test error (%), log axis")
-    below_it = right.twinx()
-    for method in BAYES:
-        counts = values(results, width, method, metric="loudness").mean(0)
-        edges = np.linspace(*LOUDNESS, len(counts) + 1)
-        style: Any = {"color": drawn[method].colour, "linestyle": "-" if method == MIXTURE else (0, (4, 2))}
-        right.stairs(counts / counts.sum() / (edges[1] - edges[0]), edges, linewidth=1.5, **style)
-        below_it.plot(edges[1:], np.cumsum(counts) / counts.sum(), linewidth=0.8, **style)
-    right.set_xlabel("signal to noise of a weight, 10 log₁₀(|μ|/σ) (dB)")
-    right.set_ylabel("density (1/dB)")
-    below_it.set_ylabel("share of the weights below (thin)")
-    below_it.set_ylim(0, 1.02)
-    below_it.grid(visible=False)
-    percent_axis(below_it.yaxis)
+    _draw_loudness(right, {name: values(results, width, name, metric="loudness").mean(0) for name in BAYES}, drawn)
     legend_above(figure, handles)
     return figure
+
+
+def _draw_loudness(axes: Axes, counts: Mapping[str, np.ndarray], drawn: Mapping[str, Look]) -> None:
+    """Draw histograms of signal to noise, without what lies beyond the ends, and shares of the weights below."""
+    share = axes.twinx()
+    for method, inside in counts.items():
+        edges = np.linspace(*LOUDNESS, len(inside) + 1)
+        density = inside / inside.sum() / (edges[1] - edges[0])
+        style: Any = {"color": drawn[method].colour, "linestyle": "-" if method == MIXTURE else (0, (4, 2))}
+        axes.stairs(density[1:-1], edges[1:-1], linewidth=1.5, **style)
+        share.plot(edges[1:], np.cumsum(inside) / inside.sum(), linewidth=0.8, **style)
+    axes.set_xlabel("signal to noise of a weight, 10 log₁₀(|μ|/σ) (dB)")
+    axes.set_ylabel("density (1/dB), thick")
+    share.set_ylabel("share of the weights below, thin")
+    share.set_ylim(0, 1.02)
+    share.grid(visible=False)
+    percent_axis(share.yaxis)
 
 
 def _plain_ticks(axes: Axes) -> None:
@@ -248,15 +255,16 @@ def draw_curve(found: Mapping[str, Any]) -> Figure:
     for axes, (name, look) in zip(grid, looks(methods).items(), strict=True):
         low, middle, high = methods[name]["quartiles"]
         band = axes.fill_between(found["grid"], low, high, color=look.colour, alpha=0.3, linewidth=0)
-        handles["between the quartiles"] = band
+        handles.setdefault("between the quartiles", band)
         handles["median"] = axes.plot(found["grid"], middle, color=INK, linewidth=1.3)[0]
         rows = axes.plot(found["x"], found["y"], ".", color=INK, markersize=1.5, alpha=0.5)[0]
         handles["training rows"] = rows
-        panel_title(axes, name, look)
+        panel_title(axes, _LABELS[name], look)
         axes.margins(x=0)
         axes.set_xlabel("input x")
     grid[0].set_ylabel("target y")
-    y = np.array(found["y"])
-    grid[0].set_ylim(y.min() - 1.2, y.max() + 1.8)
+    y = np.concatenate([found["y"], *(line for one in methods.values() for line in one["quartiles"])])
+    low, high = min(found["y"]), max(found["y"])
+    grid[0].set_ylim(max(y.min(), low - 1.5) - 0.1, min(y.max(), high + 2.2) + 0.1)
     legend_above(figure, handles)
     return figure
