@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from torchbayes.checks import check_each, check_positive, check_scale, plain
 from torchbayes.model.priors.univariate import Normal, normals, uniforms
 
-_BLOCK = 1 << 15  # weights of a pass: what is computed of them stays in the cache
+_BLOCK = 1 << 15  # weights of a pass on a CPU: what is computed of them stays in the cache
 _NOTHING = 60.0  # nats below the widest component that count for nothing
 
 
@@ -89,8 +89,9 @@ class NormalMixture:
             Float64 tensor (...).
         """
         found = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
-        for start in range(0, weights.shape[-1], _BLOCK):
-            where = slice(start, start + _BLOCK)
+        block = _BLOCK if weights.device.type == "cpu" else max(1, weights.shape[-1])
+        for start in range(0, weights.shape[-1], block):
+            where = slice(start, start + block)
             found += self._visit_block_(
                 weights[..., where], None if gradient is None else gradient[..., where], scale=scale
             )
