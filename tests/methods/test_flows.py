@@ -130,6 +130,7 @@ def objective(
         {"kl_weight": 0.3, "temperature": 0.5},
         {"temperature": 2.0, "tempering": "likelihood"},
         {"prior": tb.priors.StudentT(3.0)},
+        {"prior": {"weight": tb.priors.NormalMixture((1.0, 0.3)), "*": tb.priors.Normal()}},
     ],
 )
 def test_the_gradient_is_that_of_the_objective(kind: Transform, about: dict[str, Any]) -> None:

@@ -294,6 +294,7 @@ PRIORS: dict[str, Any] = {
     "each its own": {"weight": tb.priors.Normal(0.3, 0.5), "bias": tb.priors.Normal(2.0)},
     "laplace": tb.priors.Laplace(0.4),
     "student": tb.priors.StudentT(4.0, 0.5),
+    "mixture": tb.priors.NormalMixture((0.9, 0.05), (1.0, 3.0)),
     "half flat": {"weight": tb.priors.Flat(), "bias": tb.priors.Normal(2.0)},
 }
 

@@ -29,6 +29,7 @@ PRIORS: dict[str, Any] = {
     "normal": tb.priors.Normal(0.7),
     "several": {"0.weight": tb.priors.Normal(0.4, loc=0.1), "0.bias": tb.priors.Flat(), "*": tb.priors.Laplace(0.6)},
     "no closed form": {"2.weight": tb.priors.StudentT(3.0, scale=0.5), "*": tb.priors.Normal(0.5)},
+    "mixture": {"2.*": tb.priors.NormalMixture((0.9, 0.01), (1.0, 3.0)), "*": tb.priors.NormalMixture()},
     "each its own": Joint.independent(LOCS, normal(SIZE, seed=9).exp()),
     "correlated": Joint(LOCS, Dense((torch.eye(SIZE, dtype=torch.float64) + 0.05).unsqueeze(0))),
 }
@@ -87,7 +88,7 @@ def test_every_prior(monkeypatch: pytest.MonkeyPatch, prior: str, estimator: Any
 
 @needs_kernel
 @pytest.mark.parametrize("settings", [{"draws": 3}, {"draws": 4, "antithetic": True}, {"draws": 2, "members": 3}])
-@pytest.mark.parametrize("prior", ["several", "no closed form"])
+@pytest.mark.parametrize("prior", ["several", "no closed form", "mixture"])
 def test_several_draws(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], prior: str) -> None:
     fast, plain = both(monkeypatch, method(**settings), prior=PRIORS[prior])
     assert_same(fast, plain, 1e-11)

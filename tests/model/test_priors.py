@@ -10,6 +10,7 @@ from torch import Tensor, distributions, nn
 
 from tests.oracles import assert_close, mass, normal
 from torchbayes.model import Batch, Layout, Model, likelihoods, priors
+from torchbayes.model.priors import mixture
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.univariate import Prior
 
@@ -78,6 +79,35 @@ def test_bound_gradient_is_autograds(prior: Prior, oracle: Callable[[Any], Any])
         bound.add_gradient_(gradient, weights, 0.3)
     assert_close(gradient, start + 0.3 * expected)
     assert_close(bound.log_prob(weights), torch.as_tensor(oracle(weights.numpy())).sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("scales", "proportions"),
+    [((1.0, 0.002), (1.0, 3.0)), ((0.002, 1.0), (3.0, 1.0)), ((0.3, 2.0, 1e-4), (1.0, 1.0, 5.0)), ((0.5,), (2.0,))],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_mixtures_in_one_pass_are_their_log_density_and_its_derivative(scales, proportions, dtype, monkeypatch):
+    monkeypatch.setattr(mixture, "_BLOCK", 7)
+    prior = priors.NormalMixture(scales, proportions)
+    weights = (normal(3, 2, 40) * torch.tensor([1e-4, 3e-3, 0.03, 1.0, 300.0]).repeat(8)).to(dtype)
+    leaf = weights.double().requires_grad_()
+    expected = prior.log_prob(leaf)
+    (slope,) = torch.autograd.grad(expected.sum(), leaf)
+    start = normal(3, 2, 40, seed=1).to(dtype)
+    gradient = start.clone()
+    found = prior.visit_(weights, gradient, 1e-3)
+    rtol = 1e-12 if dtype == torch.float64 else 1e-5  # of a float32 sum with terms of either sign
+    assert found.dtype == torch.float64
+    assert_close(found, expected.detach().sum(-1), rtol=rtol)
+    assert_close(gradient, (start + 1e-3 * slope).to(dtype), rtol=rtol, atol=rtol)
+    assert_close(prior.total(weights), found, rtol=1e-14)
+    assert_close(prior.total(leaf), expected.sum(-1), rtol=1e-14)
+
+
+def test_a_mixture_of_weights_that_are_not_finite_is_not_finite():
+    prior, gradient = priors.NormalMixture(), torch.zeros(3)
+    assert not torch.isfinite(prior.visit_(torch.tensor([0.0, math.nan, 1.0]), gradient, 1.0))
+    assert gradient.isnan().tolist() == [False, True, False]
 
 
 def test_each_glob_has_its_density_and_the_first_match_wins():

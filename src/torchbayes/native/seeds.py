@@ -112,6 +112,7 @@ class Purpose(enum.IntEnum):
     GRID = 82
     INDEPENDENT = 84  # draws of an ideal sampler
     FOREIGN_RESAMPLES = 85
+    CURVE = 86  # training rows of the regression of Blundell et al.
     # particles
     PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
     PRIOR_NETWORK = 96  # what these draw

@@ -284,8 +284,7 @@ def _at_prior(prior: BoundPrior, held: Draws, slope_MSD: Tensor, scale: float) -
         if is_closed(segment):
             expected_MS += add_expected_(segment, mean, variance, scale=scale, into=into).view(shape[:2])
         else:
-            segment.add_gradient_(slope_MSD, held.weights_MSD, scale)
-            expected_MS += segment.prior.log_prob(held.weights_MSD[..., segment.where]).double().sum(-1)
+            expected_MS += segment.add_(slope_MSD, held.weights_MSD, scale)
     return expected_MS.mean(1), (slope_MSD, into[0].view(shape), into[1].view(shape))
 
 

@@ -72,9 +72,7 @@ def evaluate(
             by_MD = by_MD or tuple(now.weights_MD.new_zeros(2, members, size).unbind())
             expected_M = expected_M + _expected(segment, now.weights_MD, scale, by_MD)
         else:
-            segment.add_gradient_(about.gradient_MSD, about.weights_MSD, scale)
-            log_prob = segment.prior.log_prob(about.weights_MSD[..., segment.where])
-            expected_M = expected_M + log_prob.double().sum(-1).mean(1)
+            expected_M = expected_M + segment.add_(about.gradient_MSD, about.weights_MSD, scale).mean(1)
     about = about._replace(by_MD=by_MD, strength=kl_weight, entropy=entropy_scale)
     entropy_M = sums_M2[:, 0] + 0.5 * math.log(2 * math.pi * math.e) * size
     loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M

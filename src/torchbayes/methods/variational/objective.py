@@ -120,9 +120,8 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
         if is_closed(segment, normal=drawing.normal):
             expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=seen.slopes[1:3])
         else:
-            drawn = seen.weights_MSD[..., segment.where]
-            segment.add_gradient_(seen.slopes.weights_MSD, seen.weights_MSD, scale / drawing.draws)
-            expected_M += segment.prior.log_prob(drawn).double().sum(-1).mean(1)
+            log_prob_MS = segment.add_(seen.slopes.weights_MSD, seen.weights_MSD, scale / drawing.draws)
+            expected_M += log_prob_MS.mean(1)
     slopes = seen.slopes._replace(entropy=entropy_scale)
     family.pull(parameters_MP, seen.noise_MSE, slopes, out=now.gradient_MD)
     entropy_M = family.entropy(parameters_MP)

@@ -54,9 +54,7 @@ class Target(NamedTuple):
         """Return KL(q ‖ p) of each member, float64, of what a draw has summed and, for other priors, at the draws."""
         found_M = torch.mv(sums_M2, self.factors).add_(self.constant)
         for segment in self.others:
-            log_prob = segment.prior.log_prob(weights_SMD[..., segment.where]).double()
-            each_SM = log_prob if isinstance(segment.prior, Joint) else log_prob.sum(-1)
-            found_M = found_M - self.scale * each_SM.mean(0)
+            found_M = found_M - self.scale * segment.total(weights_SMD).mean(0)
         return found_M
 
 

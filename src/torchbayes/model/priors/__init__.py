@@ -1,5 +1,6 @@
 """p(w): what is believed about the weights before the data."""
 
+from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
@@ -8,7 +9,6 @@ from torchbayes.model.priors.univariate import (
     Laplace,
     Logistic,
     Normal,
-    NormalMixture,
     Prior,
     PriorLike,
     PriorRules,

@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 
 from torchbayes.model.layout import Layout, matches
 from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
@@ -52,10 +53,25 @@ class Segment:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | Flat | Joint | LogInverseChi | Horseshoe):
+        if isinstance(self.prior, Normal | NormalMixture | Flat | Joint | LogInverseChi | Horseshoe):
             self.prior.add_gradient_(into, part, scale)
             return
         into.add_(_derivative(self.prior, part, order=1), alpha=scale)
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Return Σ log p of this run over its weights, of weights (..., D), float64 (...)."""
+        return _total(self.prior, weights[..., self.where])
+
+    def add_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
+        """Add to a gradient as `add_gradient_` does.
+
+        Returns:
+            Σ log p of this run over its weights, float64 (...).
+        """
+        if isinstance(self.prior, NormalMixture):
+            return self.prior.visit_(weights[..., self.where], gradient[..., self.where], scale)
+        self.add_gradient_(gradient, weights, scale)
+        return self.total(weights)
 
 
 class BoundPrior:
@@ -227,9 +243,10 @@ class BoundPrior:
             if isinstance(segment.prior, Normal | LogInverseChi):
                 total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
             elif not isinstance(segment.prior, Flat):
-                if gradient is not None:
-                    segment.add_gradient_(gradient, weights, scale)
-                total += _total(segment.prior, weights[..., segment.where])
+                if gradient is None:
+                    total += segment.total(weights)
+                else:
+                    total += segment.add_(gradient, weights, scale)
         return total
 
 
@@ -256,7 +273,7 @@ def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tupl
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:
-    if isinstance(prior, Normal | Flat | Joint):
+    if isinstance(prior, Normal | NormalMixture | Flat | Joint):
         return prior.total(weights)
     return prior.log_prob(weights).sum(-1, dtype=torch.float64)
 

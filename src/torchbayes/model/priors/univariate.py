@@ -18,7 +18,6 @@ from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import (
-    check_each,
     check_kind,
     check_numbers,
     check_object,
@@ -75,7 +74,8 @@ def check_prior(**values: Any) -> None:
             raise TypeError(f"`{name}` must be a prior such as Normal(); got {seen(value)}.")
 
 
-def _normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
+def normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Return standard normals, float64."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
@@ -134,7 +134,7 @@ class Normal:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU."""
-        return self.loc + self.scale * _normals(shape, generator)
+        return self.loc + self.scale * normals(shape, generator)
 
 
 @dataclass(frozen=True)
@@ -235,51 +235,6 @@ class Logistic:
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: loc + scale · logit u."""
         return self.loc + self.scale * uniforms(shape, generator).logit()
-
-
-@dataclass(frozen=True)
-class NormalMixture:
-    """w ~ Σ_j proportion_j N(0, scale_j²): a scale mixture of normals.
-
-    With two components this is the prior of Bayes by backprop (Blundell et al. 2015).
-
-    Attributes:
-        scales: standard deviations, one per component.
-        proportions: weights of the components, positive; normalised here.
-    """
-
-    scales: tuple[float, ...] = (1.0, 0.1)
-    proportions: tuple[float, ...] = (0.5, 0.5)
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_each(check_scale, scales=self.scales)
-        check_each(check_positive, proportions=self.proportions)
-        if len(self.scales) != len(self.proportions):
-            raise ValueError(
-                f"`scales` and `proportions` must have the same length; got {self.scales} and {self.proportions}."
-            )
-
-    @property
-    def std(self) -> float:
-        """Standard deviation, √(Σ_j proportion_j scale_j²)."""
-        squares = sum(p * s**2 for p, s in zip(self.proportions, self.scales, strict=True))
-        return math.sqrt(squares / sum(self.proportions))
-
-    def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log Σ_j proportion_j N(w; 0, scale_j²) by log-sum-exp, elementwise."""
-        total = sum(self.proportions)
-        parts = [
-            Normal(scale).log_prob(weights) + math.log(proportion / total)
-            for scale, proportion in zip(self.scales, self.proportions, strict=True)
-        ]
-        return torch.logsumexp(torch.stack(parts), dim=0)
-
-    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Return independent draws, float64 on the CPU: of a component drawn for each."""
-        bounds = torch.tensor(self.proportions, dtype=torch.float64).cumsum(0)
-        component = torch.searchsorted(bounds[:-1] / bounds[-1], uniforms(shape, generator))
-        return torch.tensor(self.scales, dtype=torch.float64)[component] * _normals(shape, generator)
 
 
 @dataclass(frozen=True)
