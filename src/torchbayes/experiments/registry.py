@@ -23,6 +23,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "evidence_support",
     "evidence_random_labels",
     "laplace_redux",
+    "multiplicative_flows",
 )
 
 
