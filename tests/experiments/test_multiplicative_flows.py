@@ -4,6 +4,7 @@ import copy
 import gzip
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ from torchbayes.experiments.multiplicative_flows.recipe import (
     Photographs,
 )
 
-STEPS = {"epochs": 2, "batch_size": 50}
-ABOUT = {
+STEPS: dict[str, Any] = {"epochs": 2, "batch_size": 50}
+ABOUT: dict[str, Any] = {
     "data": "mnist",
     "train_size": 100,
     "test_rows": 60,
@@ -80,6 +81,7 @@ def tiny(root, tmp_path_factory):
 def posterior(directory, root, *, task, name):
     """What was fitted for a method, loaded anew, with its data."""
     recipe = TINY.photographs if task == "photographs" else TINY.digits
+    assert recipe is not None
     data = load("mnist", classes=recipe.classes, train_size=100, seed=3, root=root)
     dropout = {"dropout": 0.2} if name == DROPOUT else {}
     net = networks.lenet((1, 28, 28), data.num_classes, channels=(3, 4), hidden=12, **dropout)
@@ -113,6 +115,7 @@ def test_photographs_are_scored_by_draws_of_the_posterior(tiny, root, name):
 def test_l2_is_the_first_network_of_the_ensemble(tiny, root):
     directory, found = tiny
     fitted, data = posterior(directory, root, task="photographs", name=ENSEMBLE)
+    assert isinstance(fitted, tb.Point)
     first = tb.Point(fitted.model, fitted.weights_MD[:1])
     test = data.test.inputs[:60], data.test.targets[:60]
     for name, source in ((L2, first), (ENSEMBLE, fitted)):
@@ -270,7 +273,7 @@ def test_tables_and_figures_show_every_method():
 def test_the_distribution_function_is_that_of_the_pooled_counts():
     first, second = made_up()["photographs"], made_up()["photographs"]
     second[FLOWS]["counts"]["unseen"] = [0, 0, 2, 4]
-    figure = pictures.entropies([first, second]).image
+    figure: Any = pictures.entropies([first, second]).image
     line = figure.axes[0].get_lines()[METHODS.index(FLOWS)]
     np.testing.assert_allclose(line.get_ydata(), np.array([0, 1, 2, 5, 12]) / 12)
     np.testing.assert_allclose(line.get_xdata(), np.linspace(0, math.log(5), 5))
