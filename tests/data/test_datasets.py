@@ -37,6 +37,48 @@ def test_a_smaller_training_set_is_a_seeded_subset_with_its_own_statistics():
     assert not torch.equal(load("digits", train_size=100, seed=1).train.targets, small.train.targets)
 
 
+def test_some_classes_are_kept_with_new_labels_and_statistics_of_their_own():
+    whole, some = load("digits"), load("digits", classes=["7", "0", "4"])
+    assert some.classes == ("7", "0", "4")
+    assert some.num_classes == 3
+    assert some.name == "digits"
+    for part, of in ((some.train, whole.train), (some.test, whole.test)):
+        old = torch.tensor([7, 0, 4])[part.targets]
+        kept = torch.isin(of.targets, torch.tensor([0, 4, 7]))
+        assert torch.equal(old, of.targets[kept])  # in the old order
+        raw = some.standardise.inverse(part.inputs)
+        torch.testing.assert_close(raw, whole.standardise.inverse(of.inputs[kept]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(some.train.inputs.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(some.train.inputs.std(correction=0), torch.tensor(1.0), atol=1e-5, rtol=0)
+
+
+def test_a_smaller_training_set_of_some_classes_is_drawn_from_their_rows():
+    some, few = load("digits", classes=("3", "5")), load("digits", classes=("3", "5"), train_size=40, seed=2)
+    assert len(few.train.targets) == 40
+    assert torch.equal(few.test.targets, some.test.targets)
+    with pytest.raises(ValueError, match=f"between 1 and its {len(some.train.targets)} rows; got 1000"):
+        load("digits", classes=("3", "5"), train_size=1000)
+    moons = load("two_moons", classes=load("two_moons").classes[::-1])
+    assert torch.equal(moons.train.targets, 1 - load("two_moons").train.targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "error", "message"),
+    [
+        ("digits", ("1",), ValueError, "at least two, each given once; got 1"),
+        ("digits", ("1", "2", "1"), ValueError, "each given once; got 1, 2, 1"),
+        ("digits", (), ValueError, "got none"),
+        ("digits", ("1", "10"), ValueError, "no class of digits called '10'"),
+        ("digits", "12", TypeError, r"must be names in a tuple or list, such as \('0', '1'\); got '12'"),
+        ("digits", (1, 2), TypeError, "must be names"),
+        ("toy_sine", ("1", "2"), ValueError, "`toy_sine` is a regression. Leave them out"),
+    ],
+)
+def test_classes_that_do_not_fit_are_refused(name, classes, error, message):
+    with pytest.raises(error, match=message):
+        load(name, classes=classes)
+
+
 def test_toy_sine_has_a_gap_and_noise_of_a_tenth():
     inputs, residuals = [], []
     for split in range(num_splits("toy_sine")):

@@ -1,4 +1,5 @@
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from torchbayes.data import load, ood_names, out_of_distribution
 from torchbayes.data.base import Raw, finish
+from torchbayes.data.images import HIRAGANA, IMAGE_SETS
 from torchbayes.data.ood import conform, letters, patches
 
 
@@ -124,6 +126,23 @@ def test_defaults_are_what_is_found_and_a_named_set_must_be_there(tmp_path, monk
 def test_wrong_requests_are_refused(digits, name, limit, message):
     with pytest.raises(ValueError, match=message):
         out_of_distribution(digits, name, limit=limit)
+
+
+def test_the_classes_left_out_of_a_set_are_foreign_to_the_others(monkeypatch):
+    rng = np.random.default_rng(0)
+    pixels, labels = rng.integers(0, 256, (40, 1, 28, 28), dtype=np.uint8), np.arange(40) % 10
+    more = rng.integers(0, 256, (30, 1, 28, 28), dtype=np.uint8), np.arange(30) % 10
+    entry = replace(IMAGE_SETS["kmnist"], read=lambda part, _: (pixels, labels) if part == "train" else more)
+    monkeypatch.setitem(IMAGE_SETS, "kmnist", entry)
+    data = load("kmnist", classes=("ki", "o", "wo"))
+    found = out_of_distribution(data, "kmnist")["kmnist"]
+    others = ~np.isin(more[1], (0, 1, 9))
+    raw = (data.standardise.inverse(found) * 255).round().to(torch.uint8).numpy()
+    np.testing.assert_array_equal(raw, more[0][others])
+    assert len(out_of_distribution(data, "kmnist", limit=5)["kmnist"]) == 5
+    every = load("kmnist", classes=HIRAGANA[::-1])
+    with pytest.raises(ValueError, match="`kmnist` is the data set itself"):
+        out_of_distribution(every, "kmnist")
 
 
 def test_data_without_images_and_the_set_itself_are_refused():

@@ -131,3 +131,15 @@ def test_toys(real_root):
     assert other.target_standardise is not None
     ours = torch.cat([other.target_standardise.inverse(part.targets) for part in (other.train, other.test)])
     np.testing.assert_allclose(np.sort(ours[:, 0]), np.sort(table[:, 1]), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_half_of_the_classes_of_cifar10(real_root):
+    seen = ("airplane", "automobile", "bird", "cat", "deer")
+    data = load("cifar10", classes=seen, root=real_root)
+    assert torch.bincount(data.train.targets).tolist() == [5000] * 5
+    assert torch.bincount(data.test.targets).tolist() == [1000] * 5
+    strange = out_of_distribution(data, "cifar10", root=real_root)["cifar10"]
+    pixels, labels = cifar10_arrays("test", real_root)
+    raw = (data.standardise.inverse(strange) * 255).round().to(torch.uint8).numpy()
+    np.testing.assert_array_equal(raw, pixels[labels > 4])

@@ -119,7 +119,7 @@ def test_the_default_directory_is_named_after_the_experiment(experiment, tmp_pat
 def test_every_folder_with_a_recipe_is_an_experiment_of_its_name():
     folders = {path.parent.name for path in Path(experiments.__file__).parent.glob("*/recipe.py")}
     assert folders == {get(name).name for name in names()} == set(names())
-    assert len(names()) == 13
+    assert len(names()) == 15
 
 
 def test_names_scales_and_seeds_are_checked(experiment, tmp_path):

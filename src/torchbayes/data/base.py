@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -257,6 +257,39 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
         close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
         raise ValueError(f"There is no {what} called {seen(name)}. {advice}")
+
+
+def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:
+    """Return the rows of some classes, with labels 0, 1, ... in the order in which the classes are given.
+
+    Args:
+        name: of the data set.
+        raw: the data set.
+        classes: at least two of its class names.
+
+    Returns:
+        The data set, of training and test rows of these classes alone.
+
+    Raises:
+        ValueError: if the set has no classes, or these are not two different ones of them.
+        TypeError: if they are not names.
+    """
+    if not raw.classes:
+        raise ValueError(f"`classes` are for classification; `{name}` is a regression. Leave them out.")
+    if isinstance(classes, str) or not isinstance(classes, Sequence) or not all(isinstance(c, str) for c in classes):
+        raise TypeError(f"`classes` must be names in a tuple or list, such as {raw.classes[:2]}; got {seen(classes)}.")
+    for each in classes:
+        check_name(f"class of {name}", each, raw.classes)
+    if len(classes) < 2 or len(set(classes)) < len(classes):
+        raise ValueError(f"`classes` must be at least two, each given once; got {', '.join(classes) or 'none'}.")
+    label_of = np.full(len(raw.classes), -1)
+    label_of[[raw.classes.index(each) for each in classes]] = np.arange(len(classes))
+    parts = [
+        (inputs[kept], labels[kept])
+        for inputs, labels in ((inputs, label_of[targets]) for inputs, targets in (raw.train, raw.test))
+        for kept in [labels >= 0]
+    ]
+    return Raw(parts[0], parts[1], raw.source, tuple(classes), raw.levels)
 
 
 def drawn(name: str, raw: Raw, train_size: int, *, seed: int = 0) -> Raw:

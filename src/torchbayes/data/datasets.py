@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchbayes.checks import as_seed, check_kind, given, whole
 from torchbayes.data import toy
-from torchbayes.data.base import Data, Raw, check_name, drawn, finish
+from torchbayes.data.base import Data, Raw, check_name, drawn, finish, of_classes
 from torchbayes.data.images import load_digits, load_images
 from torchbayes.data.ood import ood_names
 from torchbayes.data.sources import data_root
@@ -90,6 +90,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     train_size: int | None = None,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> Data:
     """Load a data set, standardised with the statistics of the training rows that are kept.
 
@@ -100,18 +101,21 @@ def load(
             its official address into the user's cache and checked, where a checksum is published.
         train_size: Keep this many training rows, drawn without replacement; all by default.
         seed: Seed of that draw.
+        classes: Keep the rows of these classes alone, by their names: labels are 0, 1, ... in this order. Test images
+            of the classes left out are `out_of_distribution(data, name)`. All by default.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: `split` or `train_size` is out of range.
+        ValueError: `split` or `train_size` is out of range, or `classes` are not two or more different classes.
     """
     entry, seed = _entry(name), as_seed(seed)
     check_kind((str, os.PathLike), "a path", **given(root=root))
     if whole("split", split, least=0) >= entry.splits:
         raise ValueError(f"`split` of `{name}` must be between 0 and {entry.splits - 1}; got {split}.")
     raw = entry.read(split, data_root(root) if entry.files else None)
+    raw = raw if classes is None else of_classes(name, raw, classes)
     raw = raw if train_size is None else drawn(name, raw, train_size, seed=seed)
     return finish(name, raw)
 

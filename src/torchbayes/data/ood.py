@@ -50,6 +50,7 @@ def out_of_distribution(
 
     Without `name`: other sets of the same kind, as far as they are found; letters and patches where there is none.
     The images are resized with antialiasing; colour becomes grey by luma, grey is repeated over channels.
+    Of data that were loaded with some `classes` of a set, that set's name gives the test images of the others.
 
     Args:
         data: The data set whose model is tested; must be images.
@@ -72,7 +73,7 @@ def out_of_distribution(
     seed = as_seed(seed)
     if name is not None:
         check_name("out-of-distribution set", name, ood_names())
-    if name == data.name:
+    if name == data.name and not _left_out(data):
         raise ValueError(f"`{name}` is the data set itself. Choose another of: {', '.join(ood_names())}.")
     wanted = (name,) if name is not None else _DEFAULTS.get(data.name, _NEEDS_NO_FILE)
     folder = data_root(root) if root is not None or not set(wanted) <= set(_NEEDS_NO_FILE) else None
@@ -96,11 +97,20 @@ def _make(data: Data, name: str, root: Path | None, limit: int | None, seed: int
     elif name == "patches":
         images = patches(limit or _MADE_ROWS, (height, width), source)
     else:
-        pixels, _ = IMAGE_SETS[name].read("test", root) if name in IMAGE_SETS else STRANGERS[name]("test", root)
+        pixels, labels = IMAGE_SETS[name].read("test", root) if name in IMAGE_SETS else STRANGERS[name]("test", root)
+        if name == data.name:
+            pixels = pixels[np.isin(labels, _left_out(data))]
         if limit is not None:
             pixels = pixels[torch.randperm(len(pixels), generator=source)[:limit].numpy()]
         images = unit_images(pixels, 255)
     return data.standardise(conform(images, channels, (height, width)))
+
+
+def _left_out(data: Data) -> list[int]:
+    """Return the labels of the classes of a set that its data were loaded without."""
+    known = IMAGE_SETS[data.name].classes if data.name in IMAGE_SETS else ()
+    some = set(data.classes) < set(known)
+    return [label for label, each in enumerate(known) if some and each not in data.classes]
 
 
 def conform(images: Tensor, channels: int, size: tuple[int, int]) -> Tensor:

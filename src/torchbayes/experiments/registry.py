@@ -25,6 +25,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "evidence_random_labels",
     "laplace_redux",
     "bayes_by_backprop",
+    "multiplicative_flows",
 )
 
 

@@ -5,37 +5,58 @@ Weights and biases start as PyTorch's default for linear and convolutional layer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
-from torchbayes.checks import check_share
+from torchbayes.checks import check_counts, check_each, check_share, plain_value
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
 
 
-def lenet(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
+def lenet(
+    input_shape: InputShape,
+    num_outputs: int,
+    *,
+    channels: Sequence[int] = (20, 50),
+    hidden: int = 500,
+    dropout: float = 0.0,
+) -> nn.Sequential:
     """Return LeNet in its 20-50-500 form: 431,080 weights for 28x28 grey images and ten classes.
 
-    Two 5x5 convolutions without padding (20 and 50 channels), each with a 2x2 max-pool and ReLU, then 500 hidden units.
-    Source: LeCun et al. (1998); this form is the one of Louizos & Welling (2017).
+    Two 5x5 convolutions without padding, each with a 2x2 max-pool and ReLU, then a hidden layer. Source: LeCun et al.
+    (1998); this form is the one of Louizos & Welling (2017), who take channels (192, 192) and 1000 hidden units for
+    CIFAR-10.
 
     Args:
         input_shape: (channels, height, width) of one image, at least 16x16.
         num_outputs: K.
+        channels: filters of the two convolutions.
+        hidden: units of the hidden layer.
+        dropout: probability that a feature before a dense layer is dropped in training mode; no such layers if 0.
 
     Returns:
         A module (B, *input_shape) -> (B, K).
 
     Raises:
-        ValueError: if the input is not an image or too small.
+        ValueError: if the input is not an image or too small, or a setting is out of its range.
     """
     check_outputs(num_outputs)
-    channels, *sides = image_shape(input_shape, smallest=16, network="lenet")
+    channels = plain_value(channels)
+    check_each(check_counts, length=2, channels=channels)
+    check_counts(hidden=hidden)
+    check_share(dropout=dropout)
+    colours, *sides = image_shape(input_shape, smallest=16, network="lenet")
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+    first, second = channels
     # ReLU and max commute; ReLU after the pool touches a quarter of the values.
     return nn.Sequential(
-        nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(50 * height * width, 500), nn.ReLU(),
-        nn.Linear(500, num_outputs),
+        nn.Conv2d(colours, first, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(),
+        *([nn.Dropout(dropout)] if dropout else []),
+        nn.Linear(second * height * width, hidden), nn.ReLU(),
+        *([nn.Dropout(dropout)] if dropout else []),
+        nn.Linear(hidden, num_outputs),
     )  # fmt: skip
 
 
