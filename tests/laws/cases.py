@@ -100,6 +100,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "flow_planar": partial(tb.NormalizingFlow, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=3),
     "flow_radial": partial(tb.NormalizingFlow, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=2, draws=2),
     "mnf": partial(tb.MNF, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, hidden=5),
+    "mnf_by_layers": partial(tb.MNF, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, hidden=5, estimator="auto", draws=2),
     "vi_radial": partial(tb.VI, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, antithetic=True),
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),

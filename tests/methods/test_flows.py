@@ -20,7 +20,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.diagnostics import pareto_k
 from torchbayes.linalg import Dense
 from torchbayes.methods.flows import fitted
-from torchbayes.methods.flows.fitted import Terms, differentiate
+from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.health import problems_of_draws
 from torchbayes.methods.flows.normalizing import FlowFamily
 from torchbayes.methods.optimise.descent import start
@@ -115,7 +115,9 @@ def objective(
     density = LogDensity(linear(**settings), ROWS, None, training=True)
     begin = start(parameters_MP, {}, [seed], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     batch = Batch(X.unsqueeze(0), Y.unsqueeze(0))
-    terms = differentiate(density, begin, batch, family=family_of(kind), draws=draws, kl_weight=weight)
+    terms = differentiate(
+        density, begin, batch, family=family_of(kind), drawing=Drawing("weights", draws), kl_weight=weight
+    )
     return terms, begin.gradient_MD
 
 
@@ -247,13 +249,14 @@ def test_every_flow_beats_a_dense_normal_where_the_posterior_is_bent(kind: str, 
 
 @needs_zuko
 def test_importance_ratios_of_a_spline_have_lighter_tails() -> None:
+    """By the median of nine estimates: one of 40,000 draws is known to about 0.1 here."""
     khat = {}
     for kind in ("dense", "spline"):
         found = bent_fit(kind, "banana")
-        weights = found.sample(4000, seed=1)
-        khat[kind] = float(pareto_k(log_joint("banana", weights) - found.log_prob(weights)))
-    assert khat["spline"] < 0.7
-    assert khat["spline"] < khat["dense"]
+        draws = [found.sample(40_000, seed=seed) for seed in range(9)]
+        found_khat = [pareto_k(log_joint("banana", weights) - found.log_prob(weights)) for weights in draws]
+        khat[kind] = float(torch.stack([torch.as_tensor(k) for k in found_khat]).median())
+    assert khat["spline"] < khat["dense"] - 0.05
 
 
 def test_a_subspace_is_a_model_with_few_weights(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.distributions import Normal
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.flows.fitted import Terms, differentiate
+from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.mnf import MNFFamily
 from torchbayes.methods.optimise.descent import start
 from torchbayes.model.rows.batch import Batch
@@ -79,13 +79,20 @@ def of_one_weight(**auxiliary: float) -> Tensor:
 
 
 def objective(
-    model: tb.Model, parameters_MP: Tensor, data: tuple[Tensor, Tensor], *, draws: int, seed: int = 3
+    model: tb.Model,
+    parameters_MP: Tensor,
+    data: tuple[Tensor, Tensor],
+    *,
+    draws: int,
+    estimator: Any = "weights",
+    seed: int = 3,
 ) -> tuple[Terms, Tensor]:
     """The objective on all rows, and its gradient."""
     density = LogDensity(model, len(data[0]), None, training=True)
     begin = start(parameters_MP, {}, [seed], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     batch = Batch(data[0].unsqueeze(0), data[1].unsqueeze(0))
-    return differentiate(density, begin, batch, family=family_of(model), draws=draws, kl_weight=1.0), begin.gradient_MD
+    about: dict[str, Any] = {"family": family_of(model), "drawing": Drawing(estimator, draws), "kl_weight": 1.0}
+    return differentiate(density, begin, batch, **about), begin.gradient_MD
 
 
 def bound(**auxiliary: float) -> tuple[float, float]:
@@ -165,18 +172,36 @@ def classifier(name: str, prior: Any = None) -> tuple[tb.Model, tuple[Tensor, Te
 @pytest.mark.parametrize(
     "prior", [None, tb.priors.StudentT(3.0), {"0.*": tb.priors.Laplace(0.5), "*": tb.priors.StudentT(4.0)}]
 )
+@pytest.mark.parametrize("estimator", ["weights", "auto", "local", "flipout"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_gradient_is_that_of_the_objective(name: str, prior: Any) -> None:
+def test_the_gradient_is_that_of_the_objective(name: str, estimator: Any, prior: Any) -> None:
     model, data = classifier(name, prior)
     parameters = parameters_of(model, bend=0.2)
-    _, gradient = objective(model, parameters, data, draws=3)
+    about: dict[str, Any] = {"draws": 3, "estimator": estimator}
+    _, gradient = objective(model, parameters, data, **about)
     for seed in range(3):
         direction, step = normal(*parameters.shape, seed=10 + seed), 1e-5
         ahead, behind = (
-            objective(model, parameters + sign * step * direction, data, draws=3)[0].loss_M for sign in (1, -1)
+            objective(model, parameters + sign * step * direction, data, **about)[0].loss_M for sign in (1, -1)
         )
         slope = float((ahead - behind) / (2 * step))
         assert float((gradient * direction).sum()) == pytest.approx(slope, rel=2e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "estimator"), [("dense", "local"), ("dense", "auto"), ("convolutional", "flipout")])
+def test_layers_that_take_distributions_have_the_same_expectation_and_less_noise(name: str, estimator: Any) -> None:
+    model, data = classifier(name)
+    parameters = parameters_of(model, bend=0.2)
+    found = {
+        way: torch.stack([objective(model, parameters, data, draws=4, estimator=way, seed=s)[1][0] for s in range(500)])
+        for way in ("weights", estimator)
+    }
+    error = torch.stack([part.var(0) / len(part) for part in found.values()]).sum(0).sqrt()
+    z = (found["weights"].mean(0) - found[estimator].mean(0)) / error.clamp_min(1e-12)
+    assert float(z.abs().max()) < 5
+    assert float(z.square().mean()) < 1.6
+    size = model.layout.size  # of the means, whose gradient the noise of the weights reaches
+    assert float(found[estimator][:, :size].var(0).mean()) < 0.95 * float(found["weights"][:, :size].var(0).mean())
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_object, check_positive, given
 from torchbayes.density.density import LogDensity
+from torchbayes.density.layers.passes import by_layers
+from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.flows.health import problems_of_draws
 from torchbayes.methods.noise import normals
@@ -75,6 +77,18 @@ class Draws(NamedTuple):
     normal: tuple[Tensor, Tensor] | None = None
 
 
+class Drawing(NamedTuple):
+    """How the objective is estimated.
+
+    Attributes:
+        estimator: whether weights are drawn, or layers take them as normal distributions: see `Draws.normal`.
+        draws: S.
+    """
+
+    estimator: Literal["weights", "auto", "local", "flipout"]
+    draws: int
+
+
 class Family(Protocol):
     """Distributions whose draws are functions of parameters and standard normals."""
 
@@ -114,6 +128,11 @@ class Fitted(ABC):
     @abstractmethod
     def family(self, model: Model) -> Family:
         """Return the family of distributions over the weights of a model."""
+
+    @property
+    @abstractmethod
+    def drawing(self) -> Drawing:
+        """How the objective is estimated."""
 
     @property
     def needs(self) -> Needs:
@@ -178,7 +197,7 @@ class Fitted(ABC):
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
         lr, weight = self.optimizer.lr * self.schedule.factor(now.done), weight_at(self.kl_weight, now)
         family = _family_of(self, density)
-        terms = differentiate(density, now, batch, family=family, draws=self.draws, kl_weight=weight)
+        terms = differentiate(density, now, batch, family=family, drawing=self.drawing, kl_weight=weight)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
         self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
@@ -190,6 +209,7 @@ class Fitted(ABC):
         return problems_of_draws(posterior, source)
 
 
+Slopes = tuple[Tensor, ...]  # by the weights, and by the means and variances of normal weights, each (M, S, D)
 _FAMILIES: WeakKeyDictionary[LogDensity, tuple[Fitted, Family]] = WeakKeyDictionary()
 
 
@@ -219,7 +239,7 @@ def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def differentiate(
-    density: LogDensity, now: Trajectory, batch: Batch, *, family: Family, draws: int, kl_weight: float
+    density: LogDensity, now: Trajectory, batch: Batch, *, family: Family, drawing: Drawing, kl_weight: float
 ) -> Terms:
     """Return the objective of a step, and write its gradient by the parameters; buffers are brought up to date.
 
@@ -228,10 +248,10 @@ def differentiate(
         now: parameters, (M, P), and where their gradient goes.
         batch: one minibatch per member, (M, B, ...).
         family: of distributions.
-        draws: S.
+        drawing: how many draws, and who takes them.
         kl_weight: β.
     """
-    model, size = density.model, density.model.layout.size
+    model, size, draws = density.model, density.model.layout.size, drawing.draws
     like = now.weights_MD.new_empty(len(now.seeds), draws * family.noise_size)
     noise_MSE = normals(now.seeds, Purpose.FLOW_NOISE, now.step, like=like).unflatten(1, (draws, -1))
     entropy_scale = -kl_weight * model.temperature / density.num_data
@@ -241,10 +261,11 @@ def differentiate(
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
         held = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
-        slope_MSD = torch.empty_like(held.weights_MSD)
-        nll_M = ask(density, now, batch, weights_MSD=held.weights_MSD, out=slope_MSD)
-        slope_MSD.div_(draws)
-        expected_M, slopes = _at_prior(model.prior, held, slope_MSD, scale / draws)
+        if drawing.estimator == "weights":
+            nll_M, slopes = _by_weights(density, now, batch, held=held)
+        else:
+            nll_M, slopes = _by_layers(density, now, batch, held=held, estimator=drawing.estimator)
+        expected_M = _add_prior_(model.prior, held, slopes, scale / draws)
         total = entropy_scale * drawn.free_MS.mean(1).sum()
         total = total + sum((root * slope).sum() for root, slope in zip(roots, slopes, strict=True))
         (found_MP,) = torch.autograd.grad(total, leaf_MP)
@@ -264,28 +285,53 @@ def _detached(normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | N
     return None if normal is None else (normal[0].detach(), normal[1].detach())
 
 
-def _at_prior(prior: BoundPrior, held: Draws, slope_MSD: Tensor, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return E log p(w), float64 (M,), and slopes by weights, means and variances, with the prior's part added.
+def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, *, held: Draws) -> tuple[Tensor, Slopes]:
+    """Return the mean negative log likelihood of the draws, (M,), and its slopes by the weights."""
+    slope_MSD = torch.empty_like(held.weights_MSD)
+    nll_M = ask(density, now, batch, weights_MSD=held.weights_MSD, out=slope_MSD)
+    others = () if held.normal is None else tuple(torch.zeros_like(slope_MSD) for _ in held.normal)
+    return nll_M, (slope_MSD.div_(slope_MSD.shape[1]), *others)
+
+
+def _by_layers(
+    density: LogDensity, now: Trajectory, batch: Batch, *, held: Draws, estimator: Estimator
+) -> tuple[Tensor, Slopes]:
+    """Return the same of layers that take the normal weights as distributions: slopes by means and variances."""
+    assert held.normal is not None
+    slopes = tuple(torch.zeros_like(held.weights_MSD) for _ in range(3))
+    nlls, draws = [], held.weights_MSD.shape[1]
+    about: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": now.buffers, "seeds": now.seeds}
+    for s in range(draws):
+        mean_MD, scale_MD = held.normal[0][:, s].contiguous(), held.normal[1][:, s].sqrt()
+        found = by_layers(density, mean_MD, scale_MD, **about, step=now.step * draws + s)
+        slopes[1][:, s] = found.mean_MD / draws
+        slopes[2][:, s] = found.scale_MD / (2 * draws * scale_MD)
+        nlls.append(found.nll_M)
+    return torch.stack(nlls).mean(0), slopes
+
+
+def _add_prior_(prior: BoundPrior, held: Draws, slopes: Slopes, scale: float) -> Tensor:
+    """Return E log p(w), float64 (M,), and add its part to slopes by weights and, if any, means and variances.
 
     Args:
         prior: of the model.
         held: draws.
-        slope_MSD: by the weights; it is changed.
+        slopes: changed.
         scale: factor on the slopes of each draw.
     """
+    slope_MSD = slopes[0]
     if held.normal is None:
         prior.add_gradient_(slope_MSD, held.weights_MSD, scale)
-        return prior.log_prob(held.weights_MSD).mean(1), (slope_MSD,)
+        return prior.log_prob(held.weights_MSD).mean(1)
     shape = held.weights_MSD.shape
     expected_MS = slope_MSD.new_zeros(shape[:2], dtype=torch.float64)
-    mean, variance = (part.flatten(0, 1) for part in held.normal)
-    into = [torch.zeros_like(mean), torch.zeros_like(variance)]
+    (mean, variance), into = ([part.flatten(0, 1) for part in parts] for parts in (held.normal, slopes[1:]))
     for segment in prior.segments:
         if is_closed(segment):
             expected_MS += add_expected_(segment, mean, variance, scale=scale, into=into).view(shape[:2])
         else:
             expected_MS += segment.add_(slope_MSD, held.weights_MSD, scale)
-    return expected_MS.mean(1), (slope_MSD, into[0].view(shape), into[1].view(shape))
+    return expected_MS.mean(1)
 
 
 def _family_of(method: Fitted, density: LogDensity) -> Family:

@@ -7,23 +7,25 @@ marginal has no density, so an auxiliary r(z | W) takes the place of q(z | W), a
 
     minimise  −L = E[−Σ_n log p(y_n | x_n, W)] + β E[KL(q(W | z) ‖ p(W)) + log q(z) − log r(z | W)]
 
-which is the bound of q(W) less β E KL(q(z | W) ‖ r(z | W)). Every draw for a step is one z and one W for all rows, so
-that it is a function; the divergence of W given z is closed where the prior's expectation is.
-`torchbayes.posteriors.flows.multipliers` has the distributions, and where they differ from the paper's.
+which is the bound of q(W) less β E KL(q(z | W) ‖ r(z | W)). Every draw for a step is one z for all rows, and one W, so
+that it is a function, unless layers take the weights given z as distributions (`estimator`); the divergence of W given
+z is closed where the prior's expectation is. `torchbayes.posteriors.flows.multipliers` has the distributions, and where
+they differ from the paper's.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_positive
+from torchbayes.checks import check_choice, check_positive
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Draws, Fitted, State, check_fitted, parts_of
+from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, check_fitted, parts_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -83,6 +85,8 @@ class MNF(Fitted):
         layers: steps of each flow, of q(z) and of r(z | W).
         hidden: units of each step.
         draws: S, draws for each step.
+        estimator: of the gradient: "weights" draws z and W; the others draw z, and layers take the weights given z as
+            normal distributions, with noise for each example, as of `VI`. The paper's is "local".
         initial_scale: standard deviation of every weight given the multipliers, at first.
         multiplier_scale: standard deviation of the multipliers before their flow, at first.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
@@ -98,6 +102,7 @@ class MNF(Fitted):
     layers: int = 2
     hidden: int = 50
     draws: int = 1
+    estimator: Literal["weights", "auto", "local", "flipout"] = "weights"
     initial_scale: float = 0.02
     multiplier_scale: float = 0.1
     kl_weight: float | Weighting | None = None
@@ -105,7 +110,13 @@ class MNF(Fitted):
 
     def __post_init__(self) -> None:
         check_fitted(self)
+        check_choice(("weights", "auto", "local", "flipout"), estimator=self.estimator)
         check_positive(multiplier_scale=self.multiplier_scale)
+
+    @property
+    def drawing(self) -> Drawing:
+        """Draws of the multipliers, and of the weights or the outputs of layers."""
+        return Drawing(self.estimator, self.draws)
 
     def family(self, model: Model) -> MNFFamily:
         """Return the distributions over the weights of a model.

@@ -22,7 +22,7 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_counts
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Draws, Fitted, State, check_fitted, parts_of
+from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, check_fitted, parts_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -105,6 +105,11 @@ class NormalizingFlow(Fitted):
         check_counts(least=2, bins=self.bins)
         if self.transform not in SIMPLE:
             check_installed(self.transform)
+
+    @property
+    def drawing(self) -> Drawing:
+        """Draws of the weights."""
+        return Drawing("weights", self.draws)
 
     def family(self, model: Model) -> FlowFamily:
         """Return the flows over the weights of a model.
