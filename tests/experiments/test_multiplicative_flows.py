@@ -85,7 +85,7 @@ def posterior(directory, root, *, task, name):
     data = load("mnist", classes=recipe.classes, train_size=100, seed=3, root=root)
     dropout = {"dropout": 0.2} if name == DROPOUT else {}
     net = networks.lenet((1, 28, 28), data.num_classes, channels=(3, 4), hidden=12, **dropout)
-    model = tb.Model(net, tb.likelihoods.Categorical(), recipe.priors()[name])
+    model = tb.Model(net, tb.likelihoods.Categorical(), recipe.named_priors()[name])
     return tb.load(directory / task / name.replace(" ", "_") / "posterior.safetensors", model), data
 
 

@@ -231,7 +231,7 @@ def test_end_to_end(tmp_path):
     assert "boston: NLL of mean field within 0.05 of the published 3.12" in page
     assert "yacht: NLL of VBLL within 0.05 of a single network's" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 2
-    assert json.loads((tmp_path / "results.json").read_text())["verdict"]["outcome"] == "does not hold"
+    assert json.loads((tmp_path / "results.json").read_text())["verdict"]["outcome"] != "holds"  # of fits this short
 
 
 def test_the_small_recipe_covers_the_four_sets_and_the_paper_one_all():

@@ -212,6 +212,8 @@ def test_metrics_are_the_same(name: str):
         found.append(tb.evaluate(posterior, data, draws=5, seed=3).metrics)
         # whole rows go to bins of equal mass where they have no weights: see test_weights of metrics
         found[-1].pop("ece_mass", None)
+        # depends on ties, and rows that are given twice can differ by a rounding: its weights are in test_weights too
+        found[-1].pop("aurc", None)
     if name == "student":  # of samples, others for other rows, as torch has no distribution function of a Student t
         assert found[0].pop("crps") == pytest.approx(found[1].pop("crps"), rel=0.01)
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-12)

@@ -147,7 +147,7 @@ METHODS = {
         },
     ),
     "NormalizingFlow": Case(tb.NormalizingFlow, wrong={**_FLOW, "transform": WORD, "bins": (*COUNT, 1)}),
-    "MNF": Case(tb.MNF, wrong={**_FLOW, "multiplier_scale": POSITIVE}),
+    "MNF": Case(tb.MNF, wrong={**_FLOW, "multiplier_scale": POSITIVE, "estimator": WORD}),
     "IVON": Case(
         tb.IVON,
         wrong={

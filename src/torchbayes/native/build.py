@@ -55,7 +55,6 @@ def load(name: str) -> ctypes.CDLL:
     source = SOURCES / f"{name}.cpp"
     text = source.read_text()
     blas = _blas() if "void use_blas(" in text else None
-    noise = load("noise") if "void use_normals(" in text else None
     path = _compiled(source)
     try:
         library = ctypes.CDLL(str(path))
@@ -65,7 +64,8 @@ def load(name: str) -> ctypes.CDLL:
     if blas is not None:
         library.use_blas.argtypes = [ctypes.c_void_p] * len(blas)
         library.use_blas(*blas)
-    if noise is not None:
+    if "void use_normals(" in text:
+        noise = load("noise")
         routines = [_address(routine) for routine in (noise.normals_float32, noise.normals_float64)]
         library.use_normals.argtypes = [ctypes.c_void_p] * len(routines)
         library.use_normals(*routines)

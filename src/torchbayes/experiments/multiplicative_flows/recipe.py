@@ -75,7 +75,7 @@ class Task:
         first = {L2: self.ensemble, DROPOUT: self.dropout, ENSEMBLE: self.ensemble, FFG: self.gaussian}
         return {**first, **log_uniform, FLOWS: self.flows}
 
-    def priors(self) -> dict[str, Prior]:
+    def named_priors(self) -> dict[str, Prior]:
         """Return the prior of each method."""
         decay, normal = Normal(self.decay_scale), Normal(self.prior_scale)
         return {**dict.fromkeys((L2, DROPOUT, ENSEMBLE), decay), FFG: normal, FFLU: LogUniform(), FLOWS: normal}

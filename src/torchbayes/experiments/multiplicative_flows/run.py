@@ -95,7 +95,7 @@ def _fitted(task: Task, data: Data, name: str, *, seed: int, home: Path) -> _Fit
     rate = task.rate if name == DROPOUT else 0.0
     shape, sizes = data.input_shape, {"channels": task.channels, "hidden": task.hidden}
     network = networks.build("lenet", shape, data.num_classes, dropout=rate, **sizes)
-    model = Model(network.to(best_device()), Categorical(), task.priors()[name])
+    model = Model(network.to(best_device()), Categorical(), task.named_priors()[name])
     posterior = fit(model, data.train, task.named()[name], seed=seed, directory=place, resume=True, callbacks=())
     if name != L2:
         return _Fitted(posterior, None if name == ENSEMBLE else task.draws)
