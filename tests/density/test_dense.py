@@ -325,3 +325,17 @@ def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_
         assert not list(tmp_path.rglob("*.so"))
     finally:
         load.cache_clear()
+
+
+@pytest.mark.parametrize("prior", [priors.LogUniform(), priors.Laplace(1.0), priors.StudentT(3.0)])
+def test_the_likelihood_alone_has_nothing_of_the_prior(prior: Any):
+    """Under a prior that is infinite at zero, a weight of exactly zero once had NaN for its gradient."""
+    model = Model(nn.Linear(3, 2).double(), likelihoods.Categorical(), prior)
+    weights_MD = normal(2, 8)
+    weights_MD[0, 3] = 0.0
+    batch = Batch(normal(2, 5, 3, seed=1), classes(10, 2).view(2, 5))
+    native, loop = (
+        LogDensity(model, 5, plan=plan, training=True).nll(weights_MD, batch) for plan in ("native", "loop")
+    )
+    assert_close(native.gradient, loop.gradient)
+    assert_close(native.log_density, loop.log_density)

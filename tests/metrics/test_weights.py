@@ -45,11 +45,17 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCORES)
+HARD: dict[str, Callable[..., Tensor]] = {
+    **SCORES,
+    "aurc": lambda p, y, **own: metrics.risk_coverage((p.argmax(-1) != y).to(p), 1 - p.amax(-1), **own).aurc,
+}
+
+
+@pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("tied", [False, True])
 def test_integer_weights_are_repeated_rows(name: str, tied: bool):
     probs = ((PROBS * 8).round() + 1) / ((PROBS * 8).round() + 1).sum(-1, keepdim=True) if tied else PROBS
-    score = SCORES[name]
+    score = HARD[name]
     repeated = score(probs.repeat_interleave(COUNTS, 0), LABELS.repeat_interleave(COUNTS))
     assert_close(score(probs, LABELS, weights_B=COUNTS), repeated, rtol=1e-9)
     assert_close(score(probs, LABELS, weights_B=0.1 * COUNTS.double()), repeated, rtol=1e-9)

@@ -28,6 +28,7 @@ class Evaluation(NamedTuple):
         seeds: one per member, for networks that draw random numbers in training mode.
         scales: factors on the gradients of log likelihood and log prior.
         gradient_MD: receives the gradient; None if it is not wanted.
+        prior: whether the log prior is wanted, which may be infinite where its factor is 0.
     """
 
     weights_MD: Tensor
@@ -37,6 +38,7 @@ class Evaluation(NamedTuple):
     seeds: Sequence[int] | None
     scales: Scales
     gradient_MD: Tensor | None
+    prior: bool = True
 
 
 class Trajectory(NamedTuple):

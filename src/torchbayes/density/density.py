@@ -256,6 +256,7 @@ def _scaled(
         seeds,
         scales,
         gradient_MD,
+        prior,
     )
     value_M, log_prior_M = _summed(density, evaluation)
     return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)

@@ -32,7 +32,7 @@ class Loop(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         """Return the log likelihood of each member, (M,), and write its gradient."""
-        weights_MD, _, shared, buffers, seeds, scales, _ = evaluation
+        weights_MD, _, shared, buffers, seeds, scales, *_ = evaluation
         model = self.model
 
         def run(batch: Batch, into: Into) -> Tensor:

@@ -90,6 +90,7 @@ class DenseModel:
         scales: tuple[float, float],
         gradient_MD: Tensor | None,
         chunk_size: int,
+        prior: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
 
@@ -101,6 +102,7 @@ class DenseModel:
             scales: factors on the gradients of log likelihood and log prior.
             gradient_MD: receives the gradient; None if it is not wanted.
             chunk_size: rows that go through a network at once.
+            prior: whether the log prior is wanted.
 
         Raises:
             ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
@@ -119,7 +121,8 @@ class DenseModel:
             gradient_MD=into,
             chunk_size=chunk_size,
         )
-        log_prior_M += self.prior.add_rest_(into, weights_MD, scales[1])
+        if prior:  # a derivative that is infinite is not multiplied by 0
+            log_prior_M += self.prior.add_rest_(into if scales[1] else None, weights_MD, scales[1])
         if gradient_MD is not None and into is not None and into is not gradient_MD:
             gradient_MD.copy_(into)
         return log_likelihood_M, log_prior_M
@@ -211,6 +214,7 @@ class Native(Backend):
             scales=evaluation.scales,
             gradient_MD=evaluation.gradient_MD,
             chunk_size=self.chunk_size,
+            prior=evaluation.prior,
         )
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
