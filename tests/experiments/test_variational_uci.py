@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, tell, write
+from tests.experiments.shared.made_up_uci import of_true_size, two_small_sets
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments.variational_uci import EXPERIMENT, recipe, report, run
@@ -20,18 +20,7 @@ TINY = replace(recipe.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs
 
 @pytest.fixture(autouse=True)
 def files(tmp_path_factory, monkeypatch):
-    """Two made-up sets of 60 rows and 3 features with 2 splits, targets in the hundreds."""
-    root = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for stem in ("boston_housing", "yacht"):
-        inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
-        targets = 500 + 80 * inputs[:, 0] + rng.normal(0, 20, 60)
-        write(root / "uci_regression" / f"{stem}.npz", inputs, targets, splits=2, train=54)
-    tell(monkeypatch, root, {"uci_boston": (60, 3), "uci_yacht": (60, 3)})
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield root
-    torch.set_num_threads(before)
+    yield from two_small_sets(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
 def network(rate=0.0, features=3):

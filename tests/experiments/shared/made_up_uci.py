@@ -1,10 +1,11 @@
 """Made-up files in the place of the UCI sets: small ones, registered with the loader, or of the true size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from torchbayes.data import uci
 
@@ -31,6 +32,20 @@ def tell(monkeypatch: pytest.MonkeyPatch, root: Path, sizes: Mapping[str, tuple[
     small = {name: (*TRUE[name][:2], *size, TRUE[name][4]) for name, size in sizes.items()}
     monkeypatch.setattr(uci, "UCI_SETS", {**TRUE, **small})
     monkeypatch.setenv("TORCHBAYES_DATA", str(root))
+
+
+def two_small_sets(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two sets of 60 rows and 3 features with 2 splits, targets in the hundreds, for as long as a fixture lasts."""
+    rng = np.random.default_rng(0)
+    for stem in ("boston_housing", "yacht"):
+        inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
+        targets = 500 + 80 * inputs[:, 0] + rng.normal(0, 20, 60)
+        write(root / "uci_regression" / f"{stem}.npz", inputs, targets, splits=2, train=54)
+    tell(monkeypatch, root, {"uci_boston": (60, 3), "uci_yacht": (60, 3)})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield root
+    torch.set_num_threads(before)
 
 
 def of_true_size(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:

@@ -73,7 +73,7 @@ def by_kernel(
         about: how layers take their weights, which rows these are, and what is random.
         into: contiguous tensors (M, D) that receive the gradients by means and scales.
     """
-    mean_MD, scale_MD = parameters[0].contiguous(), parameters[1]
+    mean_MD, scale_MD = (part_MD.contiguous() for part_MD in parameters)
     slices, random = density.model.layout.slices, about.random
     drawn = {name: at for name, at in slices.items() if about.hows[name] == "drawn"}
     noises = {name: _drawn(density, name, scale_MD[:, at], random) for name, at in drawn.items()}

@@ -93,19 +93,18 @@ def by_layers(
     if ranks.data > 1:
         place = Place(ranks.rows(rows), rows)
         batch = batch.map(lambda t: t[:, place.own])
-    into = tuple(torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device).unbind())
+    found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
+    into = tuple(found.unbind())
     first = batch.map(lambda t: t[0])
     hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
     about = Pass(hows, place, [Randomness(seed, step) for seed in seeds])
     kernel = kernel_for(density, mean_MD, batch, hows=hows)
     if kernel is None:
         total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
-        health_M = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in into]), dim=0
-        )
+        health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
     else:
         total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
-    ranks.sum_(*into, total_M, health_M)
+    ranks.sum_(found, total_M, health_M)
     return Gradients(total_M * (-1 / rows), into[0], into[1], health_M)
 
 
