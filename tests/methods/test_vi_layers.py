@@ -43,10 +43,61 @@ class Attention(nn.Module):
         return self.head(self.norm(inputs + mixed).mean(1))
 
 
+class OneFunction(nn.Module):
+    """The same by `nn.MultiheadAttention`, whose weights go to one function; attention has the settings it is given."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.first = settings.get("batch_first", True)
+        self.attend = nn.MultiheadAttention(4, 2, **{"batch_first": True, **settings})
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        given = inputs if self.first else inputs.transpose(0, 1)
+        mixed, _ = self.attend(given, given, given, key_padding_mask=padding(inputs))
+        mixed = mixed if self.first else mixed.transpose(0, 1)
+        return self.head(self.norm(inputs + mixed).mean(1))
+
+
+class ByHand(nn.Module):
+    """`OneFunction`, by linear layers and a product."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.projection, self.out = nn.Linear(4, 12, bias=bias), nn.Linear(4, 4, bias=bias)
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parts = (part.unflatten(-1, (2, 2)).transpose(1, 2) for part in self.projection(inputs).chunk(3, dim=-1))
+        mask = ~padding(inputs)[:, None, None]
+        mixed = F.scaled_dot_product_attention(*parts, attn_mask=mask).transpose(1, 2).flatten(2)
+        return self.head(self.norm(inputs + self.out(mixed)).mean(1))
+
+
+class Between(nn.Module):
+    """Attention of tokens to their averages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        means = inputs.cumsum(1) / 5
+        return self.head(self.attend(inputs, means, means)[0].mean(1))
+
+
+def padding(inputs: Tensor) -> Tensor:
+    """Which positions are none: the last, of every second example."""
+    mask = torch.zeros(inputs.shape[:2], dtype=torch.bool)
+    mask[::2, -1] = True
+    return mask
+
+
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (MLP, (3,)),
     "cnn": (CNN, (1, 3, 3)),
     "attention": (lambda: small(Attention()), (5, 4)),
+    "one function": (lambda: small(OneFunction()), (5, 4)),
 }
 
 
@@ -159,6 +210,57 @@ def test_what_each_parameter_gets_can_be_read() -> None:
     assert found["projection.weight"] == found["projection.bias"] == "flipout"
     assert found["head.weight"] == found["head.bias"] == "local"
     assert found["norm.weight"] == "drawn"
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize("settings", [{}, {"batch_first": False}, {"bias": False}, {"vdim": 4}], ids=str)
+def test_attention_of_one_function_has_the_noise_of_its_linear_layers(settings: dict[str, Any], estimator: Any) -> None:
+    """Two networks of the same weights in the same order, one by `nn.MultiheadAttention`, have the same gradients."""
+    found = []
+    for net in (OneFunction(**settings), ByHand(bias=settings.get("bias", True))):
+        model = tb.Model(small(net), tb.likelihoods.Categorical(), tb.priors.Normal())
+        density = LogDensity(model, 40, None, training=True)
+        inputs = normal(1, ROWS, 5, 4, seed=5)
+        batch = Batch(inputs, (inputs.flatten(2).sum(-1) > 0).long())
+        size = model.layout.size
+        mean_MD, scale_MD = normal(1, size, seed=3), 0.2 * normal(1, size, seed=6).exp()
+        about: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": {}, "seeds": [3], "step": 2}
+        hows = how(density, batch.map(lambda t: t[0]), estimator)
+        assert {name for name, value in hows.items() if value == "drawn"} == {"norm.weight", "norm.bias"}
+        found.append(by_layers(density, mean_MD, scale_MD, **about))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+class Careful(nn.Module):
+    """Asks a weight for its dtype, device and shape before it is used, as networks of mixed precision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.first.weight
+        assert weight.shape[1] == inputs.shape[-1]
+        assert weight.dim() == 2
+        return self.first(inputs.to(weight.device, weight.dtype))
+
+
+def test_a_layer_whose_weight_is_only_described_elsewhere_takes_it_as_a_distribution() -> None:
+    model = tb.Model(small(Careful()), tb.likelihoods.Categorical(), tb.priors.Normal())
+    density = LogDensity(model, 10, None, training=True)
+    batch = Batch(normal(1, ROWS, 3), torch.zeros(1, ROWS).long())
+    assert set(how(density, batch.map(lambda t: t[0]), "auto").values()) == {"local"}
+    weights = model.given_weights()[None]
+    about: dict[str, Any] = {"batch": batch, "estimator": "auto", "buffers": {}, "seeds": [1], "step": 0}
+    assert by_layers(density, weights, torch.ones_like(weights), **about).nll_M.isfinite()
+
+
+def test_attention_between_two_sequences_is_drawn() -> None:
+    model = tb.Model(small(Between()), tb.likelihoods.Categorical(), tb.priors.Normal())
+    density = LogDensity(model, 10, None, training=True)
+    found = how(density, Batch(normal(ROWS, 5, 4), torch.zeros(ROWS).long()), "auto")
+    assert {name for name, value in found.items() if value != "drawn"} == {"head.weight", "head.bias"}
 
 
 def test_tied_weights_are_drawn_once() -> None:

@@ -14,9 +14,10 @@ of an example, and keep their covariance. With "auto" layers of one position are
 
 All that is not the weight or bias of exactly one such layer is drawn once: tied weights, those of norms and embeddings,
 and learned likelihood parameters. Layers are found by the functions that a network calls, not by the classes of its
-modules, so that those of other libraries count too; but `nn.MultiheadAttention` hands its weights to one function as a
-whole, so these are drawn. So are all weights of a network that takes derivatives itself, as one informed by physics
-does: the noise of an output is no function that could be differentiated again.
+modules, so that those of other libraries count too. `nn.MultiheadAttention`, which hands its weights to one function as
+a whole, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are all
+weights of a network that takes derivatives itself, as one informed by physics does: the noise of an output is no
+function that could be differentiated again.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
+from torchbayes.density.layers.attention import apart, self_attention
 from torchbayes.density.layers.kernel import by_kernel, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
-from torchbayes.density.layers.uses import Call, Estimator, How, how, layer_call
+from torchbayes.density.layers.uses import Call, Estimator, How, describes, how, layer_call
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -193,9 +195,12 @@ class _Layers(TorchFunctionMode):
         Raises:
             SettingError: if the network uses a weight in another way than when it was watched.
         """
+        attention = self_attention(func, args, kwargs or {})
+        if attention is not None:
+            return apart(attention, lambda part, given, named: self.__torch_function__(part, (), given, named))
         call = layer_call(func, args, kwargs or {})
         if call is None or not (self._is_random(call.weight) or self._is_random(call.bias)):
-            if any(self._is_random(given) for given in args):
+            if any(self._is_random(given) for given in args) and not describes(func):
                 raise SettingError(
                     f"the network passes a weight to `{getattr(func, '__name__', func)}` that it gave to a layer alone "
                     f"before. Its layers depend on its inputs: fit with estimator='weights'."

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchbayes.density.density import LogDensity
+from torchbayes.density.layers.attention import apart, self_attention
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Network
@@ -23,6 +24,10 @@ Estimator = Literal["auto", "local", "flipout"]
 How = Literal["local", "flipout", "drawn"]
 
 _LAYERS: tuple[Callable[..., Tensor], ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
+_DESCRIBED = ("dtype", "device", "shape", "ndim", "layout", "requires_grad", "is_cuda", "is_nested", "is_sparse")
+_DESCRIPTIONS: set[Any] = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous} | {
+    getattr(Tensor, name).__get__ for name in _DESCRIBED
+}
 
 
 @dataclass
@@ -58,7 +63,12 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         """Return what the call gives."""
         kwargs = kwargs or {}
+        attention = self_attention(func, args, kwargs)
+        if attention is not None:
+            return apart(attention, lambda part, given, named: self.__torch_function__(part, (), given, named))
         self.differentiates |= func is torch.autograd.grad
+        if describes(func):
+            return func(*args, **kwargs)
         layer = layer_call(func, args, kwargs)
         if layer is not None:
             self._calls += 1
@@ -90,6 +100,11 @@ class Call(NamedTuple):
     bias: Tensor | None
     rest: tuple[Any, ...]
     named: dict[str, Any]
+
+
+def describes(func: Callable[..., Any]) -> bool:
+    """Return whether a function says what a tensor is, such as its dtype, whatever its numbers are."""
+    return func in _DESCRIPTIONS
 
 
 def layer_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:

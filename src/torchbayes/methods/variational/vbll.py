@@ -79,7 +79,7 @@ class VBLL:
     schedule: Schedule = field(default_factory=Cosine)
     bound: Bound = "jensen"
     rank: int = 10
-    initial_scale: float = 0.1
+    initial_scale: float = 0.01
 
     plan = "loop"
 
