@@ -25,7 +25,7 @@ EXPERIMENT = Experiment(
     "nor number of rows; here 100 + 100 units, 1,000 rows and noise of a learned scale.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "small": "five minutes of one core",
+        "small": "six to seven minutes of one core",
         "paper": "at 400 units 1.6 hours of one core, at 800 units 4 to 5 hours (estimates from the cost of a step); "
         "it has not been run",
     },
