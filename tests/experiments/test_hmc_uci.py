@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, tell, write
+from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
@@ -37,17 +37,7 @@ TINY = UCIChainsRecipe(
 @pytest.fixture(autouse=True)
 def files(tmp_path_factory, monkeypatch):
     """Two made-up sets of 60 rows and 3 features with 2 splits, targets in the hundreds."""
-    root = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for stem in ("energy", "yacht"):
-        inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
-        targets = 500 + 80 * inputs[:, 0] + rng.normal(0, 20, 60)
-        write(root / "uci_regression" / f"{stem}.npz", inputs, targets, splits=2, train=54)
-    tell(monkeypatch, root, {"uci_energy": (60, 3), "uci_yacht": (60, 3)})
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield root
-    torch.set_num_threads(before)
+    yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_energy", "uci_yacht")
 
 
 def by_hand(weights_SD, data):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, two_small_sets
+from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments.variational_uci import EXPERIMENT, recipe, report, run
@@ -20,7 +20,7 @@ TINY = replace(recipe.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs
 
 @pytest.fixture(autouse=True)
 def files(tmp_path_factory, monkeypatch):
-    yield from two_small_sets(tmp_path_factory.mktemp("data"), monkeypatch)
+    yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_boston", "uci_yacht")
 
 
 def network(rate=0.0, features=3):

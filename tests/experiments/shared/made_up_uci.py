@@ -34,14 +34,14 @@ def tell(monkeypatch: pytest.MonkeyPatch, root: Path, sizes: Mapping[str, tuple[
     monkeypatch.setenv("TORCHBAYES_DATA", str(root))
 
 
-def two_small_sets(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two sets of 60 rows and 3 features with 2 splits, targets in the hundreds, for as long as a fixture lasts."""
+def small_sets(root: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Path]:
+    """Sets of 60 rows and 3 features with 2 splits, targets in the hundreds, for as long as a fixture lasts."""
     rng = np.random.default_rng(0)
-    for stem in ("boston_housing", "yacht"):
+    for name in names:
         inputs = rng.normal(size=(60, 3)) * [1, 10, 100]
         targets = 500 + 80 * inputs[:, 0] + rng.normal(0, 20, 60)
-        write(root / "uci_regression" / f"{stem}.npz", inputs, targets, splits=2, train=54)
-    tell(monkeypatch, root, {"uci_boston": (60, 3), "uci_yacht": (60, 3)})
+        write(root / "uci_regression" / f"{TRUE[name][0]}.npz", inputs, targets, splits=2, train=54)
+    tell(monkeypatch, root, dict.fromkeys(names, (60, 3)))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield root

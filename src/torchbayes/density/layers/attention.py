@@ -13,44 +13,43 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
-def self_attention(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments by name of a call of self-attention, whose one weight projects to q, k and v together.
+def taken_apart(
+    mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...], *, kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return what self-attention gives, whose one weight projects to q, k and v together.
+
+    Args:
+        mode: is asked for each part of the call, as if the network had called it.
+        func: the function that the network calls.
+        args: its arguments.
+        kwargs: its arguments by name.
 
     Returns:
-        None for any other call.
+        The outputs, and the weights of the positions where they are asked for; None for any other call.
     """
     if func is not F.multi_head_attention_forward:
         return None
     given = dict(_SIGNATURE.bind(*args, **kwargs).arguments)
     alone = given["query"] is given["key"] and given["key"] is given["value"]
-    return given if alone and not given.get("use_separate_proj_weight") else None
-
-
-def apart(given: Mapping[str, Any], call: Callable[..., Any]) -> tuple[Tensor, Tensor | None]:
-    """Return what self-attention gives.
-
-    Args:
-        given: its arguments by name.
-        call: (function, arguments, arguments by name) -> what the function gives; asked for each of its parts.
-
-    Returns:
-        The outputs, and the weights of the positions where they are asked for.
-    """
+    if not alone or given.get("use_separate_proj_weight"):
+        return None
 
     def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return a layer's outputs; examples, which are behind positions, come first for it."""
         if inputs.ndim == 2:
-            return call(F.linear, (inputs, weight, bias), {})
-        return call(F.linear, (inputs.transpose(0, 1), weight, bias), {}).transpose(0, 1)
+            return mode.__torch_function__(F.linear, (), (inputs, weight, bias))
+        return mode.__torch_function__(F.linear, (), (inputs.transpose(0, 1), weight, bias)).transpose(0, 1)
 
     projected = linear(given["query"], given["in_proj_weight"], given["in_proj_bias"])
     identity = torch.eye(projected.shape[-1] // 3, dtype=projected.dtype, device=projected.device)
     identities = dict.fromkeys(("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"), identity)
     without = {"in_proj_weight": None, "in_proj_bias": None, "out_proj_bias": None, "use_separate_proj_weight": True}
     parts = dict(zip(("query", "key", "value"), projected.chunk(3, dim=-1), strict=True))
-    mixed, weights = call(F.multi_head_attention_forward, (), {**given, **parts, **identities, **without})
+    rest = {**given, **parts, **identities, **without}
+    mixed, weights = mode.__torch_function__(F.multi_head_attention_forward, (), (), rest)
     return linear(mixed, given["out_proj_weight"], given["out_proj_bias"]), weights

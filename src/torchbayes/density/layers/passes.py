@@ -35,7 +35,7 @@ from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
-from torchbayes.density.layers.attention import apart, self_attention
+from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.layers.kernel import by_kernel, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
 from torchbayes.density.layers.uses import Call, Estimator, How, describes, how, layer_call
@@ -195,9 +195,9 @@ class _Layers(TorchFunctionMode):
         Raises:
             SettingError: if the network uses a weight in another way than when it was watched.
         """
-        attention = self_attention(func, args, kwargs or {})
+        attention = taken_apart(self, func, args, kwargs=kwargs or {})
         if attention is not None:
-            return apart(attention, lambda part, given, named: self.__torch_function__(part, (), given, named))
+            return attention
         call = layer_call(func, args, kwargs or {})
         if call is None or not (self._is_random(call.weight) or self._is_random(call.bias)):
             if any(self._is_random(given) for given in args) and not describes(func):

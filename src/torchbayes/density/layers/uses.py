@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.layers.attention import apart, self_attention
+from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Network
@@ -63,9 +63,9 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         """Return what the call gives."""
         kwargs = kwargs or {}
-        attention = self_attention(func, args, kwargs)
+        attention = taken_apart(self, func, args, kwargs=kwargs)
         if attention is not None:
-            return apart(attention, lambda part, given, named: self.__torch_function__(part, (), given, named))
+            return attention
         self.differentiates |= func is torch.autograd.grad
         if describes(func):
             return func(*args, **kwargs)

@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
     "margins and bounds were set before any whole run.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "small": "about half an hour of one core",
+        "small": "about three quarters of an hour of one core",
         "paper": "18 trainings of 100 epochs, ten of them of a network of 5.7 million weights: hours on one GPU (an "
         "estimate; it has not been run)",
     },
