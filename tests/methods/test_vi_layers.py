@@ -12,9 +12,9 @@ from tests.laws.cases import Tied, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.checks import SettingError
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
+from torchbayes.density.layers.randomness import Randomness
 from torchbayes.density.layers.uses import how
 from torchbayes.model.rows.batch import Batch
 
@@ -283,22 +283,73 @@ def test_zero_inputs_have_finite_gradients() -> None:
 
 
 class Fickle(nn.Module):
-    """Uses its weight as a layer's, but for large inputs as a plain matrix."""
+    """Uses its weight as a layer's, but for large inputs in another way."""
 
-    def __init__(self) -> None:
+    def __init__(self, otherwise: str) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 2)
+        self.layer, self.norm, self.otherwise = nn.Linear(3, 3), nn.BatchNorm1d(3), otherwise
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs @ self.layer.weight.T if float(inputs.max()) > 100 else self.layer(inputs)
+        inputs = self.norm(inputs)
+        if float(self.norm.running_mean.max()) < 10:
+            return self.layer(inputs)
+        if self.otherwise == "matrix":
+            return inputs @ self.layer.weight.T
+        if self.otherwise == "in a list":
+            return F.linear(inputs, torch.cat([self.layer.weight[:1], self.layer.weight[1:]]))
+        if self.otherwise == "twice":
+            return self.layer(torch.tanh(self.layer(inputs)))
+        inputs = inputs.requires_grad_()
+        (slope,) = torch.autograd.grad(torch.tanh(self.layer(inputs)).sum(), inputs, create_graph=True)
+        return slope
 
 
-def test_a_network_that_changes_its_mind_is_refused() -> None:
-    model = tb.Model(Fickle().double(), tb.likelihoods.Categorical(), tb.priors.Normal())
+@pytest.mark.parametrize("otherwise", ["matrix", "in a list", "twice", "derivative"])
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_where_a_network_uses_a_weight_otherwise_the_pass_draws_all(otherwise: str, estimator: Any) -> None:
+    net = Fickle(otherwise).double()
+    model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal())
     density = LogDensity(model, 4, None, training=True)
-    weights = model.given_weights().unsqueeze(0)
-    about: dict[str, Any] = {"estimator": "local", "buffers": {}, "seeds": [0], "step": 0}
-    labels = torch.zeros(1, 4).long()
-    by_layers(density, weights, weights.abs(), batch=Batch(normal(1, 4, 3), labels), **about)
-    with pytest.raises(SettingError, match="estimator='weights'"):
-        by_layers(density, weights, weights.abs(), batch=Batch(1000 + normal(1, 4, 3), labels), **about)
+    mean_MD, labels = model.given_weights().unsqueeze(0), torch.zeros(1, 4).long()
+    mean_MD = torch.cat([mean_MD, -mean_MD])
+    scale_MD, buffers_M = mean_MD.abs(), {k: b.expand(2, *b.shape).clone() for k, b in model.network.buffers.items()}
+    about: dict[str, Any] = {"estimator": estimator, "buffers": buffers_M, "seeds": [5, 6]}
+    inputs = normal(4, 3)
+    rows_M = [Batch(torch.stack([shift + inputs] * 2), labels.expand(2, 4)) for shift in (0.0, 1000.0)]
+    by_layers(density, mean_MD, scale_MD, batch=rows_M[0], step=0, **about)
+    before_M = {name: buffer.clone() for name, buffer in buffers_M.items()}
+    found = by_layers(density, mean_MD, scale_MD, batch=rows_M[1], step=1, **about)
+
+    for m, seed in enumerate((5, 6)):
+        mean_D, scale_D = (part_MD[m].clone().requires_grad_() for part_MD in (mean_MD, scale_MD))
+        random = Randomness(seed, 1)
+        means, scales = model.layout.split(mean_D), model.layout.split(scale_D)
+        held = {k: means[k] + scales[k] * random.drawn(n, means[k]) for n, k in enumerate(means)}
+        kept = {name: buffer[m] for name, buffer in before_M.items()}
+        with model.network.training():
+            nll = -model.log_likelihood(held, Batch(1000 + inputs, labels[0]), kept).mean()
+        wanted = torch.autograd.grad(nll, (mean_D, scale_D))
+        torch.testing.assert_close(found.nll_M[m], nll.detach())
+        torch.testing.assert_close((found.mean_MD[m], found.scale_MD[m]), wanted)
+        for name, buffer in kept.items():
+            torch.testing.assert_close(buffers_M[name][m], buffer)
+
+
+def test_vi_draws_weights_by_itself_where_no_layer_takes_them() -> None:
+    rows, about = (normal(20, 3), torch.arange(20) % 2), {"epochs": 2, "batch_size": 10, "kl_weight": 1.0}
+    linear = nn.Linear(3, 2).double()
+    norm = nn.Sequential(nn.LayerNorm(3), nn.Softplus()).double()
+    cases: list[tuple[nn.Module, dict[str, Any], str]] = [
+        (linear, {}, "auto"),
+        (linear, {"antithetic": True, "draws": 2}, "weights"),
+        (linear, {"structure": "dense"}, "weights"),
+        (linear, {"structure": "radial"}, "weights"),
+        (norm, {}, "weights"),
+    ]
+    for net, settings, wanted in cases:
+        model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal())
+        by = [
+            tb.fit(model, rows, tb.VI(**about, **settings, **given), seed=3, callbacks=()).mean_MD
+            for given in ({}, {"estimator": wanted})
+        ]
+        torch.testing.assert_close(*by, rtol=0, atol=0)

@@ -17,28 +17,28 @@ and learned likelihood parameters. Layers are found by the functions that a netw
 modules, so that those of other libraries count too. `nn.MultiheadAttention`, which hands its weights to one function as
 a whole, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are all
 weights of a network that takes derivatives itself, as one informed by physics does: the noise of an output is no
-function that could be differentiated again.
+function that could be differentiated again. All this is found out once, on the first rows; a pass in which the network
+then uses a weight otherwise is made again with all weights drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.checks import SettingError
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
 from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.layers.kernel import by_kernel, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
-from torchbayes.density.layers.uses import Call, Estimator, How, describes, how, layer_call
+from torchbayes.density.layers.uses import Call, Estimator, How, describes, hows, layer_call
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -86,10 +86,8 @@ def by_layers(
         seeds: one per member, for all that is random.
         step: number of the pass; another one has other noise.
 
-    Raises:
-        SettingError: if the network uses a weight in another way than when it was watched.
     """
-    model, ranks = density.model, density.ranks
+    ranks = density.ranks
     rows = batch_size(batch.inputs, 1)
     place = Place(slice(0, rows), rows)
     if ranks.data > 1:
@@ -97,10 +95,8 @@ def by_layers(
         batch = batch.map(lambda t: t[:, place.own])
     found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     into = tuple(found.unbind())
-    first = batch.map(lambda t: t[0])
-    hows = how(density, first._replace(inputs=model.network.arrange(first.inputs)), estimator)
-    about = Pass(hows, place, [Randomness(seed, step) for seed in seeds])
-    kernel = kernel_for(density, mean_MD, batch, hows=hows)
+    about = Pass(hows(density, batch, estimator), place, [Randomness(seed, step) for seed in seeds])
+    kernel = kernel_for(density, mean_MD, batch, hows=about.hows)
     if kernel is None:
         total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
         health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
@@ -126,16 +122,41 @@ def _one_by_one(
             alone = batch.map(lambda t, m=m: t[m])
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))
             kept = {name: buffer[m] for name, buffer in buffers.items()}
-            means, scales = (leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
+            leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
             views = [model.layout.split(part_MD[m]) for part_MD in into]
-            memory = {name: (views[0][name], views[1][name]) for name in means}
-            layers = _Layers((means, scales), about.hows, into=memory, place=about.place, random=random)
-            (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, random.seed, random.step)])
-            with drawing(masks, parameters[0].device), layers:
-                total = model.log_likelihood(layers.held, alone, kept or None).sum(dtype=torch.float64)
-            _write(total * (-1 / about.place.total), (means, scales), views)
+            before = {name: buffer.clone() for name, buffer in kept.items()}
+            try:
+                total = _total(density, alone, leaves, kept=kept, about=about, random=random, into=views)
+            except _UsedOtherwiseError:
+                for name, buffer in before.items():
+                    kept[name].copy_(buffer)
+                drawn = about._replace(hows=dict.fromkeys(about.hows, "drawn"))
+                total = _total(density, alone, leaves, kept=kept, about=drawn, random=random, into=views)
+            _write(total * (-1 / about.place.total), leaves, views)
             totals.append(total.detach())
     return torch.stack(totals)
+
+
+def _total(
+    density: LogDensity,
+    rows: Batch,
+    leaves: tuple[Mapping[str, Tensor], ...],
+    *,
+    kept: Buffers,
+    about: Pass,
+    random: Randomness,
+    into: Sequence[Mapping[str, Tensor]],
+) -> Tensor:
+    """Return the sum of the log likelihoods of rows under one member, whose buffers are changed in place.
+
+    Raises:
+        _UsedOtherwiseError: if the network uses a weight in another way than when it was watched.
+    """
+    memory = {name: (into[0][name], into[1][name]) for name in leaves[0]}
+    layers = _Layers(leaves, about.hows, into=memory, place=about.place, random=random)
+    (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, random.seed, random.step)])
+    with drawing(masks, next(iter(leaves[0].values())).device), layers:
+        return density.model.log_likelihood(layers.held, rows, kept or None).sum(dtype=torch.float64)
 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
@@ -149,6 +170,10 @@ def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence
             view.copy_(gradient)
 
 
+class _UsedOtherwiseError(Exception):
+    """The network uses a weight in another way than when it was watched."""
+
+
 @dataclass
 class _Places:
     """The random tensors of layers, by the identity of what the network holds in their place."""
@@ -157,6 +182,7 @@ class _Places:
     scale: dict[int, Tensor] = field(default_factory=dict)
     how: dict[int, How] = field(default_factory=dict)
     into: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
 
 
 class _Layers(TorchFunctionMode):
@@ -168,7 +194,7 @@ class _Layers(TorchFunctionMode):
 
     def __init__(
         self,
-        leaves: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        leaves: tuple[Mapping[str, Tensor], ...],
         hows: Mapping[str, How],
         *,
         into: Mapping[str, tuple[Tensor, Tensor]],
@@ -178,8 +204,8 @@ class _Layers(TorchFunctionMode):
         super().__init__()
         self._place, self._random, self._calls = place, random, 0
         self._places, self.held = _Places(), dict[str, Tensor]()
-        scales = leaves[1]
-        for number, (name, mean) in enumerate(leaves[0].items()):
+        means, scales = leaves
+        for number, (name, mean) in enumerate(means.items()):
             if hows[name] == "drawn":
                 self.held[name] = torch.addcmul(mean, scales[name], random.drawn(number, mean))
                 continue
@@ -193,20 +219,22 @@ class _Layers(TorchFunctionMode):
         """Return what the call gives, with noise where it is that of a layer with random weights.
 
         Raises:
-            SettingError: if the network uses a weight in another way than when it was watched.
+            _UsedOtherwiseError: if the network uses a weight in another way than when it was watched.
         """
         attention = taken_apart(self, func, args, kwargs=kwargs or {})
         if attention is not None:
             return attention
         call = layer_call(func, args, kwargs or {})
         if call is None or not (self._is_random(call.weight) or self._is_random(call.bias)):
-            if any(self._is_random(given) for given in args) and not describes(func):
-                raise SettingError(
-                    f"the network passes a weight to `{getattr(func, '__name__', func)}` that it gave to a layer alone "
-                    f"before. Its layers depend on its inputs: fit with estimator='weights'."
-                )
+            used = any(self._is_random(given) for given in _flat(args, kwargs or {})) and not describes(func)
+            if used or (func is torch.autograd.grad and self._places.taken):
+                raise _UsedOtherwiseError
             return func(*args, **(kwargs or {}))
         self._calls += 1
+        for given in (call.weight, call.bias):
+            if id(given) in self._places.taken:  # two calls of a layer have one draw of its weights
+                raise _UsedOtherwiseError
+            self._places.taken.add(id(given))
         if self._places.how[id(call.weight if self._is_random(call.weight) else call.bias)] == "local":
             return self._local(func, call)
         return self._flipped(func, call)
@@ -221,7 +249,7 @@ class _Layers(TorchFunctionMode):
         """Return outputs drawn from their own distribution."""
         weight, bias = self._scale(call.weight), self._scale(call.bias)
         if func is F.linear and weight is not None and _plain(call):
-            into = self._places.into.pop(id(call.weight), None)  # once: a second call would overwrite it
+            into = self._places.into[id(call.weight)]
             return noisy.local(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         bias = None if bias is None else bias.square()
@@ -246,7 +274,7 @@ class _Layers(TorchFunctionMode):
         )
         plain = func is F.linear and _plain(call) and self._place.holds(call.inputs)
         if plain and weight is not None and noise is not None:
-            into = self._places.into.pop(id(call.weight), None)  # once, as above
+            into = self._places.into[id(call.weight)]
             after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
             flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
             return noisy.flipped(call.inputs, (call.weight, call.bias), (weight, bias), flips=flips, into=into)
@@ -264,6 +292,15 @@ class _Layers(TorchFunctionMode):
         whole, own = self._place.of(like)
         shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
         return self._random.signs(self._calls, shape, like, outputs=bool(number))[own]
+
+
+def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what a function is given, one by one, also from lists of tensors."""
+    for given in (*args, *kwargs.values()):
+        if isinstance(given, list | tuple):
+            yield from cast("Sequence[Any]", given)
+        else:
+            yield given
 
 
 def _plain(call: Call) -> bool:

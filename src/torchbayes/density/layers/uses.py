@@ -119,6 +119,17 @@ def layer_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 _FOUND: WeakKeyDictionary[Network, dict[str, _Use]] = WeakKeyDictionary()
 
 
+def hows(density: LogDensity, batch: Batch, estimator: Estimator) -> dict[str, How]:
+    """Return by which estimator each parameter is taken, from one minibatch per member, (M, B, ...)."""
+    first = batch.map(lambda t: t[0])
+    return how(density, first._replace(inputs=density.model.network.arrange(first.inputs)), estimator)
+
+
+def has_layers(density: LogDensity, batch: Batch) -> bool:
+    """Return whether any layer can take its weights as distributions, from one minibatch per member, (M, B, ...)."""
+    return any(value != "drawn" for value in hows(density, batch, "auto").values())
+
+
 def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How]:
     """Return by which estimator each parameter is taken.
 

@@ -129,7 +129,7 @@ _CURVE = Regression(
 
 def _recipe(epochs: int, widths: tuple[int, ...], *, ordinary: int) -> BackpropRecipe:
     """Return the recipe of some length and widths, with the epochs of ordinary training."""
-    bayes = VI(epochs=epochs, optimizer=Adam(3e-3), kl_weight=1.0)
+    bayes = VI(epochs=epochs, optimizer=Adam(3e-3), estimator="weights", kl_weight=1.0)
     sgd = MAP(epochs=ordinary, optimizer=SGD(0.3, momentum=0.0))
     return BackpropRecipe(
         plain=Entry(sgd, Flat()),

@@ -146,7 +146,13 @@ PAPER = FidelityRecipe(
     mnist=None,
     methods=Methods(
         mean_field=VI(
-            members=5, epochs=300, batch_size=80, optimizer=Adam(1e-4), draws=1, relative_scale=0.01, kl_weight=1.0
+            members=5,
+            epochs=300,
+            batch_size=80,
+            optimizer=Adam(1e-4),
+            estimator="weights",
+            relative_scale=0.01,
+            kl_weight=1.0,
         ),
         ivon=IVON(members=8, epochs=200, batch_size=80),
         dropout=None,

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_counts, check_flags, check_object, check_positive, given
 from torchbayes.density.density import LogDensity
+from torchbayes.density.layers.uses import has_layers
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.noise import normals
@@ -87,8 +88,10 @@ class VI:
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         estimator: of the gradient: "weights" draws all weights, in one stack of networks; "local" and "flipout" go
-            layer by layer, with noise for each example; "auto" is exact local noise where there is such, else flipout.
-            See `torchbayes.density.layers.passes`; `uses.how` says what each parameter gets.
+            layer by layer, with noise for each example, which leaves less noise in the gradient. "auto" is exact local
+            noise where there is such, else flipout; it draws weights with another structure than "diagonal", with
+            antithetic draws, and in a network without such layers. See `torchbayes.density.layers.passes`; `uses.how`
+            says what each parameter gets.
         draws: S, draws for each step.
         antithetic: whether draws come in pairs ±ε, which takes the noise of the gradient by the means that is odd in ε.
         rank: R, of structure="low_rank".
@@ -97,7 +100,7 @@ class VI:
             Krishnan et al. 2020).
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
             `torchbayes.methods.variational.search`.
-        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+        plan: how a stack of networks is run where weights are drawn: auto, native, loop, vmap or compiled.
     """
 
     structure: Literal["diagonal", "low_rank", "dense", "radial"] = "diagonal"
@@ -106,7 +109,7 @@ class VI:
     batch_size: int = 128
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
-    estimator: Literal["weights", "auto", "local", "flipout"] = "weights"
+    estimator: Literal["auto", "weights", "local", "flipout"] = "auto"
     draws: int = 1
     antithetic: bool = False
     rank: int = 10
@@ -126,12 +129,12 @@ class VI:
             check_positive(kl_weight=self.kl_weight)
         else:
             check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=self.kl_weight))
-        check_choice(("weights", "auto", "local", "flipout"), estimator=self.estimator)
-        if self.estimator != "weights" and (self.structure != "diagonal" or self.antithetic):
+        check_choice(("auto", "weights", "local", "flipout"), estimator=self.estimator)
+        if self.estimator in {"local", "flipout"} and (self.structure != "diagonal" or self.antithetic):
             raise ValueError(
                 f"`estimator` {self.estimator!r} is for independent weights with noise in the layers; got structure "
                 f"{self.structure!r}, antithetic {self.antithetic}. Give structure='diagonal' and no antithetic draws, "
-                f"or estimator='weights'."
+                f"or estimator='auto'."
             )
         if self.antithetic and self.draws % 2:
             raise ValueError(f"`antithetic` draws come in pairs; got `draws` {self.draws}. Give an even number.")
@@ -209,7 +212,7 @@ class VI:
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         family, normal = self.family(density.model.layout), self.structure != "radial"
-        drawing = Drawing(family, self.estimator, self.draws, self.antithetic, normal)
+        drawing = Drawing(family, self._estimator(density, batch), self.draws, self.antithetic, normal)
         weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
@@ -221,6 +224,13 @@ class VI:
             self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
+
+    def _estimator(self, density: LogDensity, batch: Batch) -> Literal["auto", "weights", "local", "flipout"]:
+        """Return by which estimator the gradient is taken on one minibatch per member, (M, B, ...)."""
+        if self.estimator != "auto":
+            return self.estimator
+        alone = self.structure == "diagonal" and not self.antithetic
+        return "auto" if alone and has_layers(density, batch) else "weights"
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
         """Return the mixture of the members' distributions."""
