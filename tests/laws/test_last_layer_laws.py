@@ -23,7 +23,7 @@ TOGETHER = test_method_laws.test_members_together_equal_members_alone  # whose t
 def vbll(plan: str = "loop", **settings: Any) -> tb.VBLL:
     """A small fit; members are run one after the other, whatever the plan."""
     del plan
-    return tb.VBLL(**{"optimizer": tb.Adam(lr=0.05), **settings})
+    return tb.VBLL(**{"optimizer": tb.Adam(lr=0.05), "kl_weight": 1.0, **settings})
 
 
 def low_rank(plan: str = "loop", **settings: Any) -> tb.VBLL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -113,13 +114,14 @@ def test_the_gradient_is_that_of_the_loss(covariance: str, name: str) -> None:
         assert_close(gradient[:, at], (ends[0] - ends[1]) / (2 * step), rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.3])
 @pytest.mark.parametrize("covariance", COVARIANCES)
-def test_the_loss_is_the_formula_on_dense_matrices(covariance: str) -> None:
-    (x, y), s0, noise, num_data = regression(9), 1.3, (0.4, 0.9), 30
-    model = tb.Model(stacked(), tb.likelihoods.Gaussian(noise), tb.priors.Normal(s0))
+def test_the_loss_is_the_formula_on_dense_matrices(covariance: str, weight: float) -> None:
+    (x, y), s0, loc, noise, num_data = regression(9), 1.3, 0.2, (0.4, 0.9), 30
+    model = tb.Model(stacked(), tb.likelihoods.Gaussian(noise), tb.priors.Normal(s0, loc=loc))
     layer, both = both_of(model, covariance)
     sigma = layer.structure(both[:, model.layout.size :], model.layout.size).dense()
-    found = loss_of(model, layer, both, (x, y), num_data)
+    found = loss_of(model, layer, both, (x, y), num_data, kl_weight=weight)
     for m in range(2):
         weights = both[m, : model.layout.size]
         views = model.layout.split(weights)
@@ -133,9 +135,9 @@ def test_the_loss_is_the_formula_on_dense_matrices(covariance: str) -> None:
             trace = torch.einsum("bi,ij,bj->b", seen, own, seen)
             fit = fit + (normal_k.log_prob(y[:, k]) - 0.5 * trace / scale**2).sum()
             rest = own.trace() / s0**2 - 5 + 5 * 2 * math.log(s0) - own.logdet()
-            divergence = divergence + 0.5 * (mean.square().sum() / s0**2 + rest)
-        features = torch.distributions.Normal(0 * weights[:12], s0).log_prob(weights[:12]).sum()
-        assert_close(-num_data * found[0][m], num_data / 9 * fit - divergence + features)
+            divergence = divergence + 0.5 * ((mean - loc).square().sum() / s0**2 + rest)
+        features = torch.distributions.Normal(0 * weights[:12] + loc, s0).log_prob(weights[:12]).sum()
+        assert_close(-num_data * found[0][m], num_data / 9 * fit - weight * divergence + features)
         assert sigma[m][:12].abs().max() == 0
 
 
@@ -204,17 +206,18 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
-def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any) -> None:
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weight: float) -> None:
     (x, y), net = regression(60, 1), stacked(outputs=1)
     model = tb.Model(net, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0), random="2.*")
-    method = tb.VBLL(covariance, epochs=1500, optimizer=tb.Adam(0.03), rank=2)
+    method = tb.VBLL(covariance, epochs=4000, optimizer=tb.Adam(0.03), rank=2, kl_weight=weight)
     posterior = tb.fit(model, (x, y), method, callbacks=())
     seen = torch.cat([net[1](net[0](x)), torch.ones(60, 1, dtype=torch.float64)], 1).detach()  # type: ignore[index]
-    precision = seen.T @ seen / 0.09 + torch.eye(5, dtype=torch.float64)
+    precision = seen.T @ seen / 0.09 + weight * torch.eye(5, dtype=torch.float64)  # that of q is 1/β times as much
     mean = torch.linalg.solve(precision, seen.T @ y[:, 0] / 0.09)
     assert isinstance(posterior, tb.Gaussian)
     assert_close(posterior.mean_MD[0], mean, rtol=1e-2, atol=1e-2)
-    found = posterior.covariance.dense()[0]
+    found = posterior.covariance.dense()[0] / weight
     if covariance == "dense":
         assert_close(found, torch.linalg.inv(precision), rtol=0.05, atol=1e-3)
     elif covariance == "diagonal":
@@ -273,11 +276,30 @@ def test_spread_grows_away_from_the_data() -> None:
     x = torch.linspace(-1, 1, 60, dtype=torch.float64).unsqueeze(1)
     y = (3 * x).sin() + 0.1 * normal(60, 1, seed=4)
     model = tb.Model(stacked(1, 1, 20), tb.likelihoods.Gaussian(0.1))
-    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=1500, optimizer=tb.Adam(0.01)), callbacks=())
+    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=1500, optimizer=tb.Adam(0.01), kl_weight=1.0), callbacks=())
     at = torch.tensor([[0.0], [3.0]], dtype=torch.float64)
     spread = tb.predict(posterior, at).function_variance
     assert spread is not None
     assert float(spread[0, 1]) > 5 * float(spread[0, 0])
+
+
+def test_held_out_rows_choose_the_weight_of_the_divergence(tmp_path: Path) -> None:
+    """With several classes the bound is loose, and β = 1 too cautious."""
+    inputs = normal(200, 5, seed=2)
+    net = nn.Sequential(nn.Linear(5, 50), nn.Tanh(), nn.Linear(50, 5)).double()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    new, nlls, chosen = normal(500, 5, seed=3), {}, {}
+    about: dict[str, Any] = {"batch_size": 20, "optimizer": tb.Adam(0.01)}
+    for name, settings in {"both": {}, "weight": {"epochs": 40}, "none": {"epochs": 40, "kl_weight": 1.0}}.items():
+        method, where = tb.VBLL("diagonal", **about, **settings), tmp_path / name
+        posterior = tb.fit(model, (inputs, inputs.argmax(1)), method, seed=1, directory=where, callbacks=())
+        nlls[name] = tb.evaluate(posterior, (new, new.argmax(1))).metrics["nll"]
+        chosen[name] = json.loads((where / "config.json").read_text()).get("chosen", {}).get("settings", {})
+    assert chosen["weight"].keys() == {"kl_weight"}
+    assert chosen["both"].keys() == {"kl_weight", "epochs"}
+    assert max(chosen[name]["kl_weight"] for name in ("weight", "both")) < 0.3
+    assert not chosen["none"]
+    assert max(nlls["weight"], nlls["both"]) < nlls["none"] - 0.1
 
 
 # --- networks of others

@@ -134,6 +134,6 @@ def concrete_dropout(usual: Usual) -> ConcreteDropout:
 
 
 def vbll(usual: Usual) -> VBLL:
-    """Return a variational last layer with the budget of a data set."""
+    """Return a variational last layer, as Bayes has it, with the budget of a data set."""
     b = usual.budget
-    return VBLL(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer)
+    return VBLL(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0)

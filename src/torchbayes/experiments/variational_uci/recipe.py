@@ -75,7 +75,7 @@ SMALL = VariationalUCIRecipe(
     single=MAP(batch_size=32, optimizer=Adam(0.01)),
     mean_field=VI(batch_size=32, optimizer=Adam(0.01), estimator="weights", draws=8, kl_weight=1.0),
     dropout=MCDropout(batch_size=32, optimizer=Adam(0.01)),
-    last_layer=VBLL(batch_size=32, optimizer=Adam(0.01), initial_scale=0.01),
+    last_layer=VBLL(batch_size=32, optimizer=Adam(0.01), initial_scale=0.01, kl_weight=1.0),
 )
 PAPER = replace(
     SMALL,

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_object, check_positive, given
+from torchbayes.checks import check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.uses import Estimator
@@ -34,7 +34,7 @@ from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.schedules import Schedule
 from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
 from torchbayes.methods.variational.search import choose_kl_weight
-from torchbayes.methods.variational.weighting import Weighting, weight_at
+from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
@@ -225,10 +225,7 @@ def check_fitted(method: Any) -> None:
     check_counts(layers=method.layers, hidden=method.hidden, draws=method.draws, **about)
     check_schedule(method.schedule)
     check_positive(initial_scale=method.initial_scale)
-    if isinstance(method.kl_weight, int | float):
-        check_positive(kl_weight=method.kl_weight)
-    else:
-        check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=method.kl_weight))
+    check_weight(method.kl_weight)
 
 
 def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,7 +54,8 @@ class LastLayer:
     Attributes:
         name: of the module.
         grid_KI: positions of its weights in the flat vector, and of its biases as a last column; int64.
-        prior_std_KI: standard deviations of their normal priors, float64.
+        prior_mean_KI: means of their normal priors, float64.
+        prior_std_KI: standard deviations of these.
         bias: whether there is that column.
         covariance: of the weights of each output.
         rank: R, rows of F.
@@ -62,6 +63,7 @@ class LastLayer:
 
     name: str
     grid_KI: Tensor
+    prior_mean_KI: Tensor
     prior_std_KI: Tensor
     bias: bool
     covariance: Covariance
@@ -116,6 +118,12 @@ class LastLayer:
             return parts.rest.square().sum(-1)
         own_KI = (2 * parts.log_scale_KI).exp()
         return own_KI if parts.rest is None else own_KI * (1 + parts.rest.square().sum(1))
+
+    def log_prior(self, weights_D: Tensor) -> Tensor:
+        """Return log p of the layer's weights at the flat vector, float64 (), in nats."""
+        distance_KI = (weights_D[self.grid_KI].double() - self.prior_mean_KI) / self.prior_std_KI
+        norm = self.prior_std_KI.log().sum() + 0.5 * math.log(2 * math.pi) * distance_KI.numel()
+        return -0.5 * distance_KI.square().sum() - norm
 
     def entropy(self, parts: Parts) -> Tensor:
         """Return H(q), float64 (), in nats."""
@@ -184,8 +192,8 @@ def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:
     bias = [places[f"{begin}bias"].unsqueeze(1)] if f"{begin}bias" in names else []
     grid_KI = torch.cat([places[f"{begin}weight"], *bias], dim=1)
     _check_prior(model, grid_KI)
-    prior_std_KI = model.prior.stds().to(grid_KI.device)[grid_KI]
-    return LastLayer(name, grid_KI, prior_std_KI, bool(bias), covariance, rank)
+    means_KI, stds_KI = (each.to(grid_KI.device)[grid_KI] for each in (model.prior.locs(), model.prior.stds()))
+    return LastLayer(name, grid_KI, means_KI, stds_KI, bool(bias), covariance, rank)
 
 
 def _check_prior(model: Model, grid_KI: Tensor) -> None:

@@ -3,15 +3,15 @@ r"""VBLL: a network whose last layer alone is Bayesian, trained by a bound witho
 With features φ_n = φ(x_n), q(w_k) = N(w̄_k, S_k) for each output k of the last layer, f_k = w_kᵀ φ, and the prior p of
 its weights, normal,
 
-    maximise  Σ_n E_q log p(y_n | f_n) − KL(q ‖ p) + log p(features' weights) + log p(noise)
+    maximise  Σ_n E_q log p(y_n | f_n) − β KL(q ‖ p) + log p(features' weights) + log p(noise)
 
-by gradient descent in all of it together. The first term is exact for normal noise of scale s_k,
+by gradient descent in all of it together, with β = 1 for Bayes. The first term is exact for normal noise of scale s_k,
 
     E_q log p(y_n | f_n) = Σ_k [ log N(y_nk; w̄_kᵀ φ_n, s_k²) − ½ φ_nᵀ S_k φ_n / s_k² ],
 
 and for classes a lower bound (`torchbayes.model.likelihoods.expected`), so that no step takes a draw. All weights but
 those of the last layer, and a learned noise, are points: their part is that of MAP. For features and noise that are
-fixed the maximum is the exact posterior, S_k = (Φᵀ Φ / s_k² + I / s_0²)⁻¹, and its value the log evidence.
+fixed, and β = 1, the maximum is the exact posterior, S_k = (Φᵀ Φ / s_k² + I / s_0²)⁻¹, and its value the log evidence.
 
 Logits have no noise of their own here, unlike in the paper: the likelihood is that of the model. On the scale of the
 mean loss per observation, with the temperature T of the model, as for VI.
@@ -40,6 +40,8 @@ from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Vis
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
+from torchbayes.methods.variational.search import choose_kl_weight
+from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -69,6 +71,9 @@ class VBLL:
         bound: for classes: "jensen", or the tighter "knowles_minka".
         rank: of covariance="low_rank".
         initial_scale: standard deviation of every weight of the last layer at first.
+        kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1 (see
+            `torchbayes.methods.variational.search`), by trial runs with independent weights: the bound for classes is
+            loose where there are many features, and leaves probabilities too cautious at β = 1.
     """
 
     covariance: Covariance = "dense"
@@ -80,6 +85,7 @@ class VBLL:
     bound: Bound = "jensen"
     rank: int = 10
     initial_scale: float = 0.01
+    kl_weight: float | Weighting | None = None
 
     plan = "loop"
 
@@ -90,11 +96,12 @@ class VBLL:
         check_choice(("dense", "diagonal", "low_rank"), covariance=self.covariance)
         check_choice(("jensen", "knowles_minka"), bound=self.bound)
         check_positive(initial_scale=self.initial_scale)
+        check_weight(self.kl_weight)
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; held-out rows where it is open how long to train."""
-        open_ = "needed" if self.epochs is None else "possible"
+        """Minibatches, through a network in training mode; held-out rows where a setting is open."""
+        open_ = "needed" if self.epochs is None or self.kl_weight is None else "possible"
         return Needs(batch_size=self.batch_size, network="train", validation=open_)
 
     def length(self, steps_per_epoch: int) -> int:
@@ -104,13 +111,20 @@ class VBLL:
     def chosen(
         self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
     ) -> Chosen:
-        """Return the epochs that held-out rows choose.
+        """Return the epochs, and then the weight of the divergence, that held-out rows choose where these are open.
 
         Raises:
             ValueError: if the method does not suit the model.
         """
         self.layer(density.model)
-        return choose_epochs(self, density, folds, told=told, **begin)
+        if self.kl_weight is not None:
+            return choose_epochs(self, density, folds, told=told, **begin)
+        length = Chosen({}, {})
+        if self.epochs is None:
+            length = choose_epochs(self, density, folds, told=told, **begin)
+        quick = replace(self, covariance="diagonal", **length.settings)
+        weight = choose_kl_weight(quick, density, folds, told=told, **begin)
+        return Chosen({**length.settings, **weight.settings}, {**length.record, **weight.record})
 
     def layer(self, model: Model) -> LastLayer:
         """Return the last layer of a model.
@@ -165,7 +179,8 @@ class VBLL:
         """
         lr = self.optimizer.lr * self.schedule.factor(state.done)
         first, layer = state.step == 0, _layer_of(self, density)
-        target: Any = Bounded(density.model, density.num_data, layer, self.bound, first=first)
+        weight = weight_at(self.kl_weight, state)
+        target: Any = Bounded(density.model, density.num_data, layer, self.bound, first=first, kl_weight=weight)
         return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
 
     def draw(self, state: State) -> None:
@@ -198,6 +213,7 @@ class Bounded:
         layer: the last layer.
         bound: for classes.
         first: whether what the network returns is checked, which waits for a GPU.
+        kl_weight: β.
     """
 
     model: Model
@@ -205,6 +221,7 @@ class Bounded:
     layer: LastLayer
     bound: Bound = "jensen"
     first: bool = True
+    kl_weight: float = 1.0
 
     def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
         """Return the negative bound per observation, and write its gradient.
@@ -249,9 +266,13 @@ class Bounded:
         )
 
     def _divergence(self, weights_D: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return E_q log p(w) of all weights, and the entropy of those of the last layer: −KL is their sum."""
-        excess = 0.5 * (self.layer.variance(parts).double() / self.layer.prior_std_KI.square()).sum()
-        return self.model.log_prior(weights_D) - excess, self.layer.entropy(parts)
+        """Return E_q log p(w) of all weights, and the entropy of q, β times what is of the last layer."""
+        layer, weight = self.layer, self.kl_weight
+        excess = 0.5 * (layer.variance(parts).double() / layer.prior_std_KI.square()).sum()
+        prior = self.model.log_prior(weights_D) - weight * excess
+        if weight != 1:
+            prior = prior + (weight - 1) * layer.log_prior(weights_D)
+        return prior, weight * layer.entropy(parts)
 
 
 _LAYERS: WeakKeyDictionary[LogDensity, tuple[VBLL, LastLayer]] = WeakKeyDictionary()

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_flags, check_object, check_positive, given
+from torchbayes.checks import check_choice, check_counts, check_flags, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.uses import has_layers
 from torchbayes.density.plans import BackendName
@@ -40,7 +40,7 @@ from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
 from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
 from torchbayes.methods.variational.search import choose_kl_weight
-from torchbayes.methods.variational.weighting import Weighting, weight_at
+from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -125,10 +125,7 @@ class VI:
         check_schedule(self.schedule)
         check_flags(antithetic=self.antithetic)
         check_positive(initial_scale=self.initial_scale, **given(relative_scale=self.relative_scale))
-        if isinstance(self.kl_weight, int | float):
-            check_positive(kl_weight=self.kl_weight)
-        else:
-            check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=self.kl_weight))
+        check_weight(self.kl_weight)
         check_choice(("auto", "weights", "local", "flipout"), estimator=self.estimator)
         if self.estimator in {"local", "flipout"} and (self.structure != "diagonal" or self.antithetic):
             raise ValueError(

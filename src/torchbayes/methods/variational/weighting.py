@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchbayes.checks import plain
+from torchbayes.checks import check_object, given, plain
 from torchbayes.methods.checks import check_positive
 from torchbayes.methods.optimise.descent import Trajectory
 
@@ -56,6 +56,19 @@ class WarmUp:
         """Return β of a step."""
         del steps_per_epoch
         return min(1.0, (step + 1) / (self.share * total_steps))
+
+
+def check_weight(weight: float | Weighting | None) -> None:
+    """Raise unless `kl_weight` is a positive number, says the weight of a step, or is open.
+
+    Raises:
+        ValueError: if it is a number that is not positive.
+        TypeError: if it is no number, and cannot say what the weight of a step is.
+    """
+    if isinstance(weight, int | float):
+        check_positive(kl_weight=weight)
+    else:
+        check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=weight))
 
 
 def weight_at(weight: float | Weighting | None, now: Trajectory) -> float:
