@@ -51,7 +51,7 @@ def main() -> None:
     methods = {
         "MAP, SGD": tb.MAP(epochs=10_000, optimizer=tb.SGD(1e-6)),
         "MAP, Adam": tb.MAP(epochs=10_000, optimizer=tb.Adam(1e-6)),
-        "VI": inference(),
+        "VI": inference(estimator="weights"),
         "VI, local noise": inference(estimator="local"),
         "VI, flipout": inference(estimator="flipout"),
         "IVON": tb.IVON(epochs=10_000, lr=1e-6),
