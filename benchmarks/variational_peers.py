@@ -30,6 +30,7 @@ PEERS = {
     "local": ("tyxe-local",),
     "flipout": ("bayesian_torch-flipout", "tyxe-flipout"),
     "ivon": ("ivon-own",),
+    "last_layer": ("vbll-last_layer",),
 }
 
 
@@ -42,6 +43,8 @@ def method(form: str) -> Any:
     """Return our method of a form."""
     if form == "ivon":
         return tb.IVON(epochs=10_000, lr=RATE)
+    if form == "last_layer":
+        return tb.VBLL(epochs=10_000, optimizer=tb.Adam(RATE), kl_weight=1.0)
     settings: dict[str, Any] = {"estimator": form, "initial_scale": SCALE, "kl_weight": 1.0}
     return tb.VI(epochs=10_000, optimizer=tb.Adam(RATE), **settings)
 

@@ -132,6 +132,22 @@ def ivon(case: str, inputs: Tensor, targets: Tensor) -> tuple[float, Callable[[]
     return F.cross_entropy(net(inputs), targets).item(), step
 
 
+def vbll(form: str, case: str, inputs: Tensor, targets: Tensor) -> tuple[Iterator[nn.Parameter], Loss]:
+    """Return parameters and loss of the authors' variational last layer, of dense covariances by Jensen's bound."""
+    assert form == "last_layer"
+    from vbll.layers.classification import DiscClassification
+
+    *features, last = layers(case, linear=nn.Linear, conv=nn.Conv2d)
+    assert isinstance(last, nn.Linear)
+    head = DiscClassification(last.in_features, last.out_features, 1 / NUM_DATA, "dense", softmax_bound="jensen")
+    net = nn.Sequential(*features, head)
+
+    def loss() -> tuple[Tensor, Tensor]:
+        return net(inputs).train_loss_fn(targets), torch.zeros(())  # the divergence over N is in it
+
+    return net.parameters(), loss
+
+
 def main(way: str, case: str) -> None:
     """Serve the steps of one package."""
     torch.manual_seed(0)
@@ -140,7 +156,12 @@ def main(way: str, case: str) -> None:
     if package == "ivon":
         nll, step = ivon(case, inputs, targets)
     else:
-        packages = {"bayesian_torch": bayesian_torch, "torch_uncertainty": torch_uncertainty, "tyxe": tyxe}
+        packages = {
+            "bayesian_torch": bayesian_torch,
+            "torch_uncertainty": torch_uncertainty,
+            "tyxe": tyxe,
+            "vbll": vbll,
+        }
         nll, step = descent(*packages[package](form, case, inputs, targets))
 
     def run(units: int) -> None:

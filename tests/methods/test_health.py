@@ -618,3 +618,19 @@ def test_a_default_swag_is_no_worse_than_its_own_trajectory(rows: int, likelihoo
     test = (inputs[rows:], targets[rows:])
     ours, its = (tb.evaluate(p, test).metrics["nll"] for p in (posterior, last))
     assert ours < its + 0.02
+
+
+@pytest.mark.parametrize(
+    "method",
+    [tb.MAP(epochs=4), tb.IVON(epochs=4), tb.VI(epochs=4), tb.VBLL(epochs=4)],
+    ids=lambda method: type(method).__name__,
+)
+@pytest.mark.parametrize("why", ["ignored", "weight 0"])
+def test_rows_of_which_none_counts_are_told(method: Any, why: str) -> None:
+    """Held-out rows then choose nothing, and the fit goes on."""
+    inputs, likelihood = torch.ones(40, 2), tb.likelihoods.Categorical(ignore_index=-100)
+    targets: Any = torch.full((40,), -100)
+    if why == "weight 0":
+        likelihood, targets = tb.likelihoods.Weighted(likelihood), (torch.arange(40) % 2, torch.zeros(40))
+    with pytest.warns(tb.ProblemWarning, match="none of the training rows that were looked at counts"):
+        tb.fit(tb.Model(nn.Linear(2, 2), likelihood), (inputs, targets), method, callbacks=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
+from torchbayes.density.layers import passes
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.randomness import Randomness
 from torchbayes.density.layers.uses import how
@@ -291,6 +293,7 @@ class Fickle(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         inputs = self.norm(inputs)
+        assert self.norm.running_mean is not None
         if float(self.norm.running_mean.max()) < 10:
             return self.layer(inputs)
         if self.otherwise == "matrix":
@@ -335,21 +338,36 @@ def test_where_a_network_uses_a_weight_otherwise_the_pass_draws_all(otherwise: s
             torch.testing.assert_close(buffers_M[name][m], buffer)
 
 
+def test_layers_without_a_bias_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.LayerNorm(4)).double()
+    model, passed = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal()), []
+    original = passes._total
+    monkeypatch.setattr(passes, "_total", lambda *a, **k: (passed.append(k["about"].hows), original(*a, **k))[1])
+    method = tb.VI(epochs=1, batch_size=10, kl_weight=1.0)
+    tb.fit(model, (normal(20, 3), torch.arange(20) % 4), method, callbacks=())
+    assert len(passed) == 2
+    assert {name: value for name, value in passed[0].items() if "weight" in name} == {
+        "0.weight": "local",
+        "2.weight": "local",
+        "3.weight": "drawn",
+    }
+
+
 def test_vi_draws_weights_by_itself_where_no_layer_takes_them() -> None:
-    rows, about = (normal(20, 3), torch.arange(20) % 2), {"epochs": 2, "batch_size": 10, "kl_weight": 1.0}
+    rows, about = (normal(20, 3), torch.arange(20) % 2), tb.VI(epochs=2, batch_size=10, kl_weight=1.0)
     linear = nn.Linear(3, 2).double()
     norm = nn.Sequential(nn.LayerNorm(3), nn.Softplus()).double()
-    cases: list[tuple[nn.Module, dict[str, Any], str]] = [
-        (linear, {}, "auto"),
-        (linear, {"antithetic": True, "draws": 2}, "weights"),
-        (linear, {"structure": "dense"}, "weights"),
-        (linear, {"structure": "radial"}, "weights"),
-        (norm, {}, "weights"),
+    cases: list[tuple[nn.Module, dict[str, Any], bool]] = [
+        (linear, {}, False),
+        (linear, {"antithetic": True, "draws": 2}, True),
+        (linear, {"structure": "dense"}, True),
+        (linear, {"structure": "radial"}, True),
+        (norm, {}, True),
     ]
-    for net, settings, wanted in cases:
-        model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal())
-        by = [
-            tb.fit(model, rows, tb.VI(**about, **settings, **given), seed=3, callbacks=()).mean_MD
-            for given in ({}, {"estimator": wanted})
+    for net, settings, drawn in cases:
+        model, method = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal()), replace(about, **settings)
+        found = [
+            tb.fit(model, rows, each, seed=3, callbacks=()).tensors()["mean_MD"]
+            for each in (method, replace(method, estimator="weights"))
         ]
-        torch.testing.assert_close(*by, rtol=0, atol=0)
+        assert torch.equal(*found) is drawn

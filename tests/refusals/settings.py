@@ -108,6 +108,7 @@ METHODS = {
             "bound": WORD,
             "rank": COUNT,
             "initial_scale": POSITIVE,
+            "kl_weight": maybe(POSITIVE),
         },
     ),
     "MCBatchNorm": Case(tb.MCBatchNorm, wrong={"batch_size": (*COUNT, 1), "draws": COUNT, "members": COUNT}),

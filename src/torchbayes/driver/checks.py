@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import (
+    SettingError,
     check_counts,
     check_flags,
     check_function,
@@ -22,6 +24,7 @@ from torchbayes.checks import (
     seen,
 )
 from torchbayes.density.dynamics import Density
+from torchbayes.density.loop import drawing
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.chains import Chains
 from torchbayes.driver.checkpoint import differences
@@ -31,8 +34,9 @@ from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.rows.batch import tensors_of
+from torchbayes.model.rows.sources import Source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.seeds import member_seeds
+from torchbayes.native.seeds import Purpose, member_seeds, mix
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -183,8 +187,65 @@ def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
             "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
             "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
             ChangingDataWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
+
+
+_ATTEMPTS = 3  # passes by which gradients are looked for
+
+
+class UnusedWeightsWarning(UserWarning):
+    """The outputs of the network do not depend on some of its random weights."""
+
+
+def check_gradients(model: Model, source: Source, *, training: bool) -> None:
+    """Check on the first batch that gradients reach all random parameters, and warn where they do not.
+
+    A network may skip layers at random, or by what its inputs are: it is asked again before anything is said.
+
+    Args:
+        model: the model.
+        source: the training data.
+        training: whether the method runs the network in training mode.
+
+    Raises:
+        SettingError: if no parameter has a gradient, or the network recomputes activations in the backward pass, when
+            its weights are others.
+    """
+    network = model.network
+    inputs = next(iter(source.inputs()))
+    missing = {*network.initial}
+    for attempt in range(_ATTEMPTS):
+        held = {name: tensor.detach().requires_grad_() for name, tensor in network.initial.items()}
+        state = {name: buffer.clone() for name, buffer in network.buffers.items()}
+        mode = network.training() if training else nullcontext()
+        try:
+            with torch.enable_grad(), mode, drawing(mix(Purpose.GRADIENT_TRIAL, attempt), network.device):
+                total = network(held, inputs, state).sum()
+                found: Sequence[Tensor | None] = [None] * len(held)
+                if total.requires_grad:
+                    found = torch.autograd.grad(total, [*held.values()], allow_unused=True)
+        except RuntimeError as error:
+            if "checkpoint" not in str(error).lower():
+                return  # without a gradient there is nothing to say; a method that needs one says why it fails
+            raise SettingError(
+                "the network recomputes activations in the backward pass (torch.utils.checkpoint), where it no longer "
+                "holds the weights that are asked about. Turn that off, in Hugging Face models by "
+                "`model.gradient_checkpointing_disable()`."
+            ) from error
+        missing &= {name for name, gradient in zip(held, found, strict=True) if gradient is None}
+        if not missing:
+            return
+    first = next(name for name in network.initial if name in missing)
+    said = (
+        f"the outputs for the first rows have no gradient in {len(missing)} of {len(network.initial)} random "
+        f"parameters, such as `{first}`: their posterior is their prior. Perhaps the network does not use them, runs "
+        f"them under torch.no_grad, or recomputes them (torch.utils.checkpoint). If that is meant, leave them out of "
+        f"`random`."
+    )
+    if len(missing) == len(network.initial):
+        raise SettingError(said)
+    warnings.warn(said, UnusedWeightsWarning, stacklevel=4)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -14,7 +14,14 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checkpoint import released
-from torchbayes.driver.checks import check_fit, check_shares, check_size, check_validation, warn_if_changing
+from torchbayes.driver.checks import (
+    check_fit,
+    check_gradients,
+    check_shares,
+    check_size,
+    check_validation,
+    warn_if_changing,
+)
 from torchbayes.driver.choice import choose, having_settings
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
@@ -119,10 +126,7 @@ def fit(
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
-    source = as_source(model, data, method.needs.batch_size or ROWS)
-    source.check()
-    if method.needs.fixed_rows:
-        warn_if_changing(source.inputs)
+    source = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
     model, begin = _begin(model, start, seeds, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
@@ -146,6 +150,16 @@ def fit(
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
+
+
+def _source(model: Model, data: Any, method: Method) -> Source:
+    """Return the training rows, checked against the model."""
+    source = as_source(model, data, method.needs.batch_size or ROWS)
+    source.check()
+    check_gradients(model, source, training=method.needs.network == "train")
+    if method.needs.fixed_rows:
+        warn_if_changing(source.inputs)
+    return source
 
 
 def _begin(

@@ -134,6 +134,7 @@ class Purpose(enum.IntEnum):
     LAST_LAYER_MASKS = 131  # what the network draws in a step
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
+    GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -85,7 +85,6 @@ def by_layers(
         buffers: the network's buffers, (M, ...), changed in place in training mode.
         seeds: one per member, for all that is random.
         step: number of the pass; another one has other noise.
-
     """
     ranks = density.ranks
     rows = batch_size(batch.inputs, 1)
@@ -231,7 +230,7 @@ class _Layers(TorchFunctionMode):
                 raise _UsedOtherwiseError
             return func(*args, **(kwargs or {}))
         self._calls += 1
-        for given in (call.weight, call.bias):
+        for given in filter(self._is_random, (call.weight, call.bias)):
             if id(given) in self._places.taken:  # two calls of a layer have one draw of its weights
                 raise _UsedOtherwiseError
             self._places.taken.add(id(given))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.methods.optimise.interpolation import noise_problems
+from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
@@ -97,7 +98,13 @@ def problems_of(
     averaged = end is not state
     about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration, "statistics_known": not averaged}
     last = Point(posterior.model, end.weights_MD, **about)
-    last_M = log_likelihoods(last, batches)[0].sum(-1) / num_targets(last.model, batches)
+    seen_MB = log_likelihoods(last, batches)[0]
+    if not seen_MB.any() and not _counts(last, batches):
+        return [
+            "none of the training rows that were looked at counts: all are ignored, or have weight 0, so that the "
+            "prior alone was fitted (look at the targets and their weights)"
+        ]
+    last_M = seen_MB.sum(-1) / num_targets(last.model, batches)
     model, weights_D = last.model, end.weights_MD[0]
     constant = constant_log_likelihood(model, batches, weights_D)
     found += _worthless(last_M, constant) + _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
@@ -184,6 +191,17 @@ def _still(model: Model, batches: Sequence[Batch]) -> bool:
 def num_targets(model: Model, batches: Sequence[Batch]) -> float:
     """Return the weighted number of targets; 1 if none counts."""
     return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
+
+
+def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:
+    """Return whether any row counts, ignored by none and of a weight above 0."""
+    drawn = posterior.functions(posterior.members)
+    for batch in batches:
+        outputs = drawn(batch.inputs, chunk_size=batch.size)[0]
+        weights_B = scored(posterior.model.likelihood, outputs, batch.targets).row_weights
+        if weights_B is None or weights_B.any():
+            return True
+    return False
 
 
 def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Mapping[str, Tensor]) -> Tensor:

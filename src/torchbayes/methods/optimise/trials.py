@@ -144,6 +144,8 @@ def _score(posterior: Posterior, fold: Fold) -> float:
 def mean_nll(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
     """Return the mean negative log likelihood of held-out rows under predictive distributions, in nats a row.
 
+    It is infinite where no row counts, as all are ignored or have weight 0.
+
     Args:
         posteriors: what `predict` takes, one for each fold.
         folds: of whose held-out rows at most about 500 each are predicted.
@@ -157,7 +159,7 @@ def mean_nll(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
             weights_B = torch.ones_like(log_prob_B) if weights_B is None else weights_B.double()
             total -= float((weights_B * log_prob_B).sum())
             weight += float(weights_B.sum())
-    return total / weight
+    return total / weight if weight else math.inf
 
 
 def _some(batches: Sequence[Batch]) -> Iterator[Batch]:

@@ -1,0 +1,96 @@
+"""A fit says where the outputs have no gradient in random weights."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tests.oracles import normal
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import torchbayes as tb
+from torchbayes.checks import SettingError
+from torchbayes.driver.checks import UnusedWeightsWarning
+
+X = normal(30, 3).float()
+Y = (X[:, 0] > 0).long()
+
+
+class Odd(nn.Module):
+    """Two layers, the first of which is called in some way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.last, self.way = nn.Linear(3, 4), nn.Linear(4, 2), way
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(torch.tanh(self._hidden(inputs)))
+
+    def _hidden(self, inputs: Tensor) -> Tensor:
+        if self.way == "no_grad":
+            with torch.no_grad():
+                return self.first(inputs)
+        if self.way == "detached":
+            return self.first(inputs).detach()
+        if self.way == "at random":
+            return self.first(inputs) if float(torch.rand(())) < 0.5 else torch.cat([inputs, inputs[:, :1]], 1)
+        if self.way in {"reentrant", "recomputed"}:
+            return checkpoint(self.first, inputs, use_reentrant=self.way == "reentrant")
+        return torch.cat([inputs, inputs[:, :1]], 1) if self.way == "left out" else self.first(inputs)
+
+
+def fit(way: str, method: Any, **options: Any) -> Any:
+    return tb.fit(tb.Model(Odd(way), tb.likelihoods.Categorical(), **options), (X, Y), method, callbacks=())
+
+
+METHODS = [
+    tb.MAP(epochs=2),
+    tb.VI(epochs=2, kl_weight=1.0),
+    tb.SGLD(steps=4, burn_in=1, thin=1, step_size=1e-5),
+    tb.HMC(steps=2, burn_in=1),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("way", ["left out", "no_grad", "detached", "reentrant"])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_weights_without_a_gradient_are_told(way: str, method: Any) -> None:
+    with pytest.warns(UnusedWeightsWarning, match=r"2 of 4 random parameters, such as `first.weight`.*is their prior"):
+        fit(way, method)
+
+
+def test_a_network_whose_outputs_have_no_gradient_at_all_is_refused() -> None:
+    with pytest.raises(SettingError, match="2 of 2 random parameters"):
+        fit("no_grad", tb.RandomWalk(steps=3, burn_in=1, step_size=0.1), random="first.*")
+
+
+@pytest.mark.parametrize("way", ["plain", "at random"])
+def test_where_all_weights_are_used_now_and_then_nothing_is_said(way: str) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        fit(way, tb.MAP(epochs=2))
+
+
+def test_weights_that_are_left_out_of_the_random_ones_are_not_missed() -> None:
+    fit("left out", tb.MAP(epochs=2), random="last.*")
+
+
+def test_the_check_changes_nothing() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    torch.manual_seed(7)
+    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tb.fit(model, (X, Y), tb.MAP(epochs=1), callbacks=())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
+def test_recomputed_activations_are_refused(method: Any) -> None:
+    with pytest.raises(SettingError, match=r"recomputes activations.*gradient_checkpointing_disable"):
+        fit("recomputed", method)
