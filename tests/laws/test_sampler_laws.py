@@ -36,6 +36,8 @@ def _sampler(kind: type[Sampler], **own: Any) -> Make:
 SAMPLERS: dict[str, Make] = {
     "random_walk": _sampler(tb.RandomWalk),
     "random_walk_dense": _sampler(tb.RandomWalk, mass="dense", burn_in=20, steps=24),
+    "elliptical": _sampler(tb.EllipticalSlice),
+    "elliptical_wide": _sampler(tb.EllipticalSlice, scale=0.7),
     "mala": _sampler(tb.MALA),
     "mala_prior": _sampler(tb.MALA, mass="prior"),
     "mala_diagonal": _sampler(tb.MALA, mass="diagonal", burn_in=20, steps=24),

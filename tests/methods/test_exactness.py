@@ -66,6 +66,21 @@ MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "mala, skewed": (tb.MALA, skewed(), {"chains": 192, "steps": 4000, "burn_in": 1000}),
     "mala, linear": (tb.MALA, linear_regression(), {"chains": 192, "steps": 2400, "burn_in": 1000}),
     "mala, logistic": (tb.MALA, logistic_regression(), {"chains": 192, "steps": 2400, "burn_in": 1000}),
+    "elliptical slice, skewed": (
+        tb.EllipticalSlice,
+        skewed(),
+        {"chains": 192, "steps": 4400, "burn_in": 400, "scale": 5.0},
+    ),
+    "elliptical slice, linear": (
+        tb.EllipticalSlice,
+        linear_regression(),
+        {"chains": 192, "steps": 2400, "burn_in": 400, "scale": 1.0},
+    ),
+    "elliptical slice, logistic": (
+        tb.EllipticalSlice,
+        logistic_regression(),
+        {"chains": 192, "steps": 1400, "burn_in": 400, "scale": 1.5},
+    ),
     "random walk, skewed": (tb.RandomWalk, skewed(), {"chains": 192, "steps": 5400, "burn_in": 1000}),
     "random walk, linear": (tb.RandomWalk, linear_regression(), {"chains": 192, "steps": 3400, "burn_in": 1000}),
     "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"chains": 192, "steps": 3400, "burn_in": 1000}),

@@ -14,7 +14,7 @@ import torchbayes as tb
 from tests.laws.cases import assert_same_tensors, made, model_of, rows_of
 from tests.oracles import LinearGaussian, assert_close, normal
 from torchbayes.diagnostics import mcse_mean
-from torchbayes.linalg import Dense
+from torchbayes.linalg import Dense, LowRankPlusDiagonal
 
 FEATURES, RANK, NOISE = 5, 2, 0.7
 INPUTS = normal(30, FEATURES, seed=1)
@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "hmc": lambda: tb.HMC(2, 30, 10, step_size=0.05, plan="loop"),
     "nuts": lambda: tb.NUTS(2, 30, 10, plan="loop"),
     "random walk": lambda: tb.RandomWalk(2, 30, 10, plan="loop"),
+    "elliptical slice": lambda: tb.EllipticalSlice(2, 30, 10, plan="loop"),
     "sghmc": lambda: tb.SGHMC(2, 30, 10, step_size=1e-4, batch_size=8, plan="loop", thin=1),
     "laplace": lambda: tb.Laplace("kronecker", check_mode=False, prior="model"),
     "online": lambda: tb.OnlineLaplace("dense", epochs_of_descent=4),
@@ -103,15 +104,112 @@ def test_laplace_in_a_subspace_is_the_exact_conditional() -> None:
     assert_close(covariance, covariance_DD, rtol=1e-8, atol=1e-12)
 
 
+EXACT: dict[str, Any] = {
+    "hmc": tb.HMC(4, 2500, 500, jitter=0.3, trajectory=0.5),
+    "nuts": tb.NUTS(16, 500, 100),
+    "elliptical slice": tb.EllipticalSlice(100, 220, 20, plan="vmap"),
+}
+
+
 @pytest.mark.slow
-def test_hmc_in_a_subspace_meets_the_exact_conditional() -> None:
+@pytest.mark.parametrize("method", EXACT.values(), ids=EXACT.keys())
+def test_samplers_in_a_subspace_meet_the_exact_conditional(method: Any) -> None:
     space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
-    method = tb.HMC(4, 2500, 500, jitter=0.3, trajectory=0.5)
     found: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
     weights_MSD = space.lift(found.inner.weights_MSD)
     centred = weights_MSD - mean_D
     for value, expected in ((centred, 0.0), (centred.square(), covariance_DD.diagonal())):
         assert ((value.mean((0, 1)) - expected).abs() < 4.5 * mcse_mean(value)).all()
+
+
+def of_coordinates(scale: float, temperature: float) -> tuple[Tensor, Tensor]:
+    """Posterior of z, N(0, scale²), of the linear model at ORIGIN + z BASIS; its likelihood to the power 1/T."""
+    features_ND = torch.cat([INPUTS, torch.ones(30, 1).double()], 1)
+    features_NR, rest_N = features_ND @ BASIS.T, exact().targets_N - features_ND @ ORIGIN
+    precision_RR = torch.eye(RANK).double() / scale**2 + features_NR.T @ features_NR / NOISE**2 / temperature
+    covariance_RR = torch.linalg.inv(precision_RR)
+    return covariance_RR @ features_NR.T @ rest_N / NOISE**2 / temperature, covariance_RR
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+@pytest.mark.parametrize("prior", [tb.priors.Normal(1.5), tb.priors.Flat()], ids=["normal", "flat"])
+def test_a_prior_of_the_coordinates_takes_the_place_of_the_models(prior: Any, temperature: float) -> None:
+    model = tb.Model(
+        nn.Linear(FEATURES, 1).double(),
+        tb.likelihoods.Gaussian(NOISE),
+        prior,
+        temperature=temperature,
+        tempering="likelihood",
+    )
+    space = tb.Subspace(model, ORIGIN, BASIS, prior_scale=0.6)
+    mean_R, covariance_RR = of_coordinates(0.6, temperature)
+    method, start = tb.Laplace("dense", prior="model"), ORIGIN + mean_R @ BASIS
+    found: Any = tb.fit(model, data(), method, start=start, space=space, callbacks=())
+    assert found.problems == ()
+    assert_close(space.lift(found.inner.mean_MD)[0], ORIGIN + mean_R @ BASIS, rtol=1e-9)
+    axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
+    covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
+    assert_close(covariance, BASIS.T @ covariance_RR @ BASIS, rtol=1e-8, atol=1e-12)
+    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(200, 120, 20, plan="vmap"), space=space, callbacks=())
+    centred = space.lift(drawn.inner.weights_MSD) - ORIGIN - mean_R @ BASIS
+    expected = (BASIS.T @ covariance_RR @ BASIS).diagonal()
+    for value, wanted in ((centred, 0.0), (centred.square(), expected)):
+        assert ((value.mean((0, 1)) - wanted).abs() < 4.5 * mcse_mean(value)).all()
+
+
+def test_a_full_gaussian_in_a_subspace_is_the_exact_conditional() -> None:
+    space, (mean_D, covariance_DD) = tb.Subspace(linear(), ORIGIN, BASIS), conditional(*exact().posterior())
+    method = tb.VI(structure="dense", epochs=1500, draws=8, antithetic=True, batch_size=30, kl_weight=1.0)
+    found: Any = tb.fit(space.whole, data(), method, space=space, callbacks=())
+    axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
+    assert_close(space.lift(found.inner.mean_MD)[0], mean_D, atol=0.02)
+    covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
+    assert_close(covariance, covariance_DD, rtol=0.1, atol=2e-3)
+
+
+# --- subspaces of posteriors ---
+
+
+def test_principal_components_of_a_low_rank_gaussian_are_those_of_its_covariance() -> None:
+    factor_MRD, mean_MD = normal(1, 4, 6, seed=2), normal(1, 6, seed=3)
+    posterior = tb.Gaussian(linear(), mean_MD, LowRankPlusDiagonal(torch.full((1, 6), 9.0).double(), factor_MRD))
+    space = tb.Subspace.of(posterior, rank=4)
+    assert_close(space.origin_D, mean_MD[0], rtol=1e-12)
+    assert_close(space.basis_RD.T @ space.basis_RD, factor_MRD[0].T @ factor_MRD[0], rtol=1e-9, atol=1e-12)
+    values, vectors = torch.linalg.eigh(factor_MRD[0].T @ factor_MRD[0])
+    first = tb.Subspace.of(posterior, rank=2, prior_scale=1.0).basis_RD
+    wanted = (vectors[:, -2:] * values[-2:]) @ vectors[:, -2:].T
+    assert_close(first.T @ first, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_draws_and_members_span_subspaces() -> None:
+    weights_MSD = normal(2, 10, 6, seed=4)
+    rows_SD = weights_MSD.flatten(0, 1)
+    for posterior in (tb.Draws(linear(), weights_MSD), tb.Point(linear(), rows_SD)):
+        space = tb.Subspace.of(posterior, rank=6)
+        assert_close(space.basis_RD.T @ space.basis_RD, torch.cov(rows_SD.T), rtol=1e-9)
+        assert_close(space.origin_D, rows_SD.mean(0), rtol=1e-9, atol=1e-12)
+    plane = tb.Subspace.of(tb.Point(linear(), rows_SD[:3]), rank=2)
+    assert_close(plane.lift(plane.coordinates(rows_SD[:3])), rows_SD[:3], rtol=1e-9, atol=1e-12)
+
+
+def test_a_single_point_spans_nothing() -> None:
+    with pytest.raises(ValueError, match="vary"):
+        tb.Subspace.of(tb.Point(linear(), normal(1, 6)), rank=2)
+    with pytest.raises(TypeError, match="posterior"):
+        tb.Subspace.of(normal(1, 6), rank=2)  # type: ignore[arg-type]
+
+
+def test_a_subspace_of_a_posterior_is_found_again_in_a_file(tmp_path: Path) -> None:
+    model = linear(tb.priors.Flat())
+    swag = tb.fit(model, data(), tb.SWAG(epochs=12, rank=5, per_epoch=1, batch_size=8), callbacks=())
+    space = tb.Subspace.of(swag, rank=3, prior_scale=2.0)
+    found = tb.fit(model, data(), tb.EllipticalSlice(2, 40, 10), space=space, callbacks=(), directory=tmp_path / "run")
+    again = tb.load(found.save(tmp_path / "posterior.safetensors"), model)
+    assert_close(again.sample(20), found.sample(20), rtol=0)
+    assert again.space.prior_scale == 2.0  # type: ignore[attr-defined]
+    resumed = tb.Subspace(model, space.origin_D, space.basis_RD, prior_scale=1.0)
+    assert resumed.checksum != space.checksum
 
 
 def test_a_mode_in_a_subspace_is_the_conditional_mean() -> None:

@@ -28,6 +28,7 @@ from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
+from torchbayes.methods.mcmc.elliptical import EllipticalSlice
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.mcmc.metropolis import MALA, RandomWalk
 from torchbayes.methods.mcmc.nuts import NUTS
@@ -49,8 +50,8 @@ from torchbayes.methods.variational.vi import VI
 # fmt: off
 __all__ = [
     "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI",
-    "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
-    "RepulsiveEnsemble",
+    "ConcreteDropout", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace",
+    "RandomWalk", "RepulsiveEnsemble",
 ]
 # fmt: on
 
@@ -185,6 +186,15 @@ METHODS: dict[str, MethodEntry] = {
             usual=partial(plain_settings, RandomWalk),
             look=Look("#a3a9b3", "H"),
             cost="One pass over all the data for each step; for few weights alone.",
+        ),
+        MethodEntry(
+            "elliptical_slice",
+            "elliptical slice sampling, without gradients and settings",
+            "torchbayes.methods.mcmc.elliptical:EllipticalSlice",
+            label="elliptical slice",
+            usual=partial(plain_settings, EllipticalSlice),
+            look=Look("#b35806", "h"),
+            cost="Two to five passes over all the data for each step; for few weights, as in a subspace.",
         ),
         MethodEntry(
             "sgld",

@@ -286,19 +286,12 @@ def _at_modes(
 
     Where it is one that starts at modes and none is given, a training run looks for one, in the folder `start` of the
     directory, so that a resumed run need not train again.
-
-    Raises:
-        ValueError: if a mode is to be looked for in a subspace.
     """
     if method.needs.start != "modes":
         return method, start, {}
     if start is not None:
         return having_settings(method, {"members": number_of_starts(start)}), start, {}
-    if settings["space"] is not None:
-        raise ValueError(
-            f"{type(method).__name__} approximates the posterior around modes and does not look for them in a "
-            f"subspace. Pass them as `start`: the posterior of a MAP fit with the same Model and space."
-        )
+    space = settings["space"]
     own = None if directory is None else Path(directory) / START
     if directory is not None and not settings["resume"]:
         check_free(Path(directory))
@@ -306,10 +299,12 @@ def _at_modes(
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
     seeds = member_seeds(seed, method.members)
-    first: dict[str, Any] = {"begin": start_of(model, None, seeds), "seeds": seeds, "directory": directory}
+    begin = start_of(model, None, seeds, space=space)
+    first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}
     reports = settings["ranks"] is None or settings["ranks"].first
     first["callbacks"] = settings["callbacks"] if reports else ()
-    _, method, chosen = choose(model, source, method, validation=validation, **first)
+    inner = model if space is None else space.model
+    _, method, chosen = choose(inner, source, method, validation=validation, **first)
     sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
     if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
         sought = {name: found[1]["method"].get(name, value) for name, value in sought.items()}

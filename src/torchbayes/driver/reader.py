@@ -14,7 +14,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.informed import as_recorded, informed_by
 from torchbayes.model.rows.sources import Source, as_source
-from torchbayes.model.subspace import Subspace
+from torchbayes.model.subspace import Subspace, having_model
 
 ROWS = 1024  # of a batch where the method has none
 
@@ -76,4 +76,4 @@ def informed(
         source = as_source(model, data, ROWS)
         source.check()
         model = informed_by(model, source)
-    return model, None if space is None else Subspace(model, space.origin_D, space.basis_RD)
+    return model, None if space is None else having_model(space, model)

@@ -5,8 +5,11 @@ those in which the model's normal prior N(m, S), conditioned on the subspace, is
 
     A = P S⁻¹ Pᵀ = L Lᵀ,    w = o + (m' + u L⁻¹) P,    m' = (m − o) S⁻¹ Pᵀ A⁻¹,    u ~ N(0, I)
 
-so the prior stays that of the model, and all directions have a similar scale. Learned parameters of the likelihood are
-not weights of the network: they remain separate coordinates, after u.
+so the prior stays that of the model, and all directions have a similar scale. With a prior scale s the prior is one of
+the coordinates z instead, whatever the model's is: z ~ N(0, s² I) and w = o + s u P, as in the paper. The directions
+then have the lengths of the rows of P, which are one standard deviation of a trajectory where they are its principal
+components. Learned parameters of the likelihood are not weights of the network: they remain separate coordinates,
+after u.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial, reduce
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchbayes.checks import as_seed, check_kind, check_tensor, whole
+from torchbayes.checks import as_seed, check_kind, check_object, check_positive, check_tensor, given, whole
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
@@ -67,15 +70,18 @@ class Subspace:
         origin_D: weights at which coordinates are those of `start`.
         basis_RD: P.
         rank: R.
+        prior_scale: s; None for the model's prior.
     """
 
-    def __init__(self, model: Model, origin: Tensor, basis_RD: Tensor) -> None:
+    def __init__(self, model: Model, origin: Tensor, basis_RD: Tensor, *, prior_scale: float | None = None) -> None:
         """Describe the subspace.
 
         Args:
-            model: the model, with a normal prior.
+            model: the model, with a normal prior unless `prior_scale` is given.
             origin: o, the random weights of the network, (D,); learned parameters of the likelihood may follow.
             basis_RD: P, R linearly independent directions (R, D); columns after the network's D weights are ignored.
+            prior_scale: s, standard deviation of the coordinates z of w = o + z P, for N(0, s² I) in the place of the
+                model's prior; None keeps the model's.
 
         Raises:
             TypeError: if an argument is of another kind.
@@ -84,59 +90,66 @@ class Subspace:
         """
         check_tensor("D", origin=origin)
         check_tensor("R", "D", basis_RD=basis_RD)
+        check_positive(**given(prior_scale=prior_scale))
         size = _check_weights(model, origin=origin, basis_RD=basis_RD)
         self.whole, network = model, model.network
         held = (t[..., :size].detach().to(network.device, network.dtype) for t in (origin, basis_RD))
         self.origin_D, self.basis_RD = held
-        self.rank = len(basis_RD)
-        self._set_axes(model.prior.locs()[:size].to(network.device))
-
-    def _set_axes(self, loc_D: Tensor) -> None:
-        """Find origin and directions of the coordinates u.
-
-        Raises:
-            ValueError: if the prior is improper along a direction, or the directions are linearly dependent.
-        """
-        origin_D, basis_RD = self.origin_D.double(), self.basis_RD.double()
-        weighted_RD = _precise(self.whole, basis_RD)
-        gram_RR = weighted_RD @ basis_RD.T
-        lower_RR, failed = torch.linalg.cholesky_ex(gram_RR)
-        relative_R = lower_RR.diagonal().square() / gram_RR.diagonal()
-        if int(failed) or not (relative_R > 1e-12).all():
-            raise ValueError(
-                f"the {self.rank} rows of `basis_RD` must be linearly independent, with a proper prior along each of "
-                f"them. Leave out rows that are combinations of others; use priors.Normal."
-            )
-        shift_R = torch.cholesky_solve((weighted_RD @ (loc_D - origin_D)).unsqueeze(-1), lower_RR)[:, 0]
-        axes_RD = torch.linalg.solve_triangular(lower_RR, basis_RD, upper=False)
-        self._weighted_RD = torch.linalg.solve_triangular(lower_RR, weighted_RD, upper=False)
-        self._centre_D, self._axes_RD = (t.to(self.basis_RD) for t in (origin_D + shift_R @ basis_RD, axes_RD))
+        self.rank, self.prior_scale = len(basis_RD), prior_scale
+        centre_D, axes_RD, self._weighted_RD = _axes(model, self.origin_D, self.basis_RD, prior_scale)
+        self._centre_D, self._axes_RD = (t.to(self.basis_RD) for t in (centre_D, axes_RD))
 
     @classmethod
-    def random(cls, model: Model, origin: Tensor, rank: int, *, seed: int = 0) -> Subspace:
-        """Return a subspace through an origin, along directions drawn at random.
+    def random(
+        cls, model: Model, origin: Tensor, rank: int, *, seed: int = 0, prior_scale: float | None = None
+    ) -> Subspace:
+        """Return a subspace through an origin, along directions drawn at random, each of length about 1.
 
         Args:
             model: the model.
             origin: weights of the network.
             rank: R.
             seed: seed of the directions.
+            prior_scale: s, as above.
 
         Returns:
             The subspace.
         """
         shape = (whole("rank", rank), _check_weights(model))
         drawn = torch.randn(shape, generator=generator(Purpose.SUBSPACE, as_seed(seed)), dtype=torch.float64)
-        return cls(model, origin, drawn / shape[1] ** 0.5)
+        return cls(model, origin, drawn / shape[1] ** 0.5, prior_scale=prior_scale)
 
     @classmethod
-    def spanned(cls, model: Model, weights_SD: Tensor, rank: int) -> Subspace:
+    def of(cls, posterior: Spread, *, rank: int = 5, prior_scale: float | None = None) -> Subspace:
+        """Return the subspace through the mean of a posterior, along its principal components.
+
+        These are the components of its low-rank part where it has one, as that of SWAG, which holds the last deviations
+        of a trajectory; of its members, if it is a point mass at each; else of draws: all those that a sampler made.
+        A curve spans a plane.
+
+        Args:
+            posterior: any posterior over all weights, such as that of a run.
+            rank: R.
+            prior_scale: s, as above: 1 is about the spread of the posterior.
+
+        Returns:
+            The subspace; the length of a direction is the posterior's standard deviation along it.
+
+        Raises:
+            ValueError: if the posterior spans fewer directions, such as a single point mass.
+        """
+        check_object(("model", "sample", "tensors"), "a posterior, as `fit` returns it", posterior=posterior)
+        return cls.spanned(posterior.model, _landmarks(posterior, whole("rank", rank)), rank, prior_scale=prior_scale)
+
+    @classmethod
+    def spanned(cls, model: Model, weights_SD: Tensor, rank: int, *, prior_scale: float | None = None) -> Subspace:
         """Return the subspace through the mean of weights, along their principal components.
 
         Args:
             model: the model.
             weights_SD: snapshots of a trajectory, draws, or members.
             rank: R, fewer than there are weights.
+            prior_scale: s, as above.
 
         Returns:
             The subspace; the length of a direction is the standard deviation along it.
@@ -158,7 +171,7 @@ class Subspace:
                 f"varies along fewer. Lower `rank`, or give other weights."
             )
         scale = (len(weights_SD) - 1) ** 0.5
-        return cls(model, mean_D, lengths[:rank, None] / scale * rows[:rank])
+        return cls(model, mean_D, lengths[:rank, None] / scale * rows[:rank], prior_scale=prior_scale)
 
     @cached_property
     def model(self) -> Model:
@@ -179,7 +192,8 @@ class Subspace:
         parts = (
             tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in (self.origin_D, self.basis_RD)
         )
-        return f"{reduce(lambda before, part: zlib.crc32(part, before), parts, 0):08x}"
+        scale = b"" if self.prior_scale is None else repr(self.prior_scale).encode()
+        return f"{reduce(lambda before, part: zlib.crc32(part, before), (*parts, scale), 0):08x}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subspace:
         """Return itself: it is immutable, and held by modules that are copied."""
@@ -191,7 +205,10 @@ class Subspace:
         return torch.cat([self._centre_D + own @ self._axes_RD, rest], dim=-1)
 
     def coordinates(self, weights: Tensor) -> Tensor:
-        """Return the coordinates (..., R) of the point nearest to weights (..., D), in the metric of the prior."""
+        """Return the coordinates (..., R) of the point nearest to weights (..., D), in the metric of the prior.
+
+        With `prior_scale` it is the Euclidean metric.
+        """
         size = len(self._centre_D)
         own, rest = weights[..., :size], weights[..., size:]
         found = (own.double() - self._centre_D.double()) @ self._weighted_RD.T
@@ -209,6 +226,70 @@ class Subspace:
         network = self.whole.network
         views = network.mask.fill(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD))
         return dict(network.precision.cast(views))
+
+
+class Spread(Protocol):
+    """What a subspace can be laid through: the part of a posterior that is needed."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        ...
+
+    @property
+    def default_draws(self) -> int:
+        """Draws that show it well."""
+        ...
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return weights, (S, D)."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return its tensors by name."""
+        ...
+
+
+def having_model(space: Subspace, model: Model) -> Subspace:
+    """Return the same subspace of another model of the same network."""
+    return Subspace(model, space.origin_D, space.basis_RD, prior_scale=space.prior_scale)
+
+
+def _landmarks(posterior: Spread, rank: int) -> Tensor:
+    """Return weights whose mean and principal components are those of a posterior, (S, D)."""
+    held = posterior.tensors()
+    factor_MRD = held.get("covariance.factor_MRD")
+    if factor_MRD is None:
+        count = posterior.default_draws
+        return posterior.sample(count * -(-(rank + 1) // count))
+    centres_MRD = held["mean_MD"].unsqueeze(1).double()
+    each = (factor_MRD.shape[0] * factor_MRD.shape[1] - 0.5) ** 0.5  # two rows a direction, and the divisor S − 1
+    return torch.cat([centres_MRD + each * factor_MRD, centres_MRD - each * factor_MRD]).flatten(0, 1)
+
+
+def _axes(model: Model, origin_D: Tensor, basis_RD: Tensor, prior_scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return centre and axes of the coordinates u, and the rows by which they are found from weights, in float64.
+
+    Raises:
+        ValueError: if the prior is improper along a direction, or the directions are linearly dependent.
+    """
+    origin_D, basis_RD = origin_D.double(), basis_RD.double()
+    weighted_RD = basis_RD if prior_scale is not None else _precise(model, basis_RD)
+    gram_RR = weighted_RD @ basis_RD.T
+    lower_RR, failed = torch.linalg.cholesky_ex(gram_RR)
+    relative_R = lower_RR.diagonal().square() / gram_RR.diagonal()
+    if int(failed) or not (relative_R > 1e-12).all():
+        raise ValueError(
+            f"the {len(basis_RD)} rows of `basis_RD` must be linearly independent, with a proper prior along each of "
+            f"them. Leave out rows that are combinations of others; use priors.Normal, or give `prior_scale`."
+        )
+    if prior_scale is not None:
+        return origin_D, prior_scale * basis_RD, torch.cholesky_solve(weighted_RD, lower_RR) / prior_scale
+    loc_D = model.prior.locs()[: len(origin_D)].to(origin_D.device)
+    shift_R = torch.cholesky_solve((weighted_RD @ (loc_D - origin_D)).unsqueeze(-1), lower_RR)[:, 0]
+    axes_RD = torch.linalg.solve_triangular(lower_RR, basis_RD, upper=False)
+    weighted_RD = torch.linalg.solve_triangular(lower_RR, weighted_RD, upper=False)
+    return origin_D + shift_R @ basis_RD, axes_RD, weighted_RD
 
 
 def _check_weights(model: Model, **weights: Tensor) -> int:
@@ -242,6 +323,6 @@ def _precise(model: Model, basis_RD: Tensor) -> Tensor:
     if not all(isinstance(prior, Normal) for prior in own):
         raise ValueError(
             "a subspace takes the model's prior along its directions, which must be normal, and if it correlates "
-            "weights, without learned parameters of the likelihood. Use priors.Normal."
+            "weights, without learned parameters of the likelihood. Use priors.Normal, or give `prior_scale`."
         )
     return basis_RD / model.prior.stds()[:size].to(basis_RD).square()

@@ -136,6 +136,10 @@ class Purpose(enum.IntEnum):
     ATTACK = 133  # what the network draws where inputs are differentiated
     GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
 
+    SLICE_ELLIPSE = 135  # the second point of an ellipse
+    SLICE_LEVEL = 136  # height of a slice, and the first angle on it
+    SLICE_ANGLE = 137  # angles after the first
+
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
 

@@ -82,12 +82,13 @@ class InSubspace(Posterior):
         return {**inner, "origin_D": self.space.origin_D, "basis_RD": self.space.basis_RD}
 
     def settings(self) -> dict[str, Any]:
-        """Return kind and settings of the posterior over the coordinates."""
-        return {"kind": self.inner.kind, "inner": self.inner.settings()}
+        """Return kind and settings of the posterior over the coordinates, and the scale of their prior."""
+        own = {} if self.space.prior_scale is None else {"prior_scale": self.space.prior_scale}
+        return {"kind": self.inner.kind, "inner": self.inner.settings(), **own}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> InSubspace:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        space = Subspace(model, tensors["origin_D"], tensors["basis_RD"])
+        space = Subspace(model, tensors["origin_D"], tensors["basis_RD"], prior_scale=settings.get("prior_scale"))
         own = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items() if name.startswith(_INNER)}
         return cls.of(KINDS[settings["kind"]].restore(space.model, own, settings["inner"]), space)

@@ -1,0 +1,242 @@
+r"""Elliptical slice sampling (Murray, Adams and MacKay 2010): no gradients, and nothing to tune.
+
+The target is a normal prior times a likelihood, p(w) ∝ N(w; m, S) exp(ℓ(w)). A step draws a second point ν ~ N(0, S)
+and a height, and moves along the ellipse through both to a point above that height:
+
+    log y = ℓ(w) + log u,                       u ~ U(0, 1)
+    w'(φ) = m + (w − m) cos φ + ν sin φ,        φ ~ U(φ₋, φ₊),   at first φ₊ − φ₋ = 2π
+
+If ℓ(w') > log y it is the next state; else φ takes the place of φ₋ or φ₊, whichever has its sign, and a new angle is
+drawn. The interval shrinks to φ = 0, where the chain is, so a step always ends, and leaves the target invariant. It
+mixes well where the prior is informative or the weights are few, as in a subspace; where the likelihood is much
+narrower than the prior along many directions, steps become short.
+
+ℓ is the likelihood, divided by the temperature. A prior that is not normal, and a density of which no prior is known,
+are sampled exactly as well: N(m, S) is then a normal distribution of the same means and standard deviations, or of a
+given scale, and ℓ(w) = log p(w) − log N(w; m, S) for the whole target (Nishihara, Murray and Adams 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_positive, given
+from torchbayes.density.dynamics import Density
+from torchbayes.methods.faults import Faults, evaluated
+from torchbayes.methods.mcmc.mass import known_prior
+from torchbayes.methods.noise import Purpose, normals, uniforms
+from torchbayes.methods.sampler import Info, Sampler, begin
+from torchbayes.model.priors import Normal
+from torchbayes.model.priors.joint import Joint
+
+# An interval that has shrunk so far is a rounding error around the chain, which is then left where it is: each
+# evaluation cuts it by a third on average, and 2π e^(−100/3) is 2e-14.
+_MOST = 100
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the chains are.
+
+    Attributes:
+        weights_MD: weights.
+        log_density_M: log density there, float64.
+        log_likelihood_M: log likelihood there, float64.
+        level_M: ℓ there, float64.
+        seeds: one seed per chain.
+        step: steps taken.
+    """
+
+    weights_MD: Tensor
+    log_density_M: Tensor
+    log_likelihood_M: Tensor
+    level_M: Tensor
+    seeds: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True)
+class EllipticalSlice(Sampler):
+    """Elliptical slice sampling on all the data.
+
+    The log of a run has the angle |φ| of each step as `step_size`, and the evaluations that it took, each a pass over
+    the data without a gradient, as `gradients`.
+
+    Attributes:
+        scale: standard deviation, around the prior's means or 0, of the normal distribution N(m, S); None for the
+            prior's own. Where the prior is normal this is the fastest choice. It is needed for densities without prior,
+            and for priors of infinite variance.
+    """
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        Sampler.__post_init__(self)
+        check_positive(**given(scale=self.scale))
+
+    def init(
+        self,
+        density: Density,
+        weights_MD: Tensor,
+        buffers: Any = None,
+        *,
+        seeds: Sequence[int],
+        steps_per_epoch: int = 1,
+    ) -> State:
+        """Return the state before the first step: see `Sampler.init`.
+
+        Raises:
+            ValueError: also if the variance of the prior is infinite or not known, and `scale` is not given.
+        """
+        del buffers, steps_per_epoch
+        ellipse = _Ellipse.of(self, density, weights_MD)
+        weights_MD = weights_MD.detach().clone()
+        value = begin(density, weights_MD)
+        level_M = ellipse.level(weights_MD, value.log_density, value.log_likelihood)
+        return State(weights_MD, value.log_density, value.log_likelihood, level_M, tuple(seeds), 0)
+
+    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one step on, and what was seen: see `Sampler.step`."""
+        del batch, donate
+        ellipse, chains = _Ellipse.of(self, density, state.weights_MD), len(state.seeds)
+        second_MD, (height_M, interval) = ellipse.drawn(state), _first(state)
+        new, faults = _copied(state), Faults.none(state.weights_MD)
+        evaluations_M, outside_M = torch.zeros(2, chains, dtype=torch.float64)
+        searching_R = torch.arange(chains)
+        for number in range(_MOST):
+            on = searching_R.to(state.weights_MD.device)
+            here_RD = state.weights_MD[on]
+            there_RD = ellipse.at(here_RD, second_MD[on], interval.angle_M[searching_R])
+            value, raised = evaluated(density, there_RD, known_MD=here_RD, gradient=False)
+            level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
+            finite_R = torch.isfinite(level_R)  # an infinite density would hold a chain for ever
+            above_R = finite_R & (level_R > height_M[on])
+            _move(new, on[above_R], there_RD[above_R], (value.log_density, value.log_likelihood, level_R), above_R)
+            evaluations_M[searching_R] += 1
+            outside_M[searching_R] = torch.maximum(outside_M[searching_R], (~finite_R).double().cpu())
+            faults = _joined(faults, raised, on)
+            searching_R = searching_R[~above_R.cpu()]
+            if not len(searching_R):
+                break
+            interval.shrink(searching_R, state, number)
+        moved_M = torch.ones(chains, dtype=torch.float64).index_fill_(0, searching_R, 0.0)
+        seen = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
+        return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, faults)
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """Where the angles of a step are drawn from, and where they are, each float64 (M,), on the CPU.
+
+    Attributes:
+        low_M: φ₋.
+        high_M: φ₊.
+        angle_M: φ.
+    """
+
+    low_M: Tensor
+    high_M: Tensor
+    angle_M: Tensor
+
+    def shrink(self, rows_R: Tensor, state: State, number: int) -> None:
+        """Cut the intervals of some chains at their angles, and draw new angles, in place."""
+        angle_R = self.angle_M[rows_R]
+        self.low_M[rows_R] = torch.where(angle_R < 0, angle_R, self.low_M[rows_R])
+        self.high_M[rows_R] = torch.where(angle_R < 0, self.high_M[rows_R], angle_R)
+        share_M = uniforms(state.seeds, Purpose.SLICE_ANGLE, state.step, number)
+        self.angle_M[rows_R] = torch.lerp(self.low_M[rows_R], self.high_M[rows_R], share_M[rows_R])
+
+
+@dataclass(frozen=True)
+class _Ellipse:
+    """N(m, S), the distribution of which ellipses are made.
+
+    Attributes:
+        loc_D: m.
+        std_D: the roots of the diagonal of S, float64.
+        joint: the prior, where S is not diagonal.
+        factor: of the log likelihood in ℓ; None where ℓ is the whole target over N(m, S).
+        spread: of a draw of `joint`: √T.
+    """
+
+    loc_D: Tensor
+    std_D: Tensor
+    joint: Joint | None = None
+    factor: float | None = None
+    spread: float = 1.0
+
+    @classmethod
+    def of(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
+        """Return it for a target.
+
+        Raises:
+            ValueError: if no scale is given and the prior has no finite one.
+        """
+        model: Any = getattr(density, "model", None)
+        locs_D = torch.zeros(weights_MD.shape[1]) if model is None else model.prior.locs()
+        locs_D = locs_D.to(weights_MD.device, torch.float64)
+        if method.scale is not None:
+            return cls(locs_D, torch.full_like(locs_D, method.scale))
+        stds_D = known_prior(density, "an ellipse", advice="Give `scale`, about that of the weights.")
+        assert model is not None, "only models have priors"
+        stds_D, scales = stds_D.to(locs_D), model.scales(1, 1)
+        if model.prior.joint is not None:
+            return cls(locs_D, stds_D, model.prior.joint, scales.likelihood, scales.prior**-0.5)
+        normal = all(isinstance(segment.prior, Normal) for segment in model.prior.segments)
+        return cls(locs_D, stds_D, None, scales.likelihood if normal else None)
+
+    def level(self, weights_MD: Tensor, log_density_M: Tensor, log_likelihood_M: Tensor) -> Tensor:
+        """Return ℓ of each row, float64, up to a constant."""
+        if self.factor is not None:
+            return self.factor * log_likelihood_M.double()
+        return log_density_M.double() + 0.5 * ((weights_MD - self.loc_D) / self.std_D).square().sum(-1)
+
+    def drawn(self, state: State) -> Tensor:
+        """Return ν ~ N(0, S) of each chain, (M, D)."""
+        like_MD = state.weights_MD
+        size = like_MD.shape[1] if self.joint is None else self.joint.covariance.noise_size
+        like_MZ = like_MD.new_empty(len(like_MD), size)
+        noise_MZ = normals(state.seeds, Purpose.SLICE_ELLIPSE, state.step, like=like_MZ)
+        if self.joint is None:
+            return noise_MZ * self.std_D.to(like_MD)
+        return self.spread * self.joint.covariance.sqrt_matvec(noise_MZ.unsqueeze(1)).squeeze(1)
+
+    def at(self, weights_MD: Tensor, second_MD: Tensor, angle_M: Tensor) -> Tensor:
+        """Return the points at angles on the ellipses through weights and second points."""
+        loc_D = self.loc_D.to(weights_MD)
+        cos_M1, sin_M1 = (t.to(weights_MD).unsqueeze(-1) for t in (angle_M.cos(), angle_M.sin()))
+        return loc_D + (weights_MD - loc_D) * cos_M1 + second_MD * sin_M1
+
+
+def _first(state: State) -> tuple[Tensor, _Interval]:
+    """Return the heights log y, float64 (M,) on the device of the chains, and the first intervals and angles."""
+    level_M, angle_M = uniforms(state.seeds, Purpose.SLICE_LEVEL, state.step, count=2).unbind(1)
+    angle_M = 2 * math.pi * angle_M
+    height_M = state.level_M + torch.log1p(-level_M).to(state.level_M.device)
+    return height_M, _Interval(angle_M - 2 * math.pi, angle_M.clone(), angle_M)
+
+
+def _copied(state: State) -> State:
+    """Return the state of the next step, with all chains where they are."""
+    names = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")
+    return replace(state, **{name: getattr(state, name).clone() for name in names}, step=state.step + 1)
+
+
+def _move(new: State, rows: Tensor, weights: Tensor, values: Sequence[Tensor], above_R: Tensor) -> None:
+    """Put some chains at the points that they have found, in place."""
+    new.weights_MD[rows] = weights
+    for held_M, value_R in zip((new.log_density_M, new.log_likelihood_M, new.level_M), values, strict=True):
+        held_M[rows] = value_R[above_R].to(held_M)
+
+
+def _joined(faults: Faults, raised: Faults, rows: Tensor) -> Faults:
+    """Return the faults of a step after those of some chains' points."""
+    return Faults(
+        faults.raised_M.index_put((rows,), faults.raised_M[rows] | raised.raised_M), faults.first or raised.first
+    )
