@@ -28,6 +28,7 @@ from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors import (
     BatchNormPosterior,
+    CurvePosterior,
     Draws,
     DropoutPosterior,
     FlowPosterior,
@@ -77,6 +78,7 @@ __all__ = [
     "Collector",
     "Constant",
     "Cosine",
+    "CurvePosterior",
     "Cycles",
     "Decay",
     "Diagnosis",

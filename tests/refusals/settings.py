@@ -180,6 +180,7 @@ METHODS = {
     "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "max_doublings": COUNT}),
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
+    "Curve": Case(tb.Curve, wrong={**_TRAINED, "schedule": _SCHEDULE, "bends": COUNT, "shape": WORD}),
     "EllipticalSlice": Case(tb.EllipticalSlice, wrong={**_SAMPLED, "scale": maybe(POSITIVE)}),
     "SGLD": Case(tb.SGLD, wrong=_STOCHASTIC),
     "SGHMC": Case(

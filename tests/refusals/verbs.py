@@ -96,6 +96,7 @@ def _stream(**options: Any) -> None:
     list(tb.stream(**options))
 
 
+_SCALED = {"prior_scale": maybe(POSITIVE)}
 _POSTERIORS: dict[str, str] = dict.fromkeys(
     ("buffers_M", "statistics_known", "calibration", "problems"), "set by `fit`"
 )
@@ -408,17 +409,29 @@ VERBS = {
             "model": _MODEL,
             "origin": tensors((), (2,), (1, 3)),
             "basis_RD": tensors((3,), (0, 3), (2, 2), (2, 3), (1, 2, 3)),
+            **_SCALED,
         },
     ),
     "Subspace.random": Case(
         tb.Subspace.random,
         lambda: {"model": things.regression(), "origin": torch.zeros(3), "rank": 2},
-        {"model": _MODEL, "origin": tensors((), (2,), (1, 3)), "rank": COUNT, "seed": SEED},
+        {"model": _MODEL, "origin": tensors((), (2,), (1, 3)), "rank": COUNT, "seed": SEED, **_SCALED},
     ),
     "Subspace.spanned": Case(
         tb.Subspace.spanned,
         lambda: {"model": things.regression(), "weights_SD": things.weights(4)[:, :3], "rank": 2},
-        {"model": _MODEL, "weights_SD": tensors((3,), (0, 3), (4, 2), (4, 3)), "rank": COUNT},
+        {"model": _MODEL, "weights_SD": tensors((3,), (0, 3), (4, 2), (4, 3)), "rank": COUNT, **_SCALED},
+    ),
+    "Subspace.of": Case(
+        tb.Subspace.of,
+        lambda: {"posterior": tb.Draws(things.regression(), things.weights(4)[:, :3].unsqueeze(0)), "rank": 2},
+        {"posterior": OBJECT, "rank": COUNT, **_SCALED},
+    ),
+    "CurvePosterior": Case(
+        tb.CurvePosterior,
+        lambda: {"model": things.model(), "points_MPD": things.weights(3).unsqueeze(0)},
+        {"model": _MODEL, "points_MPD": tensors((27,), (1, 27), (1, 1, 27), (1, 3, 5), (0, 3, 27)), "shape": WORD},
+        _POSTERIORS,
     ),
     "InSubspace": Case(
         tb.InSubspace,

@@ -24,6 +24,7 @@ from torchbayes.catalogue.tuned import (
 )
 from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
+from torchbayes.methods.curves.curve import Curve
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.laplace.laplace import Laplace
@@ -50,8 +51,8 @@ from torchbayes.methods.variational.vi import VI
 # fmt: off
 __all__ = [
     "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI",
-    "ConcreteDropout", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace",
-    "RandomWalk", "RepulsiveEnsemble",
+    "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow",
+    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
 ]
 # fmt: on
 
@@ -116,6 +117,16 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#8c6d1f", "v"),
             also=("multiswa",),
             cost="One training run, one forward pass per prediction.",
+        ),
+        MethodEntry(
+            "curve",
+            "networks along a curve of low loss between two solutions",
+            "torchbayes.methods.curves.curve:Curve",
+            label="curve",
+            usual=partial(plain_settings, Curve),
+            look=Look("#7b3294", "d"),
+            predicts="drawn",
+            cost="Three training runs, and a forward pass for each function drawn.",
         ),
         MethodEntry(
             "laplace",

@@ -128,7 +128,8 @@ def fit(
     warn_of(known, "`start`")
     source = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
-    model, begin = _begin(model, start, seeds, space=space, source=source)
+    each = [seed for seed in seeds for _ in range(method.needs.modes)]
+    model, begin = _begin(model, start, each, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
@@ -186,7 +187,9 @@ def _fresh(
     steps_per_epoch: int,
 ) -> Any:
     """Return the state before the first step of this process's members, of weights and buffers of all members."""
-    weights_MD, buffers = begin[0][shard.local], {name: buffer[shard.local] for name, buffer in begin[1].items()}
+    modes, local = method.needs.modes, shard.local
+    own = slice(modes * local.start, modes * local.stop)
+    weights_MD, buffers = begin[0][own], {name: buffer[own] for name, buffer in begin[1].items()}
     return method.init(density, weights_MD, buffers, seeds=seeds[shard.local], steps_per_epoch=steps_per_epoch)
 
 
@@ -290,7 +293,7 @@ def _at_modes(
     if method.needs.start != "modes":
         return method, start, {}
     if start is not None:
-        return having_settings(method, {"members": number_of_starts(start)}), start, {}
+        return having_settings(method, {"members": _members(method, start)}), start, {}
     space = settings["space"]
     own = None if directory is None else Path(directory) / START
     if directory is not None and not settings["resume"]:
@@ -308,8 +311,23 @@ def _at_modes(
     sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
     if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
         sought = {name: found[1]["method"].get(name, value) for name, value in sought.items()}
-    seeker = having_settings(seeker, {**sought, "members": method.members})
+    seeker = having_settings(seeker, {**sought, "members": method.needs.modes * method.members})
     return method, fit(model, data, seeker, seed=seed, directory=own, **settings), chosen
+
+
+def _members(method: Method, start: nn.Module | Posterior | Tensor) -> int:
+    """Return the number of members that the modes of a start are enough for.
+
+    Raises:
+        ValueError: if some are left over.
+    """
+    found, modes = number_of_starts(start), method.needs.modes
+    if found % modes:
+        raise ValueError(
+            f"{type(method).__name__} begins at {modes} networks for each member, so `start` must hold a multiple of "
+            f"{modes}; got {found}. Pass a deep ensemble, or weights of one network per row."
+        )
+    return found // modes
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

@@ -37,6 +37,7 @@ class Needs:
         chunk_size: rows that go through a network at once, where the density holds all rows.
         start: where it begins: at "fresh" weights, unless others are given, or at "modes", which must be given, one for
             each member.
+        modes: number of modes that each member begins at, one after the other in the weights that `init` is given.
         network: mode of the network while it moves. In "train" mode dropout is on and batch norm sees the batch.
         model: whether it needs a model, rather than any density.
         fixed_rows: whether the rows must be the same in every pass; a warning is given if they are not.
@@ -61,6 +62,7 @@ class Needs:
     all_rows: bool = False
     chunk_size: int = 1024
     start: Literal["fresh", "modes"] = "fresh"
+    modes: int = 1
     network: Literal["train", "eval"] = "eval"
     model: bool = True
     fixed_rows: bool = False

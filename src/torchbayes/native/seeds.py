@@ -135,10 +135,12 @@ class Purpose(enum.IntEnum):
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
     GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
-
+    # elliptical slices and curves
     SLICE_ELLIPSE = 135  # the second point of an ellipse
     SLICE_LEVEL = 136  # height of a slice, and the first angle on it
     SLICE_ANGLE = 137  # angles after the first
+    CURVE_POSITION = 138  # where on a curve a step takes its gradient
+    CURVE_DRAW = 139  # where draws are on a curve
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -1,5 +1,6 @@
 """What inference returns: distributions over weights from which functions are drawn."""
 
+from torchbayes.posteriors.curves.curve import CurvePosterior
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.flows.mnf import MNFPosterior
 from torchbayes.posteriors.flows.posterior import FlowPosterior
@@ -19,6 +20,7 @@ from torchbayes.posteriors.subspace import InSubspace
 
 __all__ = [
     "BatchNormPosterior",
+    "CurvePosterior",
     "Draws",
     "DropoutPosterior",
     "FlowPosterior",

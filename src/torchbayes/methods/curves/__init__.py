@@ -1,0 +1,1 @@
+"""Methods that connect solutions in weight space."""

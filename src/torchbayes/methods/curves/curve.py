@@ -1,0 +1,220 @@
+r"""Curve: a path of low loss between two solutions (Garipov et al. 2018; Draxler et al. 2018).
+
+    minimise  E_{t ~ U(0,1)} L(φ_θ(t)),   φ_θ(0) = w₁, φ_θ(1) = w₂ fixed,   L = −(T/N) log p(w, D)
+
+over the bends θ of a Bezier curve or a polygonal chain φ_θ (`CurvePosterior`). A step draws one position t for each
+curve and a minibatch, and the gradient of the loss there moves the bends:
+
+    ∂/∂θ_j L(φ(t)) = c_j(t) ∇L(φ(t))
+
+The prior acts on the point φ(t), not on the bends. They start on the straight line. The networks along the curve
+are solutions that predict differently, and their average is the posterior's prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, given
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
+from torchbayes.density.plans import BackendName
+from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational.seeker import seeker
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.curves.curve import CurvePosterior, Shape, coefficients
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        trajectory: the descent of the bends, whose weights are those of all bends of a curve, (M, J D).
+        first_MD: the first ends.
+        last_MD: the second ends.
+    """
+
+    trajectory: Trajectory
+    first_MD: Tensor
+    last_MD: Tensor
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Curves of low loss between solutions: `fit(model, data, Curve(), start=ensemble)`.
+
+    The start holds the two ends of every curve, one after the other: the 2 M members of a deep ensemble, or rows of
+    weights. Without one, `fit` trains them by `MAP(batch_size=…)`. Several curves are independent of each other; three
+    solutions are joined pairwise with `start=ensemble.weights_MD[[0, 1, 1, 2, 2, 0]]`.
+
+    Attributes:
+        bends: J, control points between the ends.
+        shape: "bezier", or "chain" for straight lines from bend to bend.
+        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule and learning rate of the bends, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
+        plan: how the stack of curves is run: auto, native, loop, vmap or compiled.
+        members: M, curves whose ends are trained where no start is given; else `fit` sets it to half the networks of
+            the start.
+    """
+
+    bends: int = 1
+    shape: Shape = "bezier"
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
+    plan: BackendName | str = field(default="auto", kw_only=True)
+    members: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_training(self)
+        check_counts(bends=self.bends, **given(epochs=self.epochs))
+        check_choice(get_args(Shape), shape=self.shape)
+        check_schedule(self.schedule)
+
+    @property
+    def seeker(self) -> Any:
+        """What trains the ends where `fit` is given none."""
+        return seeker(self.batch_size)
+
+    @property
+    def needs(self) -> Needs:
+        """Two trained networks for each curve, and minibatches through a network in training mode."""
+        return Needs(batch_size=self.batch_size, start="modes", modes=2, network="train")
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return how long held-out rows train the ends where none are given."""
+        found = choose_epochs(self.seeker, density, folds, **begin)
+        return Chosen({}, {**found.record, "mode": found.settings})
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step, with the bends on straight lines.
+
+        Args:
+            density: the hot function.
+            weights_MD: the ends, (2 M, D), two of each curve one after the other.
+            buffers: the network's buffers at each of them, (2 M, ...).
+            seeds: one seed per curve.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+        """
+        del density
+        first_MD, last_MD = (weights_MD[end::2].clone() for end in (0, 1))
+        share_J1 = torch.arange(1, self.bends + 1, dtype=first_MD.dtype, device=first_MD.device).unsqueeze(1)
+        bends_MJD = torch.lerp(first_MD.unsqueeze(1), last_MD.unsqueeze(1), share_J1 / (self.bends + 1))
+        own = {name: buffer[::2] for name, buffer in buffers.items()}
+        settings: dict[str, Any] = {"optimizer": self.optimizer, "epochs": self.epochs}
+        trajectory = start(bends_MJD.flatten(1), own, seeds, steps_per_epoch=steps_per_epoch, **settings)
+        return State(trajectory, first_MD, last_MD)
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.trajectory
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one optimiser step on the bends, at one position of each curve.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per curve, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+        """
+        now = state.trajectory
+        lr = self.optimizer.lr * self.schedule.factor(now.done)
+        t_M = uniforms(now.seeds, Purpose.CURVE_POSITION, now.step)
+        along: Any = _Along(density, state, coefficients(self.shape, t_M, self.bends + 2))
+        trajectory, info = descend(along, now, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+        return replace(state, trajectory=trajectory), info
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> CurvePosterior:
+        """Return the uniform distribution along the curves."""
+        del shelf
+        first_MD, last_MD = state.first_MD, state.last_MD
+        bends_MJD = state.trajectory.weights_MD.unflatten(1, (-1, first_MD.shape[1]))
+        points_MPD = torch.cat([first_MD.unsqueeze(1), bends_MJD, last_MD.unsqueeze(1)], dim=1)
+        return CurvePosterior(density.model, points_MPD, self.shape, buffers_M=state.trajectory.buffers or None)
+
+    def problems(self, posterior: CurvePosterior, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the networks in the middle of the curves, on the training rows."""
+        del history
+        middle = posterior.at(0.5)
+        ends: Any = _End(replace(state.trajectory, weights_MD=middle.weights_MD))
+        return problems_of(middle, ends, source) or unexplained(middle, source)
+
+
+@dataclass(frozen=True)
+class _End:
+    """What the check of a descent reads of its last state."""
+
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class _Along:
+    """The loss as a function of the bends: at one position of each curve.
+
+    Attributes:
+        density: the loss as a function of weights.
+        state: the ends.
+        coefficients_MP: c_j(t) of each curve, float64.
+    """
+
+    density: LogDensity
+    state: State
+    coefficients_MP: Tensor
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self.density.num_data
+
+    def loss(self, bends: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
+        """Return the loss of each curve at its position, and the gradient in its bends, written to `out` (M, J D)."""
+        first_MD, last_MD = self.state.first_MD, self.state.last_MD
+        shape, coefficients_MP1 = (-1, first_MD.shape[1]), self.coefficients_MP.to(bends).unsqueeze(-1)
+        own_MJ1 = coefficients_MP1[:, 1:-1]
+        point_MD = (bends.unflatten(1, shape) * own_MJ1).sum(1)
+        point_MD.addcmul_(first_MD, coefficients_MP1[:, 0]).addcmul_(last_MD, coefficients_MP1[:, -1])
+        value = self.density.loss(point_MD, batch, **options)
+        torch.mul(own_MJ1, value.gradient.unsqueeze(1), out=out.unflatten(1, shape))
+        return value._replace(gradient=out)

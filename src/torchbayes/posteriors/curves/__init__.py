@@ -1,0 +1,1 @@
+"""Curves in weight space: their shapes, and the posteriors along them."""

@@ -1,0 +1,160 @@
+r"""Curves between weights: Bezier curves and polygonal chains, and the uniform distribution along one.
+
+Of control points θ_0 … θ_n, the first and last of which are the ends, a curve is φ(t) = Σ_j c_j(t) θ_j, 0 ≤ t ≤ 1:
+
+    Bezier:  c_j(t) = C(n, j) t^j (1 − t)^(n−j)
+    chain:   c_j(t) = max(0, 1 − |n t − j|)
+
+Both sum to 1. With a single bend every point lies in the plane of three control points (Garipov et al. 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_memory, seen
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.functions import check_weights
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior, readable
+
+Shape = Literal["bezier", "chain"]
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def coefficients(shape: Shape, t: Tensor, points: int) -> Tensor:
+    """Return c_j(t) of every control point.
+
+    Args:
+        shape: of the curve.
+        t: positions, (...), in [0, 1].
+        points: n + 1, control points with both ends.
+
+    Returns:
+        Float64 tensor (..., n + 1).
+    """
+    t = t.double().unsqueeze(-1)
+    last, number = points - 1, torch.arange(points, dtype=torch.float64)
+    if shape == "chain":
+        return (1 - (last * t - number).abs()).clamp_min(0)
+    ways = torch.tensor([math.comb(last, j) for j in range(points)], dtype=torch.float64)
+    return ways * t**number * (1 - t) ** (last - number)
+
+
+@readable
+@dataclass(frozen=True)
+class CurvePosterior(Posterior):
+    """q(w) = (1/M) Σ_m law of φ_m(t), t ~ U(0, 1): networks along curves.
+
+    Draws of a curve are at t = u + i (√5 − 1)/2 modulo 1 for i = 0, 1, … with u drawn at random: each is uniform, and
+    together they are spread evenly. Batch-norm statistics belong to no control point: every draw is recalibrated.
+
+    Attributes:
+        points_MPD: control points of each curve, the ends first and last, (M, P, D).
+        shape: "bezier" or "chain".
+    """
+
+    points_MPD: Tensor
+    shape: Shape = "bezier"
+
+    kind = "curve"
+
+    def __post_init__(self) -> None:
+        check_choice(get_args(Shape), shape=self.shape)
+        check_weights(self.model, "M", "P", points_MPD=self.points_MPD)
+        if self.points_MPD.shape[1] < 2:
+            raise ValueError(
+                f"`points_MPD` must hold the two ends of each curve, and its bends between them; got shape "
+                f"{tuple(self.points_MPD.shape)}."
+            )
+
+    @property
+    def members(self) -> int:
+        """M, the number of curves."""
+        return len(self.points_MPD)
+
+    @property
+    def default_draws(self) -> int:
+        """The smallest multiple of M that is at least 30."""
+        return -(-30 // self.members) * self.members
+
+    def weights(self, t: float | Tensor) -> Tensor:
+        """Return the weights φ_m(t) of every curve.
+
+        Args:
+            t: positions in [0, 1]: a number, or a tensor (T,).
+
+        Returns:
+            Tensor (T, M, D); (M, D) for a number.
+
+        Raises:
+            ValueError: if a position is outside of [0, 1].
+        """
+        t_T = torch.as_tensor(t, dtype=torch.float64)
+        if t_T.ndim > 1 or not ((t_T >= 0) & (t_T <= 1)).all():
+            raise ValueError(f"`t` must be in [0, 1], from the first end to the second; got {seen(t)}.")
+        coefficients_TP = coefficients(self.shape, t_T, self.points_MPD.shape[1]).to(self.points_MPD)
+        return torch.einsum("...p,mpd->...md", coefficients_TP, self.points_MPD)
+
+    def at(self, t: float | Tensor) -> Point:
+        """Return the networks at positions on the curves, as members of a point posterior.
+
+        Args:
+            t: positions in [0, 1]: a number, or a tensor (T,).
+
+        Returns:
+            The posterior of M networks, or T · M: all curves at the first position, then at the next.
+
+        Raises:
+            ValueError: if a position is outside of [0, 1].
+        """
+        weights_SD = self.weights(t).flatten(0, -2)
+        rounds = len(weights_SD) // self.members
+        buffers = {n: b.repeat(rounds, *(1,) * (b.ndim - 1)) for n, b in (self.buffers_M or {}).items()}
+        return Point(
+            self.model,
+            weights_SD,
+            buffers_M=buffers or None,
+            statistics_known=self.statistics_known,
+            calibration=self.calibration,
+            problems=self.problems,
+        )
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        """Return weights along the curves.
+
+        Args:
+            draws: S, a multiple of M.
+            seed: seed of the positions; draw s depends on (seed, s) alone.
+
+        Returns:
+            Tensor (S, D).
+
+        Raises:
+            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
+        """
+        draws, (members, count, size) = self.check_draws(draws), self.points_MPD.shape
+        check_memory(draws * size * self.points_MPD.itemsize, "the drawn weights", draws=draws)
+        first_M = torch.rand(members, generator=generator(Purpose.CURVE_DRAW, seed), dtype=torch.float64)
+        t_SM = (first_M + torch.arange(draws // members, dtype=torch.float64).unsqueeze(1) * _GOLDEN) % 1.0
+        coefficients_SMP = coefficients(self.shape, t_SM, count).to(self.points_MPD)
+        return torch.einsum("smp,mpd->smd", coefficients_SMP, self.points_MPD).flatten(0, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the control points by name."""
+        return {"points_MPD": self.points_MPD}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the shape."""
+        return {"shape": self.shape}
+
+    @classmethod
+    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> CurvePosterior:
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+        return cls(model, tensors["points_MPD"], settings["shape"])
