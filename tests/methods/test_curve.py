@@ -205,6 +205,8 @@ def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
         drawn = point.functions(1)
         assert drawn.buffers_S is not None
         for key, buffer in expected.items():
+            if key.endswith("tracked"):
+                continue
             assert_close(drawn.buffers_S[key][0].double(), buffer.double(), rtol=1e-5, atol=1e-7)
 
 
