@@ -135,6 +135,10 @@ class Purpose(enum.IntEnum):
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
     GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
+    # geometry
+    MATCHING = 140  # order of the groups in a sweep
+    PERMUTED = 141  # units at random
+    TRACED = 142  # inputs of a network that is looked at without data
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
