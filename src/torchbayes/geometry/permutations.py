@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
+from torchbayes.geometry.calls import shaped
 from torchbayes.geometry.tracing import Watch, located, run
 from torchbayes.geometry.units import Axis, Ties, fixed
 from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.rows.batch import rows_of
+from torchbayes.model.rows.batch import rows_of, tensors_of
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
@@ -58,6 +59,20 @@ class PermutationGroup:
         return f"{self.size} units: {where}"
 
 
+class Found(NamedTuple):
+    """What watching a network has found.
+
+    Attributes:
+        ties: the groups of units, those that cannot move among them.
+        axes: parameter or buffer -> its axes.
+        numbers: of the groups that can move, in their order.
+    """
+
+    ties: Ties
+    axes: Mapping[str, Sequence[Axis]]
+    numbers: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class PermutationGroups:
     """All groups of hidden units of a model's network, with what moves them.
@@ -66,17 +81,15 @@ class PermutationGroups:
         model: the model.
         groups: those with more than one unit, whose weights are all random.
         kept: why others stay in order, one sentence each.
-        axes: name of a parameter or buffer -> its axes, with the numbers of their groups.
         inputs: the rows by which the groups were found.
-        ties: what was found.
+        found: what is needed to watch other rows.
     """
 
     model: Model
     groups: tuple[PermutationGroup, ...]
     kept: tuple[str, ...]
-    axes: Mapping[str, tuple[Axis, ...]]
-    inputs: Any
-    ties: Ties
+    inputs: Any = field(repr=False)
+    found: Found = field(repr=False)
 
     def __repr__(self) -> str:
         lines = [f"{len(self.groups)} groups of hidden units", *map(str, self.groups), *self.kept]
@@ -127,6 +140,7 @@ class PermutationGroups:
 
         Raises:
             ValueError: if there is not one for each group.
+            TypeError: if they are no list.
         """
         if not isinstance(permutations, Sequence) or isinstance(permutations, str):
             raise TypeError(f"`permutations` must be a list of tensors, one for each group; got {seen(permutations)}.")
@@ -150,7 +164,11 @@ def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor)
             tensor = found[name]
             index = torch.arange(tensor.shape[axis], device=tensor.device)
             positions = index[start : start + group.size * inner].view(group.size, inner)
-            index = torch.cat([index[:start], positions[order.to(index.device)].flatten(), index[start + positions.numel() :]])
+            index = torch.cat([
+                index[:start],
+                positions[order.to(index.device)].flatten(),
+                index[start + positions.numel() :],
+            ])
             found[name] = tensor.index_select(axis, index)
     return found
 
@@ -159,10 +177,11 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
     r"""Find which axes of a network's weights hold the same hidden units, by watching it run.
 
     With permutations P_l of the units of layer l, and P = 1 for inputs and outputs, W_l → P_l W_l P_{l−1}ᵀ and
-    b_l → P_l b_l leave the function of a network of elementwise activations as it is. Layers of many more kinds have such
-    permutations: each axis of each weight begins as a group of its own, and each operator that runs joins those that it
-    sums over, adds or concatenates. Axes of inputs and outputs, of places in images and of kernels are not permuted. A
-    group norm of several groups keeps units in their group; heads of attention share one order of the units in them.
+    b_l → P_l b_l leave the function of a network of elementwise activations as it is. Layers of many more kinds have
+    such permutations: each axis of each weight begins as a group of its own, and each operator that runs joins those
+    that it sums over, adds or concatenates. Axes of inputs and outputs, of places in images and of kernels are not
+    permuted. A group norm of several groups keeps units in their group; heads of attention share one order of the units
+    in them.
 
     Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", for the groups; the way to find them is our own.
 
@@ -182,27 +201,35 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
     check_kind(Model, "a Model", model=model)
     globs = _checked_globs(keep)
     network = model.network
-    state = _state(network)
+    state = state_of(network, network.weights(), network.buffers)
     inputs = _made_up(network, state) if data is None else _first_rows(model, data)
     with taking(inputs):
         run(network.module, state, inputs)
+    ties, axes = _watched(network, state, inputs, globs)
+    held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
+    frozen = _frozen(network, held)
+    groups = _groups(held, frozen)
+    kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
+    return PermutationGroups(model, tuple(groups.values()), kept, inputs, Found(ties, held, tuple(groups)))
+
+
+def _watched(
+    network: Network, state: Mapping[str, Tensor], inputs: Any, keep: Globs
+) -> tuple[Ties, dict[str, list[Axis]]]:
+    """Return the groups of units that a run of the network shows, and the axes of all parameters and buffers."""
     ties = Ties()
-    watch = Watch(ties)
-    axes = {}
-    for name, tensor in _held(network, state).items():
-        axes[name] = [fixed(size) if matches(name, globs) else ties.free(size) for size in tensor.shape]
+    watch, axes = Watch(ties), {}
+    for name, tensor in held_by(network, state).items():
+        axes[name] = [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
         watch.name(tensor, axes[name])
+    for tensor in tensors_of(inputs):
+        watch.name(tensor, shaped(tensor.shape), active=True)
     with located(network.module, watch), watch:
         outputs = run(network.module, state, inputs)
     for leaf in pytree.tree_leaves(outputs):
-        if isinstance(leaf, Tensor):
-            for axis in watch.axes_of(leaf):
-                ties.fix(axis)
-    held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
-    frozen = _frozen(network, held)
-    groups, named = _groups(held, frozen)
-    kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
-    return PermutationGroups(model, groups, kept, named, inputs, ties)
+        for axis in watch.axes_of(leaf) if isinstance(leaf, Tensor) else ():
+            ties.fix(axis)
+    return ties, axes
 
 
 def _checked_globs(keep: Globs) -> Globs:
@@ -217,13 +244,13 @@ def _checked_globs(keep: Globs) -> Globs:
     return keep
 
 
-def _state(network: Network) -> dict[str, Tensor]:
+def state_of(network: Network, weights_D: Tensor, buffers: Buffers) -> dict[str, Tensor]:
     """Return what the module holds in a call: parameters with random elements and buffers, as new tensors."""
-    filled = network.precision.cast(network.mask.fill(network.layout.split(network.weights())))
-    return {name: tensor.detach().clone() for name, tensor in {**filled, **network.buffers}.items()}
+    filled = network.precision.cast(network.mask.fill(network.layout.split(weights_D)))
+    return {name: tensor.detach().clone() for name, tensor in {**filled, **buffers}.items()}
 
 
-def _held(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def held_by(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all parameters and buffers by name, as they are in a call."""
     module = network.module
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **state}
@@ -241,29 +268,19 @@ def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int,
     return found
 
 
-def _groups(
-    axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]
-) -> tuple[tuple[PermutationGroup, ...], dict[str, tuple[Axis, ...]]]:
-    """Return the groups that can move, and the axes with their numbers."""
+def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> dict[int, PermutationGroup]:
+    """Return the groups that can move, by their numbers among the ties."""
     places: dict[int, list[Place]] = {}
     counts: dict[int, int] = {}
     for name, own in axes.items():
         for dim, axis in enumerate(own):
             start = 0
-            for group, count, inner in axis:
-                if group is not None and group not in frozen:
-                    counts[group] = count
-                    places.setdefault(group, []).append(Place(name, dim, start, inner))
-                start += count * inner
-    numbers = {group: number for number, group in enumerate(places)}
-    groups = tuple(PermutationGroup(counts[group], tuple(own)) for group, own in places.items())
-    return groups, {name: tuple(tuple(_renumbered(axis, numbers)) for axis in own) for name, own in axes.items()}
-
-
-def _renumbered(axis: Axis, numbers: Mapping[int, int]) -> Iterator[Any]:
-    for segment in axis:
-        number = None if segment.group is None else numbers.get(segment.group)
-        yield segment._replace(group=number) if number is not None else fixed(segment.size)[0]
+            for segment in axis:
+                if segment.group is not None and segment.group not in frozen:
+                    counts[segment.group] = segment.units
+                    places.setdefault(segment.group, []).append(Place(name, dim, start, segment.inner))
+                start += segment.size
+    return {number: PermutationGroup(counts[number], tuple(own)) for number, own in places.items()}
 
 
 def _first_rows(model: Model, data: Any) -> Any:
@@ -288,8 +305,8 @@ def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
             continue
         return inputs
     raise ValueError(
-        f"the inputs of the network are not known: it begins with a {type(first).__name__} and takes none of those that "
-        f"were tried. Give `data`, of which a few rows are looked at."
+        f"the inputs of the network are not known: it begins with a {type(first).__name__} and takes none of those "
+        f"that were tried. Give `data`, of which a few rows are looked at."
     )
 
 

@@ -15,7 +15,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode  # no public class sees every operator
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchbayes.geometry.rules import Axes, Call, moving, pointwise, rule_of, shaped
+from torchbayes.geometry.calls import Axes, Call, moving, pointwise, shaped
+from torchbayes.geometry.rules import rule_of
 from torchbayes.geometry.units import Ties
 from torchbayes.model.rows.batch import arguments, copied
 
@@ -55,7 +56,11 @@ class Watch(TorchDispatchMode):
         return shaped(tensor.shape) if found is None else [self.ties.resolved(axis) for axis in found]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run an operator and find the axes of what it returns."""
+        """Run an operator and find the axes of what it returns.
+
+        Returns:
+            What it returns.
+        """
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         schema = func._schema.arguments
@@ -127,4 +132,3 @@ def _without_fused_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-

@@ -1,9 +1,9 @@
-"""Which positions along the axes of tensors are the same units, in what order: found by joining axes, one after another.
+"""Which positions along the axes of tensors are the same units: found by joining axes, one after another.
 
-An axis is a list of segments. A segment has `count` units, each with `inner` neighbouring positions: the axis of a
-linear layer behind 50 flattened channels of 4x4 pixels is one segment of 50 units with 16 positions each. Where two axes
-must be in the same order, as those of tensors that are added, their segments are joined; what can only be joined in a
-fixed order is fixed. Every axis begins free, so that what is left free at the end may be permuted.
+An axis is a list of segments. A segment has some units, each with `inner` neighbouring positions: the axis of a linear
+layer behind 50 flattened channels of 4x4 pixels is one segment of 50 units with 16 positions each. Where two axes must
+be in the same order, as those of tensors that are added, their segments are joined; what can only be joined in a fixed
+order is fixed. Every axis begins free, so that what is left free at the end may be permuted.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class Segment(NamedTuple):
 
     Attributes:
         group: number of the group of units; None where the order is fixed.
-        count: units.
+        units: how many.
         inner: positions of each.
     """
 
     group: int | None
-    count: int
+    units: int
     inner: int = 1
 
     @property
     def size(self) -> int:
         """Number of positions."""
-        return self.count * self.inner
+        return self.units * self.inner
 
 
 Axis = tuple[Segment, ...]
@@ -61,12 +61,12 @@ class Ties:
         return (Segment(self._next - 1, count),)
 
     def resolved(self, axis: Axis) -> Axis:
-        """Return an axis in groups that have not been divided or joined to others; neighbours in fixed order are one."""
+        """Return an axis in groups that are neither divided nor joined to others; neighbours in fixed order are one."""
         found: list[Segment] = []
         for segment in axis:
             for part in self._opened(segment):
                 if part.group is None and found and found[-1].group is None:
-                    found[-1] = Segment(None, found[-1].count + part.size)
+                    found[-1] = Segment(None, found[-1].units + part.size)
                 else:
                     found.append(part)
         return tuple(found)
@@ -79,7 +79,9 @@ class Ties:
             return (segment,)
         self._parts[group] = own = self.resolved(self._parts[group])
         return tuple(
-            Segment(None, part.size * inner) if part.group is None else Segment(part.group, part.count, part.inner * inner)
+            Segment(None, part.size * inner)
+            if part.group is None
+            else Segment(part.group, part.units, part.inner * inner)
             for part in own
         )
 
@@ -92,19 +94,23 @@ class Ties:
         """
         for segment in self.resolved(axis):
             if segment.group is not None:
-                self._parts[segment.group] = fixed(segment.count)
+                self._parts[segment.group] = fixed(segment.units)
                 if why:
                     self.reasons[why] = None
 
     def join(self, one: Axis, other: Axis) -> Axis:
-        """Put two axes of equal size in the same order, and return it."""
+        """Put two axes of equal size in the same order.
+
+        Returns:
+            That axis, resolved.
+        """
         mine, yours = list(self.resolved(one)), list(self.resolved(other))
         while mine and yours:
             a, b = mine[0], yours[0]
             if a.group is None and b.group is None:
-                step = min(a.count, b.count)
-                mine[:1] = fixed(a.count - step) if a.count > step else ()
-                yours[:1] = fixed(b.count - step) if b.count > step else ()
+                step = min(a.units, b.units)
+                mine[:1] = fixed(a.units - step) if a.units > step else ()
+                yours[:1] = fixed(b.units - step) if b.units > step else ()
             elif a.size == b.size and a.group == b.group:
                 del mine[0], yours[0]
             else:
@@ -125,17 +131,17 @@ class Ties:
             else:
                 self._divide(a, b.size // a.inner)
         elif a.inner % b.inner == 0 and (a.inner != b.inner or a.group < b.group):
-            self._parts[b.group] = (Segment(a.group, a.count, a.inner // b.inner),)
+            self._parts[b.group] = (Segment(a.group, a.units, a.inner // b.inner),)
         elif b.inner % a.inner == 0:
-            self._parts[a.group] = (Segment(b.group, b.count, b.inner // a.inner),)
+            self._parts[a.group] = (Segment(b.group, b.units, b.inner // a.inner),)
         else:
             self.fix((a, b), "units of different size share an axis")
 
     def _divide(self, segment: Segment, first: int, then_fix: bool = False) -> None:
         """Divide a group of units after the first few, which may be fixed."""
         assert segment.group is not None
-        first = min(first, segment.count)
-        rest = self.free(segment.count - first) if first < segment.count else ()
+        first = min(first, segment.units)
+        rest = self.free(segment.units - first) if first < segment.units else ()
         self._parts[segment.group] = (*(fixed(first) if then_fix else self.free(first)), *rest)
 
     def merged(self, axes: Sequence[Axis], sizes: Sequence[int]) -> Axis:
@@ -148,14 +154,14 @@ class Ties:
             return fixed(math.prod(sizes))
         k = moving[0]
         inner, outer = math.prod(sizes[k + 1 :]), math.prod(sizes[:k])
-        return tuple(s._replace(inner=s.inner * inner) if s.group is not None else Segment(None, s.count * inner)
+        return tuple(s._replace(inner=s.inner * inner) if s.group is not None else Segment(None, s.units * inner)
                      for s in axes[k]) * outer  # fmt: skip
 
     def split(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         """Return the axes that one becomes when it is unflattened.
 
-        Where its units do not lie along one of them, they move along the last of two, as those in each head of attention,
-        or the first of more, as channels before places, alike at all positions of the others.
+        Where its units do not lie along one of them, they move along the last of two, as those in each head of
+        attention, or the first of more, as channels before places, alike at all positions of the others.
         """
         axis = self.resolved(axis)
         if is_fixed(axis):
@@ -173,7 +179,7 @@ class Ties:
     def _lies_along(axis: Axis, sizes: Sequence[int], k: int) -> bool:
         wanted = sizes[k], math.prod(sizes[k + 1 :])
         alike = len(set(axis)) == 1 and len(axis) == math.prod(sizes[:k])
-        return alike and (axis[0].count, axis[0].inner) == wanted
+        return alike and (axis[0].units, axis[0].inner) == wanted
 
     def reshaped(self, axes: Sequence[Axis], old: Sequence[int], new: Sequence[int]) -> list[Axis]:
         """Return the axes of a tensor in another shape."""
