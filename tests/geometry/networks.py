@@ -23,6 +23,14 @@ class Functional(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = F.relu(self.first(inputs))
         hidden = hidden + self.third(F.gelu(self.second(hidden)))
+        return self.head(torch.flatten(F.max_pool2d(hidden, 4), 1))
+
+
+class Viewed(Functional):
+    """The same, flattened by sizes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = F.relu_(self.first(inputs))
         return self.head(F.max_pool2d(hidden, 4).view(hidden.size(0), -1))
 
 
@@ -158,9 +166,9 @@ def filled(module: nn.Module, seed: int = 0) -> nn.Module:
 def made(name: str, seed: int = 0) -> tuple[tb.Model, tuple[Tensor, Tensor]]:
     """Return the model of a network and some data."""
     network, shape, _ = NETWORKS[name]
-    with seeded(Purpose.FACTORY, 7):
+    with seeded(Purpose.FACTORY, 7 + seed):
         module = filled(network(), seed)
-        inputs = torch.randn(6, *shape, dtype=torch.float64)
+    inputs = normal(6, *shape, seed=8)
     outputs = module(inputs)
     return tb.Model(module, tb.likelihoods.Gaussian(1.0)), (inputs, torch.zeros_like(outputs).detach())
 

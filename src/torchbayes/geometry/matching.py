@@ -28,7 +28,7 @@ class Matched:
 
     Attributes:
         permutations: for each group; unit i of the result is unit permutations[g][i].
-        objective: Σ ⟨A, P(B)⟩ over all weights before and after each step; empty for activations.
+        objective: Σ ⟨A, P(B)⟩ over the weights of all groups, at first and after each step; empty for activations.
         sweeps: over all groups.
     """
 

@@ -218,8 +218,8 @@ def _watched(
 ) -> tuple[Ties, dict[str, list[Axis]]]:
     """Return the groups of units that a run of the network shows, and the axes of all parameters and buffers."""
     ties = Ties()
-    watch, axes = Watch(ties), {}
-    for name, tensor in held_by(network, state).items():
+    watch, axes, held = Watch(ties), {}, held_by(network, state)
+    for name, tensor in held.items():
         axes[name] = [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
         watch.name(tensor, axes[name])
     for tensor in tensors_of(inputs):
@@ -229,6 +229,9 @@ def _watched(
     for leaf in pytree.tree_leaves(outputs):
         for axis in watch.axes_of(leaf) if isinstance(leaf, Tensor) else ():
             ties.fix(axis)
+    unread = [axis for name, tensor in held.items() if not watch.was_read(tensor) for axis in axes[name]]
+    for axis in unread:
+        ties.fix(axis)
     return ties, axes
 
 
@@ -260,8 +263,8 @@ def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int,
     """Return the groups with weights that are not random, and what to say of them."""
     moving = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
     found: dict[int, str] = {}
-    for name in axes.keys() - moving:
-        for axis in axes[name]:
+    for name, own in axes.items():
+        for axis in own if name not in moving else ():
             for segment in axis:
                 if segment.group is not None:
                     found.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")

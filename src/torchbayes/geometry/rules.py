@@ -1,6 +1,6 @@
 """What PyTorch's operators do to the axes of units: one rule for each kind of operator.
 
-A rule takes a `Call` and gives the axes of what it returns. Below all functions and layers, `relu(x)`, `x + y` and
+A rule takes a `Call` and gives the axes of what it returns. Below all functions and layers, relu(x), x + y and
 `nn.BatchNorm2d` alike, there are a few hundred operators; those without a rule are refused where units reach them.
 """
 
@@ -222,8 +222,10 @@ def _index(call: Call) -> list[Axes]:
 
 _POSITIONS = {"max", "min", "median", "nanmedian", "mode", "argmax", "argmin", "aminmax"}
 _TABLE: list[tuple[Rule, str]] = [
-    (_pointwise, "copy _prelu_kernel masked_fill dropout where hardtanh leaky_relu elu clamp log_sigmoid_forward hardswish"),
-    (_like_first, "_softmax _log_softmax _safe_softmax softmax log_softmax _to_copy rrelu_with_noise contiguous alias detach lift_fresh"),
+    (_pointwise, "copy _prelu_kernel masked_fill dropout where hardtanh leaky_relu elu clamp log_sigmoid_forward "
+                 "hardswish"),
+    (_like_first, "_softmax _log_softmax _safe_softmax softmax log_softmax _to_copy rrelu_with_noise "
+                  "contiguous alias detach lift_fresh"),
     (_constant, "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
                 "scalar_tensor zero fill"),
     (_reshape, "view _unsafe_view reshape _reshape_alias unsqueeze squeeze view_copy flatten unflatten"),

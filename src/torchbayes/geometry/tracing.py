@@ -29,7 +29,6 @@ class Watch(TorchDispatchMode):
     Attributes:
         ties: the groups of units that are found.
         where: names of the modules that are running, outermost first.
-        depends: whether a tensor depends on the inputs of the network, by the tensor.
     """
 
     def __init__(self, ties: Ties, used: Callable[[Tensor, Axes, int], None] | None = None) -> None:
@@ -42,13 +41,17 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.ties, self._used = ties, used
         self.where: list[str] = []
-        self._axes, self._inputs = WeakIdKeyDictionary(), WeakIdKeyDictionary()
+        self._axes, self._inputs, self._read = WeakIdKeyDictionary(), WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
     def name(self, tensor: Tensor, axes: Axes, *, active: bool = False) -> None:
         """Say what the axes of a tensor are, and whether it depends on the inputs."""
         self._axes[tensor] = axes
         if active:
             self._inputs[tensor] = True
+
+    def was_read(self, tensor: Tensor) -> bool:
+        """Return whether an operator took a tensor."""
+        return tensor in self._read
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """Return the axes of a tensor, in fixed order if nothing is known of it."""
@@ -69,6 +72,7 @@ class Watch(TorchDispatchMode):
         used = self._use if self._used else lambda tensor, axis: None
         call = Call(packet, values, out, self.ties, self.axes_of, used, pointwise(func))
         active = any(tensor in self._inputs for tensor in call.tensors)
+        self._read.update((tensor, True) for tensor in call.tensors)
         for tensor, axes in zip(call.results, self._made(call), strict=False):
             self.name(tensor, axes, active=active)
         return out
