@@ -193,6 +193,32 @@ def test_batch_norm_statistics_go_along():
     assert found.statistics_known
 
 
+def test_statistics_that_are_not_known_are_recalibrated_first():
+    model, data = made("batch norm")
+    weights_MD = torch.stack([model.given_weights(), made("batch norm", seed=1)[0].given_weights()])
+    point = tb.Point(model, weights_MD).calibrated(lambda: iter([data[0]]))
+    found = align(model, point)
+    assert found.statistics_known
+    torch.testing.assert_close(found.functions()(data[0]), point.functions()(data[0]), rtol=0.0, atol=1e-11)
+
+
+def test_dropout_masks_that_weights_do_not_hold_are_refused():
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop, self.head = nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(self.drop(torch.tanh(self.first(inputs))))
+
+    model = tb.Model(Dropping().double(), tb.likelihoods.Gaussian(1.0))
+    weights_MD = members(model, 2)
+    with pytest.raises(ValueError, match="`weights` draws dropout masks"):
+        align(model, tb.DropoutPosterior(model, weights_MD))
+    found = align(model, weights_MD).weights_MD
+    assert distance(*found) < distance(*weights_MD)
+
+
 def test_seeds_are_reproducible_and_orders_differ():
     model = small((12, 12, 12))
     weights_MD = members(model, 2)

@@ -102,21 +102,21 @@ def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> P
     said = model.layout.differences(posterior.model.layout)
     if said:
         raise ValueError(f"`{what}` is a posterior of another model: {'; '.join(said[:5])}.")
-    known = posterior.statistics_known or posterior.calibration is None
+    known = posterior.statistics_known or posterior.calibration is None or not model.network.batch_norms
     if isinstance(posterior, Point) and known:
-        parts: Any = posterior.weights_MD, posterior.buffers_M
+        weights_MD, buffers_M, known = posterior.weights_MD, posterior.buffers_M, posterior.statistics_known
     else:
         functions = posterior.functions(seed=seed)
         if functions.masks_S is not None:
             raise ValueError(
                 f"`{what}` draws dropout masks, which its weights do not hold. Give its weights as a Point instead."
             )
-        parts, known = (functions.weights_SD, functions.buffers_S), True
+        weights_MD, buffers_M, known = functions.weights_SD, functions.buffers_S, True
     return Point(
         model,
-        parts[0].to(model.network.device, model.network.dtype),
-        buffers_M=parts[1],
-        statistics_known=(known and posterior.statistics_known) or not isinstance(posterior, Point),
+        weights_MD.to(model.network.device, model.network.dtype),
+        buffers_M=buffers_M,
+        statistics_known=known,
         calibration=posterior.calibration,
         problems=posterior.problems,
     )
