@@ -53,7 +53,7 @@ from torchbayes.predictive.predict import predict, stream
 
 __version__ = "0.1.0"
 
-_ROOMS = ("data", "experiments", "metrics", "networks", "report")
+_ROOMS = ("data", "experiments", "geometry", "metrics", "networks", "report")
 
 
 def __getattr__(name: str) -> ModuleType:

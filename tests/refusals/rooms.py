@@ -1,4 +1,4 @@
-"""Metrics, diagnostics, evidence, data and networks."""
+"""Metrics, diagnostics, evidence, geometry, data and networks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.refusals.nonsense import (
     maybe,
     tensors,
 )
-from torchbayes import data, diagnostics, evidence, metrics, networks
+from torchbayes import data, diagnostics, evidence, geometry, metrics, networks
 
 _HALF = torch.full((4, 2), 0.5)
 _PROBS = (*tensors((4,), (4, 2), (0, 2)), torch.full((4, 2), NAN), -_HALF, 2 * _HALF, _HALF.long())
@@ -467,4 +467,50 @@ NETWORKS = {
     ),
 }
 
-ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **DATA, **NETWORKS}
+_NOT_WEIGHTS = (*OBJECT[1:], torch.zeros(3), torch.full((1, things.weights(1).shape[1]), NAN), [torch.nn.Tanh(), 3])
+_ROWS = (3, "text", (things.INPUTS, things.LABELS[1:]))
+PERMUTATIONS = {
+    "geometry.permutation_groups": Case(
+        geometry.permutation_groups,
+        lambda: {"model": things.model()},
+        {"model": _MODEL, "data": _ROWS, "keep": (None, 3, NAN, [3], str)},
+        named={"data": ("data", "inputs", "batch")},
+    ),
+    "geometry.align": Case(
+        geometry.align,
+        lambda: {"model": things.model(), "weights": things.point()},
+        {
+            "model": _MODEL,
+            "weights": (None, *_NOT_WEIGHTS),
+            "reference": (*_NOT_WEIGHTS, things.weights(2)),
+            "method": (*WORD, "activations"),
+            "data": _ROWS,
+            "keep": (None, 3, NAN, [3], str),
+            "seed": SEED,
+            "chunk_size": COUNT,
+        },
+        named={"data": ("data", "inputs", "batch"), "method": ("`method`", "method=")},
+    ),
+    "geometry.barrier": Case(
+        geometry.barrier,
+        lambda: {
+            "model": things.model(),
+            "data": things.DATA,
+            "first": things.weights(1),
+            "second": things.weights(1)[0],
+            "points": 2,
+        },
+        {
+            "model": _MODEL,
+            "data": (None, *_ROWS),
+            "first": (None, *_NOT_WEIGHTS, things.weights(2)),
+            "second": (None, *_NOT_WEIGHTS, things.weights(2)),
+            "points": (*COUNT, 1),
+            "calibration": _ROWS,
+            "chunk_size": COUNT,
+        },
+        named={"calibration": ("data", "inputs", "batch")},
+    ),
+}
+
+ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **PERMUTATIONS, **DATA, **NETWORKS}

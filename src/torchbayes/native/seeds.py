@@ -141,6 +141,10 @@ class Purpose(enum.IntEnum):
     SLICE_ANGLE = 137  # angles after the first
     CURVE_POSITION = 138  # where on a curve a step takes its gradient
     CURVE_DRAW = 139  # where draws are on a curve
+    # geometry
+    MATCHING = 140  # order of the groups in a sweep
+    PERMUTED = 141  # units at random
+    TRACED = 142  # inputs of a network that is looked at without data
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

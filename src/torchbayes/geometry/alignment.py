@@ -1,0 +1,131 @@
+"""Aligning networks: the hidden units of each in the order of those of a reference."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import as_seed, check_choice, check_counts, check_kind
+from torchbayes.geometry.matching import Matched, by_activations, by_weights, check_linear
+from torchbayes.geometry.members import Networks, at, buffers_at, members_of, one_of
+from torchbayes.geometry.permutations import PermutationGroups, permutation_groups
+from torchbayes.model.layout import Globs
+from torchbayes.model.model import Model
+from torchbayes.model.rows.sources import as_source
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.problems import note
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_NAMED = 3
+
+
+def align(
+    model: Model,
+    weights: Networks,
+    *,
+    reference: Networks | None = None,
+    method: Literal["weights", "activations"] = "weights",
+    data: Any = None,
+    keep: Globs = (),
+    seed: int = 0,
+    chunk_size: int = 256,
+) -> Point:
+    r"""Permute hidden units of networks, so that their weights are close to those of a reference.
+
+    By weights, the permutations maximise $\sum_l \langle A_l, P_l B_l P_{l-1}^\top \rangle$, which minimises the
+    distance $\lVert A - P(B) \rVert$: one group after another in random order, each by a linear assignment, until a
+    sweep over all groups gains nothing. With one hidden layer that is the best there is, with more a local optimum. By
+    activations, units are paired by their correlation over data, $\max_P \sum_i \mathrm{corr}(z^A_i, z^B_{P(i)})$, each
+    group by itself; the activations are those that the next layer is given.
+
+    The functions do not change; a prior that differs between units, as one with means does, gives them another density.
+    Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", sections 3.1 and 3.2.
+
+    Args:
+        model: the model of all networks.
+        weights: M networks: a posterior, of which those that are no points give their default draws; a module or a list
+            of such; or weights (D,) or (M, D).
+        reference: one network, given likewise; the first of the M if None.
+        method: what is matched.
+        data: as for `fit`; needed for activations, and else only where `permutation_groups` needs inputs.
+        keep: glob or globs of parameters that keep their order.
+        seed: seed of the order of the groups, and of draws of the posterior.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The M networks aligned, with their batch-norm statistics; what has only one order is unchanged.
+
+    Raises:
+        ValueError: if networks do not belong to the model or are not finite, data are missing, units cannot be followed
+            through a layer, or weights hold the same units along two axes; the message says what to do.
+        TypeError: if an argument is of the wrong type.
+    """
+    check_kind(Model, "a Model", model=model)
+    check_choice(("weights", "activations"), method=method)
+    check_counts(chunk_size=chunk_size)
+    seed = as_seed(seed)
+    point = members_of(model, weights, "weights", seed=seed)
+    target = at(point, point.weights_MD[:1], [buffers_at(point, 0)]) if reference is None else (
+        one_of(model, reference, "reference"))  # fmt: skip
+    if method == "activations" and data is None:
+        raise ValueError('`data` are needed for method="activations"; got None. Give some training data.')
+    groups = permutation_groups(model, data, keep=keep)
+    _say(groups.kept)
+    if method == "weights":
+        check_linear(groups.groups)
+        found = _by_weights(groups, target, point, seed)
+    else:
+        source = as_source(model, data, chunk_size)
+        source.check()
+        networks = [(target.weights_MD[0], buffers_at(target, 0))]
+        networks += [(point.weights_MD[m], buffers_at(point, m)) for m in range(point.members)]
+        found = by_activations(groups, networks, source.inputs(), chunk_size=chunk_size)
+    return _moved(groups, point, found)
+
+
+def _by_weights(groups: PermutationGroups, target: Point, point: Point, seed: int) -> list[Matched]:
+    split = groups.model.layout.split
+    reference = split(target.weights_MD[0])
+    rows = enumerate(point.weights_MD)
+    return [by_weights(groups, reference, split(weights_D), seed=seed, member=m) for m, weights_D in rows]
+
+
+def _moved(groups: PermutationGroups, point: Point, found: list[Matched]) -> Point:
+    """Return the networks with their units moved, after checking that they are the same functions."""
+    weights, buffers = [], []
+    for m, matched in enumerate(found):
+        before = buffers_at(point, m)
+        weights_D, own = groups.permute(point.weights_MD[m], matched.permutations, buffers=before)
+        _check_same(groups, (point.weights_MD[m], before), (weights_D, own))
+        weights.append(weights_D)
+        buffers.append(own)
+    return at(point, torch.stack(weights), buffers)
+
+
+def _check_same(groups: PermutationGroups, before: tuple[Tensor, Any], after: tuple[Tensor, Any]) -> None:
+    """Check that two networks give the same outputs.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    network = groups.model.network
+    with torch.no_grad():
+        one, other = (network(w[: network.layout.size], groups.inputs, buffers) for w, buffers in (before, after))
+    low = bool(network.precision.casts)
+    tolerance = 0.1 if low else _TOLERANCE[network.dtype]
+    largest = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
+    gap = float((one - other).abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
+    if gap > tolerance * (1.0 + largest):
+        raise ValueError(
+            f"the network is another function when its hidden units are permuted: outputs change by {gap:.3g}. It "
+            f"depends on their order in a way that its operators do not show; keep it by `keep=`."
+        )
+
+
+def _say(kept: tuple[str, ...]) -> None:
+    """Warn of units that are left in order although they need not be."""
+    if kept:
+        more = f"; and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+        note(f"some hidden units are not aligned: {'; '.join(kept[:_NAMED])}{more}.")

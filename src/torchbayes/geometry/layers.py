@@ -1,0 +1,160 @@
+"""What layers with weights do to the axes of units: products of matrices, convolutions, norms and attention."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchbayes.geometry.calls import Axes, Call, shaped
+from torchbayes.geometry.units import Axis, fixed
+
+
+def matrix(call: Call) -> list[Axes]:
+    """Return the axes of a product of matrices, to which a third may be added; it joins the axes it sums over."""
+    names = ("batch1", "batch2") if "batch1" in call.values else ("mat1", "mat2")
+    a, b = (call.tensor(name, other) for name, other in zip(names, ("self", "mat2"), strict=True))
+    left, right = call.axes_of(a), call.axes_of(b)
+    call.ties.join(left[-1], right[-2])
+    call.used(a, a.ndim - 1)
+    call.used(b, b.ndim - 2)
+    batch = [call.ties.join(x, y) for x, y in zip(left[:-2], right[:-2], strict=True)]
+    return _with_bias(call, [*batch, left[-2], right[-1]], added=len(call.tensors) > 2)
+
+
+def _with_bias(call: Call, axes: Axes, added: bool) -> list[Axes]:
+    if added:
+        bias, own = call.tensor("self"), call.axes("self")
+        for back in range(1, bias.ndim + 1):
+            if bias.shape[-back] != 1:
+                call.ties.join(axes[-back], own[-back])
+    return [[call.ties.resolved(axis) for axis in axes]]
+
+
+def vector(call: Call) -> list[Axes]:
+    """Return the axes of a product with a vector, which is joined with the last axis of the other factor."""
+    a = call.tensor("mat", "self")
+    b = call.tensor("vec", "tensor", "vec2")
+    left, right = call.axes_of(a), call.axes_of(b)
+    if call.name in ("ger", "outer"):
+        return [[left[0], right[0]]]
+    call.ties.join(left[-1], right[0])
+    call.used(a, a.ndim - 1)
+    call.used(b, 0)
+    return _with_bias(call, list(left[:-1]), added=len(call.tensors) > 2)
+
+
+def linear(call: Call) -> list[Axes]:
+    """Return the axes of a linear layer's outputs; inputs are joined with the second axis of the weights."""
+    given, weight = call.tensor("input", "self"), call.axes("weight")
+    axes = call.axes("input", "self")
+    call.ties.join(axes[-1], weight[1])
+    call.used(given, given.ndim - 1)
+    axes[-1] = weight[0]
+    if isinstance(call.values.get("bias"), Tensor):
+        axes[-1] = call.ties.join(axes[-1], call.axes("bias")[0])
+    return [axes]
+
+
+def convolution(call: Call) -> list[Axes]:
+    """Return the axes of a convolution's outputs; places and kernels stay in order."""
+    given, weight = call.tensor("input", "self"), call.tensor("weight")
+    axes, own = call.axes("input", "self"), call.axes("weight")
+    for axis in (*own[2:], *axes[2:]):
+        call.ties.fix(axis)
+    groups, ties, transposed = call.values.get("groups", 1), call.ties, call.values.get("transposed", False)
+    channels = axes[1]
+    if transposed:
+        ties.join(channels, own[0])
+        made = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
+    elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
+        ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
+                                fixed(s.count * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
+        made = own[0]
+    elif groups > 1:  # the same order in each group of channels
+        ties.join(channels, own[1] * groups)
+        made = _pieces(call, own[0], groups)
+    else:
+        ties.join(channels, own[1])
+        made = own[0]
+    call.used(given, 1)
+    if isinstance(call.values.get("bias"), Tensor):
+        made = ties.join(made, call.axes("bias")[0])
+    return [[axes[0], ties.resolved(made), *shaped(call.results[0].shape[2:])]]
+
+
+def _per_group(call: Call, channels: Axis, outputs: Axis, groups: int) -> Axis:
+    """Return the outputs of a transposed convolution of several groups, whose units stay in their group."""
+    _pieces(call, channels, groups)
+    return call.ties.resolved(outputs) * groups
+
+
+def _pieces(call: Call, axis: Axis, pieces: int) -> Axis:
+    """Return an axis in pieces of equal size, which no unit leaves."""
+    resolved = call.ties.resolved(axis)
+    size = sum(segment.size for segment in resolved) // pieces
+    return call.ties.join(axis, sum((call.ties.free(size) for _ in range(pieces)), ()))
+
+
+def batch_norm(call: Call) -> list[Axes]:
+    """Return the axes with the channels joined to parameters and statistics."""
+    axes = call.axes("input")
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if isinstance(call.values.get(name), Tensor):
+            axes[1] = call.ties.join(axes[1], call.axes(name)[0])
+    return [axes if tensor.ndim == len(axes) else [axes[1]] for tensor in call.results]
+
+
+def layer_norm(call: Call) -> list[Axes]:
+    """Return the axes with the last ones joined to the parameters."""
+    axes = call.axes("input")
+    for name in ("weight", "bias"):
+        if isinstance(call.values.get(name), Tensor):
+            for back, own in enumerate(reversed(call.axes(name)), 1):
+                axes[-back] = call.ties.join(axes[-back], own)
+    return [axes if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+
+
+def group_norm(call: Call) -> list[Axes]:
+    """Return the axes with the channels kept in their group, and joined to the parameters."""
+    axes, groups = call.axes("input"), call.values["group"]
+    if groups > 1:
+        axes[1] = _pieces(call, axes[1], groups)
+    for name in ("weight", "bias"):
+        if isinstance(call.values.get(name), Tensor):
+            axes[1] = call.ties.join(axes[1], call.axes(name)[0])
+    return [axes if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+
+
+def weight_norm(call: Call) -> list[Axes]:
+    """Return the axes of the weights that lengths and directions make."""
+    axes, dim = call.axes("v"), call.values.get("dim", 0)
+    axes[dim] = call.ties.join(axes[dim], call.axes("g")[dim])
+    return [axes, *(call.axes_of(call.tensor("g")) for _ in call.results[1:])]
+
+
+def attention(call: Call) -> list[Axes]:
+    """Return the axes of the mean values; heads are joined, queries with keys, and the places of keys and values."""
+    query, key, value = (call.axes(name) for name in ("query", "key", "value"))
+    ties = call.ties
+    heads = [ties.join(ties.join(q, k), v) for q, k, v in zip(query[:-2], key[:-2], value[:-2], strict=True)]
+    ties.join(query[-1], key[-1])
+    ties.join(key[-2], value[-2])
+    mask = call.values.get("attn_mask", call.values.get("attn_bias"))
+    if isinstance(mask, Tensor):
+        for axis in call.axes_of(mask):
+            ties.fix(axis)
+        ties.fix(query[-2])
+        ties.fix(key[-2])
+        for axis in heads:
+            ties.fix(axis)
+    if call.values.get("is_causal"):
+        ties.fix(query[-2])
+        ties.fix(key[-2])
+    first = [ties.resolved(axis) for axis in (*heads, query[-2], value[-1])]
+    return [first if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+
+
+def embedding(call: Call) -> list[Axes]:
+    """Return the axes of the vectors of words, whose own order stays."""
+    table = call.axes("weight")
+    call.ties.fix(table[0])
+    return [[*call.axes("indices"), table[1]]]

@@ -1,0 +1,241 @@
+"""Which permutation of hidden units brings one network close to another: by weights, or by activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from torchbayes.geometry.calls import Axes, shaped
+from torchbayes.geometry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
+from torchbayes.geometry.tracing import Watch, run
+from torchbayes.geometry.units import Segment
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size, rows_of, tensors_of
+from torchbayes.native.seeds import Purpose, generator
+
+_LEAST_GAIN = 1e-12  # of the squared norm of the weights: below it is rounding
+_SWEEPS = 1000
+
+
+@dataclass
+class Matched:
+    """Permutations that bring a network close to a reference.
+
+    Attributes:
+        permutations: for each group; unit i of the result is unit permutations[g][i].
+        objective: Σ ⟨A, P(B)⟩ over the weights of all groups, at first and after each step; empty for activations.
+        sweeps: over all groups.
+    """
+
+    permutations: list[Tensor]
+    objective: list[float] = field(default_factory=list)
+    sweeps: int = 0
+
+
+def assigned(scores_NN: Tensor) -> tuple[Tensor, float]:
+    """Return the permutation p that maximises Σ_i C[i, p_i], and how much that is above Σ_i C[i, i]."""
+    scores = scores_NN.double().cpu()
+    _, columns = linear_sum_assignment(scores.numpy(), maximize=True)
+    order = torch.as_tensor(columns, dtype=torch.int64)
+    gain = scores[torch.arange(len(order)), order].sum() - scores.diagonal().sum()
+    return order, float(gain)
+
+
+def units(tensor: Tensor, axis: int, segment: Segment, *, start: int) -> Tensor:
+    """Return what belongs to each unit of a segment of an axis as the rows of a matrix, (units, ...), float64."""
+    part = tensor.movedim(axis, 0)[start : start + segment.size]
+    return part.reshape(segment.units, -1).double()
+
+
+def check_linear(groups: Iterable[PermutationGroup]) -> None:
+    """Check that no weight has the same units along two axes.
+
+    Raises:
+        ValueError: if one has.
+    """
+    for group in groups:
+        axes: dict[str, int] = {}
+        for name, axis, *_ in group.places:
+            if axes.setdefault(name, axis) != axis:
+                raise ValueError(
+                    f"`{name}` has the same {group.size} units along two of its axes, as recurrent and tied weights "
+                    f"do, so that matching them by weights is a quadratic assignment, which is not solved here. Keep "
+                    f"their order by keep='{name}', or use method=\"activations\"."
+                )
+
+
+def by_weights(
+    groups: PermutationGroups, reference: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, seed: int, member: int
+) -> Matched:
+    """Match a network by its weights: coordinate descent over the groups, each step a linear assignment.
+
+    Args:
+        groups: of the model.
+        reference: A, weights by name.
+        weights: B, likewise.
+        seed: of the order of the groups in each sweep.
+        member: number of the network, which the order depends on as well.
+
+    Returns:
+        The permutations.
+    """
+    own = [_parameters(group, weights) for group in groups.groups]
+    names = {place.name for group in own for place in group.places}
+    target = {name: reference[name].double() for name in names}
+    current = {name: weights[name].double() for name in names}
+    found = Matched([torch.arange(group.size) for group in own], [_inner(target, current)])
+    least = _LEAST_GAIN * max(_inner(target, target), _inner(current, current))
+    source = generator(Purpose.MATCHING, seed, member)
+    while found.sweeps < _SWEEPS:
+        gained = 0.0
+        found.sweeps += 1
+        for number in torch.randperm(len(own), generator=source).tolist():
+            order, gain = assigned(_similarity(own[number], target, current))
+            if gain > least:
+                current = moved(current, own[number], order)
+                found.permutations[number] = found.permutations[number][order]
+                found.objective.append(_inner(target, current))
+                gained += gain
+        if not gained:
+            break
+    return found
+
+
+def _parameters(group: PermutationGroup, weights: Mapping[str, Tensor]) -> PermutationGroup:
+    return PermutationGroup(group.size, tuple(place for place in group.places if place.name in weights))
+
+
+def _inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    return float(sum((tensor * b[name]).sum() for name, tensor in a.items()))
+
+
+def _similarity(group: PermutationGroup, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Return C[i, j], the inner product of the weights of unit i in A and unit j in B."""
+    some = a[group.places[0].name]
+    found = torch.zeros(group.size, group.size, dtype=torch.float64, device=some.device)
+    for name, axis, start, inner in group.places:
+        segment = Segment(0, group.size, inner)
+        found += units(a[name], axis, segment, start=start) @ units(b[name], axis, segment, start=start).T
+    return found
+
+
+@dataclass
+class _Moments:
+    """Sums over samples of the activations of two networks' units."""
+
+    first: Tensor
+    second: Tensor
+    squares: Tensor
+    other_squares: Tensor
+    products: Tensor
+    count: int = 0
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device) -> _Moments:
+        """Return sums over nothing."""
+        each = torch.zeros(size, dtype=torch.float64, device=device)
+        products = torch.zeros(size, size, dtype=torch.float64, device=device)
+        return cls(each.clone(), each.clone(), each.clone(), each.clone(), products)
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Add samples, both (units, samples)."""
+        self.first += a.sum(1)
+        self.second += b.sum(1)
+        self.squares += a.square().sum(1)
+        self.other_squares += b.square().sum(1)
+        self.products += a @ b.T
+        self.count += a.shape[1]
+
+    def correlation(self) -> Tensor:
+        """Return the correlations, 0 where a unit is constant."""
+        count = max(self.count, 1)
+        covariance = self.products / count - torch.outer(self.first, self.second) / count**2
+        variances = []
+        for squares, sums in ((self.squares, self.first), (self.other_squares, self.second)):
+            variance = squares / count - (sums / count).square()
+            least = 1e-12 * squares / count
+            variances.append(torch.where(variance > least, variance, torch.inf))
+        return covariance / torch.outer(*variances).sqrt()
+
+
+class Recorder:
+    """Runs networks and keeps the activations that each group's units have where they are summed over."""
+
+    def __init__(self, groups: PermutationGroups) -> None:
+        self._groups = groups
+        self._numbers = {number: place for place, number in enumerate(groups.found.numbers)}
+        self._seen: dict[int, list[Tensor]] = {}
+
+    def __call__(self, weights_D: Tensor, buffers: Buffers, inputs: Any) -> dict[int, Tensor]:
+        """Return the activations of each group, (units, samples)."""
+        network, found = self._groups.model.network, self._groups.found
+        self._seen = {}
+        watch = Watch(found.ties, self._used)
+        state = state_of(network, weights_D[: network.layout.size], buffers)
+        for name, tensor in held_by(network, state).items():
+            watch.name(tensor, list(found.axes[name]))
+        for tensor in tensors_of(inputs):
+            watch.name(tensor, shaped(tensor.shape), active=True)
+        with watch:
+            run(network.module, state, inputs)
+        return {number: torch.cat(parts, dim=1) for number, parts in self._seen.items()}
+
+    def _used(self, tensor: Tensor, axes: Axes, axis: int) -> None:
+        start = 0
+        for segment in axes[axis]:
+            if segment.group in self._numbers:
+                own = self._seen.setdefault(self._numbers[segment.group], [])
+                own.append(units(tensor, axis, segment, start=start))
+            start += segment.size
+
+
+def by_activations(
+    groups: PermutationGroups,
+    networks: Sequence[tuple[Tensor, Buffers]],
+    batches: Iterable[Any],
+    *,
+    chunk_size: int,
+) -> list[Matched]:
+    """Match networks by the correlations of their units over data, each group by itself.
+
+    Args:
+        groups: of the model.
+        networks: weights and buffers, the reference first.
+        batches: inputs.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The permutations of each network after the first.
+
+    Raises:
+        ValueError: if activations are not finite.
+    """
+    device = groups.model.network.device
+    record = Recorder(groups)
+    moments = [[_Moments.empty(group.size, device) for group in groups.groups] for _ in networks[1:]]
+    for inputs in batches:
+        for start in range(0, batch_size(inputs), chunk_size):
+            rows = rows_of(inputs, slice(start, start + chunk_size))
+            target = record(*networks[0], rows)
+            for own, network in zip(moments, networks[1:], strict=True):
+                for number, samples in record(*network, rows).items():
+                    own[number].add(target[number], samples)
+    return [Matched([_matched(each) for each in own]) for own in moments]
+
+
+def _matched(moments: _Moments) -> Tensor:
+    """Return the permutation by correlations; the given order where no other is better.
+
+    Raises:
+        ValueError: if they are not finite.
+    """
+    correlation = moments.correlation()
+    if not correlation.isfinite().all():
+        raise ValueError("activations are not finite: a member gives NaN or infinity on `data`. Leave it out.")
+    order, gain = assigned(correlation)
+    return order if gain > _LEAST_GAIN * len(order) else torch.arange(len(order))

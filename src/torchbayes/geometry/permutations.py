@@ -1,0 +1,323 @@
+"""Permutations of hidden units: which axes of which weights must move together, so that the function stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from torchbayes.checks import as_seed, check_kind, seen
+from torchbayes.geometry.calls import shaped
+from torchbayes.geometry.tracing import Watch, located, run
+from torchbayes.geometry.units import Axis, Ties, fixed
+from torchbayes.model.layout import Globs, matches
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.rows.batch import rows_of, tensors_of
+from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.functions import check_weights
+
+_ROWS = 2
+_SIDES = (32, 28, 8, 16, 64, 96, 128, 224, *range(1, 65))
+
+
+class Place(NamedTuple):
+    """Where units of a group are.
+
+    Attributes:
+        name: of the parameter or buffer.
+        axis: of its axes.
+        start: first position along it.
+        inner: neighbouring positions of each unit.
+    """
+
+    name: str
+    axis: int
+    start: int
+    inner: int
+
+
+@dataclass(frozen=True)
+class PermutationGroup:
+    """Hidden units that may be in any order, as long as it is the same at all of these places.
+
+    Attributes:
+        size: number of units.
+        places: axes of random parameters, and of buffers such as those of batch norm.
+    """
+
+    size: int
+    places: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        where = ", ".join(dict.fromkeys(f"{place.name}[{place.axis}]" for place in self.places))
+        return f"{self.size} units: {where}"
+
+
+class Found(NamedTuple):
+    """What watching a network has found.
+
+    Attributes:
+        ties: the groups of units, those that cannot move among them.
+        axes: parameter or buffer -> its axes.
+        numbers: of the groups that can move, in their order.
+    """
+
+    ties: Ties
+    axes: Mapping[str, Sequence[Axis]]
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PermutationGroups:
+    """All groups of hidden units of a model's network, with what moves them.
+
+    Attributes:
+        model: the model.
+        groups: those with more than one unit, whose weights are all random.
+        kept: why others stay in order, one sentence each.
+        inputs: the rows by which the groups were found.
+        found: what is needed to watch other rows.
+    """
+
+    model: Model
+    groups: tuple[PermutationGroup, ...]
+    kept: tuple[str, ...]
+    inputs: Any = field(repr=False)
+    found: Found = field(repr=False)
+
+    def __repr__(self) -> str:
+        lines = [f"{len(self.groups)} groups of hidden units", *map(str, self.groups), *self.kept]
+        return "\n  ".join(lines)
+
+    def random(self, *, seed: int = 0) -> tuple[Tensor, ...]:
+        """Return a random permutation of each group.
+
+        Args:
+            seed: seed of the permutations.
+
+        Returns:
+            One int64 tensor (size,) for each group.
+
+        Raises:
+            ValueError: if the seed is not a whole number.
+        """
+        source = generator(Purpose.PERMUTED, as_seed(seed))
+        return tuple(torch.randperm(group.size, generator=source) for group in self.groups)
+
+    def permute(
+        self, weights_D: Tensor, permutations: Sequence[Tensor], *, buffers: Buffers | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """Return the weights and buffers of the same function with its hidden units in another order.
+
+        Args:
+            weights_D: all random weights.
+            permutations: for each group int64 (size,); unit i of the result is unit permutations[g][i].
+            buffers: buffers of the network, without a leading axis; the network's own if None.
+
+        Returns:
+            New weights (D,) and buffers.
+
+        Raises:
+            ValueError: if the weights are not those of the model, or there is not one permutation for each group.
+            TypeError: if one is not a tensor.
+        """
+        check_weights(self.model, weights_D=weights_D)
+        orders = self._checked(permutations)
+        tensors = {**self.model.layout.split(weights_D), **(self.model.network.buffers if buffers is None else buffers)}
+        for order, group in zip(orders, self.groups, strict=True):
+            tensors = moved(tensors, group, order.to(weights_D.device))
+        names = self.model.network.buffers if buffers is None else buffers
+        return self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
+
+    def _checked(self, permutations: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return permutations that fit the groups.
+
+        Raises:
+            ValueError: if there is not one for each group.
+            TypeError: if they are no list.
+        """
+        if not isinstance(permutations, Sequence) or isinstance(permutations, str):
+            raise TypeError(f"`permutations` must be a list of tensors, one for each group; got {seen(permutations)}.")
+        if len(permutations) != len(self.groups):
+            raise ValueError(f"`permutations` must be {len(self.groups)}, one for each group; got {len(permutations)}.")
+        for order, group in zip(permutations, self.groups, strict=True):
+            whole = isinstance(order, Tensor) and order.dtype == torch.int64 and order.shape == (group.size,)
+            if not whole or not torch.equal(order.sort().values, torch.arange(group.size, device=order.device)):
+                raise ValueError(
+                    f"`permutations` must hold each number from 0 to {group.size - 1} once for a group of {group.size} "
+                    f"units, as int64; got {seen(order)}."
+                )
+        return permutations
+
+
+def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor) -> dict[str, Tensor]:
+    """Return tensors with the units of one group in another order; those that are not there are left out."""
+    found = dict(tensors)
+    for name, axis, start, inner in group.places:
+        if name in found:
+            tensor = found[name]
+            index = torch.arange(tensor.shape[axis], device=tensor.device)
+            positions = index[start : start + group.size * inner].view(group.size, inner)
+            index = torch.cat([
+                index[:start],
+                positions[order.to(index.device)].flatten(),
+                index[start + positions.numel() :],
+            ])
+            found[name] = tensor.index_select(axis, index)
+    return found
+
+
+def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> PermutationGroups:
+    r"""Find which axes of a network's weights hold the same hidden units, by watching it run.
+
+    With permutations P_l of the units of layer l, and P = 1 for inputs and outputs, W_l → P_l W_l P_{l−1}ᵀ and
+    b_l → P_l b_l leave the function of a network of elementwise activations as it is. Layers of many more kinds have
+    such permutations: each axis of each weight begins as a group of its own, and each operator that runs joins those
+    that it sums over, adds or concatenates. Axes of inputs and outputs, of places in images and of kernels are not
+    permuted. A group norm of several groups keeps units in their group; heads of attention share one order of the units
+    in them.
+
+    Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", for the groups; the way to find them is our own.
+
+    Args:
+        model: the model.
+        data: as for `fit`, of which a few inputs are used. If None, inputs of a network that begins with a linear layer
+            or a convolution are made up.
+        keep: glob or globs of parameters that keep their order, such as those of a layer that cannot be followed.
+
+    Returns:
+        The groups. Those with a weight that is not random are left out, and `kept` says so.
+
+    Raises:
+        ValueError: if units cannot be followed through an operator, or data are needed; the message says which.
+        TypeError: if `model` is not a model.
+    """
+    check_kind(Model, "a Model", model=model)
+    globs = _checked_globs(keep)
+    network = model.network
+    state = state_of(network, network.weights(), network.buffers)
+    inputs = _made_up(network, state) if data is None else _first_rows(model, data)
+    with taking(inputs):
+        run(network.module, state, inputs)
+    ties, axes = _watched(network, state, inputs, globs)
+    held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
+    frozen = _frozen(network, held)
+    groups = _groups(held, frozen)
+    kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
+    return PermutationGroups(model, tuple(groups.values()), kept, inputs, Found(ties, held, tuple(groups)))
+
+
+def _watched(
+    network: Network, state: Mapping[str, Tensor], inputs: Any, keep: Globs
+) -> tuple[Ties, dict[str, list[Axis]]]:
+    """Return the groups of units that a run of the network shows, and the axes of all parameters and buffers."""
+    ties = Ties()
+    watch, axes, held = Watch(ties), {}, held_by(network, state)
+    for name, tensor in held.items():
+        axes[name] = [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
+        watch.name(tensor, axes[name])
+    for tensor in tensors_of(inputs):
+        watch.name(tensor, shaped(tensor.shape), active=True)
+    with located(network.module, watch), watch:
+        outputs = run(network.module, state, inputs)
+    for leaf in pytree.tree_leaves(outputs):
+        for axis in watch.axes_of(leaf) if isinstance(leaf, Tensor) else ():
+            ties.fix(axis)
+    unread = [axis for name, tensor in held.items() if not watch.was_read(tensor) for axis in axes[name]]
+    for axis in unread:
+        ties.fix(axis)
+    return ties, axes
+
+
+def _checked_globs(keep: Globs) -> Globs:
+    """Return globs.
+
+    Raises:
+        TypeError: if they are none.
+    """
+    each = [keep] if isinstance(keep, str) else keep
+    if not isinstance(each, Sequence) or not all(isinstance(glob, str) for glob in each):
+        raise TypeError(f"`keep` must be a glob of parameters, such as 'head.*', or a list of such; got {seen(keep)}.")
+    return keep
+
+
+def state_of(network: Network, weights_D: Tensor, buffers: Buffers) -> dict[str, Tensor]:
+    """Return what the module holds in a call: parameters with random elements and buffers, as new tensors."""
+    filled = network.precision.cast(network.mask.fill(network.layout.split(weights_D)))
+    return {name: tensor.detach().clone() for name, tensor in {**filled, **buffers}.items()}
+
+
+def held_by(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name, as they are in a call."""
+    module = network.module
+    return {**dict(module.named_parameters()), **dict(module.named_buffers()), **state}
+
+
+def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int, str]:
+    """Return the groups with weights that are not random, and what to say of them."""
+    moving = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
+    found: dict[int, str] = {}
+    for name, own in axes.items():
+        for axis in own if name not in moving else ():
+            for segment in axis:
+                if segment.group is not None:
+                    found.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
+    return found
+
+
+def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> dict[int, PermutationGroup]:
+    """Return the groups that can move, by their numbers among the ties."""
+    places: dict[int, list[Place]] = {}
+    counts: dict[int, int] = {}
+    for name, own in axes.items():
+        for dim, axis in enumerate(own):
+            start = 0
+            for segment in axis:
+                if segment.group is not None and segment.group not in frozen:
+                    counts[segment.group] = segment.units
+                    places.setdefault(segment.group, []).append(Place(name, dim, start, segment.inner))
+                start += segment.size
+    return {number: PermutationGroup(counts[number], tuple(own)) for number, own in places.items()}
+
+
+def _first_rows(model: Model, data: Any) -> Any:
+    inputs = next(iter(as_source(model, data, 1024).inputs()))
+    return rows_of(inputs, slice(0, _ROWS))
+
+
+def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
+    """Return inputs that a network takes.
+
+    Raises:
+        ValueError: if none of those tried fit.
+    """
+    first = next((part for part in network.module.modules() if [*part.parameters(recurse=False)]), None)
+    source = generator(Purpose.TRACED)
+    for shape in _shapes(first):
+        inputs = torch.randn(_ROWS, *shape, generator=source, dtype=torch.float32)
+        inputs = inputs.to(network.device, network.precision.inputs)
+        try:
+            run(network.module, state, inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            continue
+        return inputs
+    raise ValueError(
+        f"the inputs of the network are not known: it begins with a {type(first).__name__} and takes none of those "
+        f"that were tried. Give `data`, of which a few rows are looked at."
+    )
+
+
+def _shapes(first: nn.Module | None) -> Iterator[tuple[int, ...]]:
+    """Yield shapes of one row that a network may take which begins with this layer."""
+    if isinstance(first, nn.Linear):
+        yield (first.in_features,)
+    convolutions = nn.modules.conv._ConvNd
+    if isinstance(first, convolutions):
+        places = len(first.kernel_size)
+        yield from ((first.in_channels, *[side] * places) for side in _SIDES)

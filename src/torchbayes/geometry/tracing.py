@@ -1,0 +1,138 @@
+"""Watching a network run, operator by operator, for which axes of its weights hold the same units.
+
+The network runs on a few rows, or on chunks of data, as it is: functions, layers and control flow need no rewriting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode  # no public class sees every operator
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchbayes.geometry.calls import Axes, Call, moving, pointwise, shaped
+from torchbayes.geometry.rules import rule_of
+from torchbayes.geometry.units import Ties
+from torchbayes.model.rows.batch import arguments, copied
+
+_READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}
+
+
+class Watch(TorchDispatchMode):
+    """Follows axes of units through every operator that runs inside the `with`.
+
+    Attributes:
+        ties: the groups of units that are found.
+        where: names of the modules that are running, outermost first.
+    """
+
+    def __init__(self, ties: Ties, used: Callable[[Tensor, Axes, int], None] | None = None) -> None:
+        """Start without tensors.
+
+        Args:
+            ties: groups of units.
+            used: told (activations, axes, number of the axis) where activations are summed over units.
+        """
+        super().__init__()
+        self.ties, self._used = ties, used
+        self.where: list[str] = []
+        self._axes, self._inputs, self._read = WeakIdKeyDictionary(), WeakIdKeyDictionary(), WeakIdKeyDictionary()
+
+    def name(self, tensor: Tensor, axes: Axes, *, active: bool = False) -> None:
+        """Say what the axes of a tensor are, and whether it depends on the inputs."""
+        self._axes[tensor] = axes
+        if active:
+            self._inputs[tensor] = True
+
+    def was_read(self, tensor: Tensor) -> bool:
+        """Return whether an operator took a tensor."""
+        return tensor in self._read
+
+    def axes_of(self, tensor: Tensor) -> Axes:
+        """Return the axes of a tensor, in fixed order if nothing is known of it."""
+        found = self._axes.get(tensor)
+        return shaped(tensor.shape) if found is None else [self.ties.resolved(axis) for axis in found]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operator and find the axes of what it returns.
+
+        Returns:
+            What it returns.
+        """
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        schema = func._schema.arguments
+        values = {known.name: value for known, value in zip(schema, args, strict=False)} | kwargs
+        packet = func.overloadpacket.__name__
+        used = self._use if self._used else lambda tensor, axis: None
+        call = Call(packet, values, out, self.ties, self.axes_of, used, pointwise(func))
+        active = any(tensor in self._inputs for tensor in call.tensors)
+        self._read.update((tensor, True) for tensor in call.tensors)
+        for tensor, axes in zip(call.results, self._made(call), strict=False):
+            self.name(tensor, axes, active=active)
+        return out
+
+    def _use(self, tensor: Tensor, axis: int) -> None:
+        if self._used and tensor in self._inputs:
+            self._used(tensor, self.axes_of(tensor), axis)
+
+    def _made(self, call: Call) -> list[Axes]:
+        """Return the axes of what an operator returned.
+
+        Raises:
+            ValueError: if there is no rule for an operator that units reach.
+        """
+        rule = None if call.name in _READS else rule_of(call)
+        if rule is not None:
+            return rule(call)
+        if next(moving(call), None) is None:
+            return [shaped(tensor.shape) for tensor in call.results]
+        layer = next((name for name in reversed(self.where) if name), "the network itself")
+        raise ValueError(
+            f"the units of `{layer}` cannot be followed through the operator `{call.name}`, of which it is not known "
+            f"what it does to their order. Keep their order by `keep=`, write the layer with other functions, or align "
+            f"the networks by hand."
+        )
+
+
+def run(module: nn.Module, state: Mapping[str, Tensor], inputs: Any) -> Any:
+    """Return what a module gives while it holds the tensors of `state`; they and the inputs are not changed."""
+    args, kwargs = arguments(copied(inputs))
+    with torch.no_grad(), _without_fused_attention():
+        return functional_call(module, dict(state), args, kwargs)
+
+
+@contextmanager
+def located(module: nn.Module, watch: Watch) -> Iterator[None]:
+    """Tell a watch which modules are running inside the `with`."""
+
+    def leave(*_: Any) -> None:
+        watch.where.pop()
+
+    handles = []
+    for name, part in module.named_modules():
+        handles += [
+            part.register_forward_pre_hook(lambda *_, name=name: watch.where.append(name)),
+            part.register_forward_hook(leave, always_call=True),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Run encoders of transformers by their parts: the fused operator cannot be looked into."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

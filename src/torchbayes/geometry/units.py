@@ -1,0 +1,203 @@
+"""Which positions along the axes of tensors are the same units: found by joining axes, one after another.
+
+An axis is a list of segments. A segment has some units, each with `inner` neighbouring positions: the axis of a linear
+layer behind 50 flattened channels of 4x4 pixels is one segment of 50 units with 16 positions each. Where two axes must
+be in the same order, as those of tensors that are added, their segments are joined; what can only be joined in a fixed
+order is fixed. Every axis begins free, so that what is left free at the end may be permuted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """Neighbouring positions of an axis.
+
+    Attributes:
+        group: number of the group of units; None where the order is fixed.
+        units: how many.
+        inner: positions of each.
+    """
+
+    group: int | None
+    units: int
+    inner: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of positions."""
+        return self.units * self.inner
+
+
+Axis = tuple[Segment, ...]
+
+
+def fixed(size: int) -> Axis:
+    """Return an axis in fixed order."""
+    return (Segment(None, size),)
+
+
+def is_fixed(axis: Axis) -> bool:
+    """Return whether all of a resolved axis is in fixed order."""
+    return all(segment.group is None for segment in axis)
+
+
+class Ties:
+    """Groups of units, and what each was found to consist of."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._parts: dict[int, Axis] = {}
+        self.reasons: dict[str, None] = {}  # an ordered set
+
+    def free(self, count: int) -> Axis:
+        """Return an axis of units that may be in any order, so far."""
+        if count < 2:
+            return fixed(count)
+        self._next += 1
+        return (Segment(self._next - 1, count),)
+
+    def resolved(self, axis: Axis) -> Axis:
+        """Return an axis in groups that are neither divided nor joined to others; neighbours in fixed order are one."""
+        found: list[Segment] = []
+        for segment in axis:
+            for part in self._opened(segment):
+                if part.group is None and found and found[-1].group is None:
+                    found[-1] = Segment(None, found[-1].units + part.size)
+                else:
+                    found.append(part)
+        return tuple(found)
+
+    def _opened(self, segment: Segment) -> Axis:
+        group, count, inner = segment
+        if group is None or count == 1:
+            return fixed(count * inner)
+        if group not in self._parts:
+            return (segment,)
+        self._parts[group] = own = self.resolved(self._parts[group])
+        return tuple(
+            Segment(None, part.size * inner)
+            if part.group is None
+            else Segment(part.group, part.units, part.inner * inner)
+            for part in own
+        )
+
+    def fix(self, axis: Axis, why: str = "") -> None:
+        """Fix the order of an axis.
+
+        Args:
+            axis: the axis.
+            why: said where it may surprise.
+        """
+        for segment in self.resolved(axis):
+            if segment.group is not None:
+                self._parts[segment.group] = fixed(segment.units)
+                if why:
+                    self.reasons[why] = None
+
+    def join(self, one: Axis, other: Axis) -> Axis:
+        """Put two axes of equal size in the same order.
+
+        Returns:
+            That axis, resolved.
+        """
+        mine, yours = list(self.resolved(one)), list(self.resolved(other))
+        while mine and yours:
+            a, b = mine[0], yours[0]
+            if a.group is None and b.group is None:
+                step = min(a.units, b.units)
+                mine[:1] = fixed(a.units - step) if a.units > step else ()
+                yours[:1] = fixed(b.units - step) if b.units > step else ()
+            elif a.size == b.size and a.group == b.group:
+                del mine[0], yours[0]
+            else:
+                self._reconcile(a, b)
+                mine, yours = list(self.resolved(tuple(mine))), list(self.resolved(tuple(yours)))
+        return self.resolved(one)
+
+    def _reconcile(self, a: Segment, b: Segment) -> None:
+        """Bind or divide the groups of two segments that begin at the same position and differ."""
+        if a.group is None or (b.group is not None and a.size < b.size):
+            a, b = b, a
+        assert a.group is not None
+        if b.group is None:
+            self._divide(a, -(-b.size // a.inner), then_fix=True)
+        elif a.size > b.size:
+            if b.size % a.inner:
+                self.fix((a, b), "units of different size share an axis")
+            else:
+                self._divide(a, b.size // a.inner)
+        elif a.inner % b.inner == 0 and (a.inner != b.inner or a.group < b.group):
+            self._parts[b.group] = (Segment(a.group, a.units, a.inner // b.inner),)
+        elif b.inner % a.inner == 0:
+            self._parts[a.group] = (Segment(b.group, b.units, b.inner // a.inner),)
+        else:
+            self.fix((a, b), "units of different size share an axis")
+
+    def _divide(self, segment: Segment, first: int, then_fix: bool = False) -> None:
+        """Divide a group of units after the first few, which may be fixed."""
+        assert segment.group is not None
+        first = min(first, segment.units)
+        rest = self.free(segment.units - first) if first < segment.units else ()
+        self._parts[segment.group] = (*(fixed(first) if then_fix else self.free(first)), *rest)
+
+    def merged(self, axes: Sequence[Axis], sizes: Sequence[int]) -> Axis:
+        """Return the axis that several become when they are flattened into one."""
+        axes = [self.resolved(axis) for axis in axes]
+        moving = [k for k, axis in enumerate(axes) if not is_fixed(axis)]
+        for k in moving[1:]:
+            self.fix(axes[k], "two axes of units are flattened into one")
+        if not moving:
+            return fixed(math.prod(sizes))
+        k = moving[0]
+        inner, outer = math.prod(sizes[k + 1 :]), math.prod(sizes[:k])
+        return tuple(s._replace(inner=s.inner * inner) if s.group is not None else Segment(None, s.units * inner)
+                     for s in axes[k]) * outer  # fmt: skip
+
+    def split(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
+        """Return the axes that one becomes when it is unflattened.
+
+        Where its units do not lie along one of them, they move along the last of two, as those in each head of
+        attention, or the first of more, as channels before places, alike at all positions of the others.
+        """
+        axis = self.resolved(axis)
+        if is_fixed(axis):
+            return [fixed(size) for size in sizes]
+        wide = [k for k, size in enumerate(sizes) if size > 1]
+        chosen = next((k for k in wide if self._lies_along(axis, sizes, k)), wide[-1] if len(wide) == 2 else wide[0])
+        unit = self.free(sizes[chosen])
+        inner, outer = math.prod(sizes[chosen + 1 :]), math.prod(sizes[:chosen])
+        if unit[0].group is not None:
+            unit_segment = unit[0]._replace(inner=inner)
+            self.join((unit_segment,) * outer, axis)
+        return [self.resolved(unit) if k == chosen else fixed(size) for k, size in enumerate(sizes)]
+
+    @staticmethod
+    def _lies_along(axis: Axis, sizes: Sequence[int], k: int) -> bool:
+        wanted = sizes[k], math.prod(sizes[k + 1 :])
+        alike = len(set(axis)) == 1 and len(axis) == math.prod(sizes[:k])
+        return alike and (axis[0].units, axis[0].inner) == wanted
+
+    def reshaped(self, axes: Sequence[Axis], old: Sequence[int], new: Sequence[int]) -> list[Axis]:
+        """Return the axes of a tensor in another shape."""
+        if 0 in old or 0 in new:
+            return [fixed(size) for size in new]
+        found: list[Axis] = []
+        i = j = 0
+        while i < len(old) or j < len(new):
+            a, b = i, j
+            left = right = 1
+            while left != right or (a == i and b == j):
+                if (left <= right and a < len(old)) or b == len(new):
+                    left, a = left * old[a], a + 1
+                else:
+                    right, b = right * new[b], b + 1
+            if a - i == 1 and b - j == 1:
+                found.append(self.resolved(axes[i]))
+            else:
+                found += self.split(self.merged(axes[i:a], old[i:a]), new[j:b]) if b > j else []
+            i, j = a, b
+        return found

@@ -1,0 +1,166 @@
+"""Barriers: closed forms where the loss is quadratic or convex, and the library's own evaluation elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.geometry.networks import filled, made, normal
+from torchbayes.geometry import Barrier, align, barrier
+from torchbayes.model.likelihoods import Weighted
+
+
+def regression() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
+    model = tb.Model(nn.Linear(4, 1).double(), tb.likelihoods.Gaussian(0.7))
+    return model, (normal(30, 4, seed=1), normal(30, 1, seed=2))
+
+
+def classifier() -> tuple[tb.Model, tuple[Tensor, Tensor], Tensor]:
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    return model, (normal(50, 3, seed=1), torch.arange(50) % 3), normal(2, model.layout.size, seed=5)
+
+
+def test_a_quadratic_loss():
+    """L(λ) = (1−λ) L_A + λ L_B − ½ λ(1−λ) ΔᵀHΔ with H = XᵀX / (N s²), and s² is 0.49."""
+    model, data = regression()
+    first_D, second_D = normal(2, 5, seed=3)
+    found = barrier(model, data, first_D, second=second_D, points=11)
+    design = torch.cat([data[0], torch.ones(30, 1, dtype=torch.float64)], dim=1)
+    change = design @ (first_D - second_D)
+    curvature = float(change @ change) / (30 * 0.49)
+    for at, loss in zip(found.positions, found.nll, strict=True):
+        straight = (1 - at) * found.nll[0] + at * found.nll[-1]
+        assert loss == pytest.approx(straight - 0.5 * at * (1 - at) * curvature, rel=1e-12)
+    assert found.excess == pytest.approx(0.0, abs=1e-12)  # at the ends, as the loss is convex
+    assert found.height == pytest.approx(0.5 * abs(found.nll[0] - found.nll[-1]), rel=1e-12)
+    residuals = data[1] - design @ first_D.unsqueeze(1)
+    assert found.nll[0] == pytest.approx(
+        float(residuals.square().mean()) / 0.98 + math.log(0.7) + 0.5 * math.log(2 * math.pi), rel=1e-12
+    )
+    assert found.kind == "rmse"
+    assert found.error is not None
+    assert found.error[0] == pytest.approx(float(residuals.square().mean().sqrt()), rel=1e-12)
+
+
+def test_a_convex_loss_has_no_excess():
+    model = tb.Model(nn.Linear(3, 4).double(), tb.likelihoods.Categorical())
+    data = normal(40, 3, seed=1), torch.arange(40) % 4
+    first_D, second_D = 3 * normal(2, 16, seed=8)
+    found = barrier(model, data, first_D, second=second_D)
+    assert len(found.nll) == 25
+    assert found.excess == pytest.approx(0.0, abs=1e-12)
+    assert found.height >= 0.5 * abs(found.nll[0] - found.nll[-1]) - 1e-12
+
+
+def test_both_definitions_by_hand():
+    found = Barrier((0.0, 0.5, 1.0), (1.0, 3.0, 2.0), (0.1, 0.5, 0.2), "error rate")
+    assert found.height == pytest.approx(1.5)
+    assert found.excess == pytest.approx(1.5)
+    assert found.error_excess == pytest.approx(0.35)
+    slope = Barrier((0.0, 0.25, 1.0), (1.0, 2.0, 3.0), None, "")
+    assert (slope.height, slope.excess, slope.error_excess) == (pytest.approx(1.0), pytest.approx(0.5), None)
+
+
+def test_points_agree_with_evaluate():
+    model, data, (first_D, second_D) = classifier()
+    found = barrier(model, data, first_D, second=second_D, points=5)
+    assert found.error is not None
+    assert found.kind == "error rate"
+    for at, loss, error in zip(found.positions, found.nll, found.error, strict=True):
+        judged = tb.evaluate(tb.Point(model, ((1 - at) * first_D + at * second_D).unsqueeze(0)), data)
+        assert loss == pytest.approx(judged.metrics["nll"], rel=1e-12)
+        assert error == pytest.approx(1 - judged.metrics["accuracy"], abs=1e-12)
+
+
+def test_chunks_and_kinds_of_data_do_not_matter():
+    model, data, ends = classifier()
+    table = barrier(model, data, ends[0], second=ends[1], points=3)
+    sets = torch.utils.data.TensorDataset(*data)
+    for other, size in ((data, 7), (sets, 1024), (torch.utils.data.DataLoader(sets, batch_size=9), 4)):
+        found = barrier(model, other, ends[0], second=ends[1], points=3, chunk_size=size)
+        assert found.nll == pytest.approx(table.nll, rel=1e-12)
+        assert found.error == pytest.approx(table.error, rel=1e-12)
+
+
+def test_batch_norm_is_recalibrated_at_every_point():
+    model, data = made("batch norm")
+    weights_MD = torch.stack([model.given_weights(), made("batch norm", seed=1)[0].given_weights()])
+    train = normal(20, 2, 8, 8, seed=3), normal(20, 3, seed=4)
+    found = barrier(model, data, weights_MD[0], second=weights_MD[1], points=3, calibration=train)
+    middle = tb.Point(model, weights_MD.mean(0, keepdim=True)).calibrated(lambda: iter([train[0]]))
+    assert found.nll[1] == pytest.approx(tb.evaluate(middle, data).metrics["nll"], rel=1e-10)
+    assert barrier(model, data, weights_MD[0], second=weights_MD[1], points=3).nll[1] != pytest.approx(found.nll[1])
+
+
+def test_alignment_does_not_move_the_ends():
+    model, data, weights_MD = classifier()
+    before = barrier(model, data, weights_MD[0], second=weights_MD[1])
+    moved_MD = align(model, weights_MD).weights_MD
+    after = barrier(model, data, moved_MD[0], second=moved_MD[1])
+    assert after.nll[0] == pytest.approx(before.nll[0], rel=1e-12)
+    assert after.nll[-1] == pytest.approx(before.nll[-1], rel=1e-12)
+
+
+def test_learned_noise_is_interpolated():
+    model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian())
+    data = normal(9, 2), normal(9, 1, seed=1)
+    first_D, second_D = normal(2, model.layout.size, seed=2)
+    found = barrier(model, data, first_D, second=second_D, points=3)
+    middle = tb.Point(model, 0.5 * (first_D + second_D).unsqueeze(0))
+    assert found.nll[1] == pytest.approx(tb.evaluate(middle, data).metrics["nll"], rel=1e-12)
+
+
+def test_weights_of_rows_and_ignored_labels():
+    net = nn.Linear(3, 3).double()
+    data = normal(12, 3), torch.arange(12) % 3
+    ends = normal(2, 12, seed=6)
+    some = data[1].clone()
+    some[6:] = -100
+    model = tb.Model(net, tb.likelihoods.Categorical(ignore_index=-100))
+    found = barrier(model, (data[0], some), ends[0], second=ends[1], points=3)
+    half = barrier(model, (data[0][:6], data[1][:6]), ends[0], second=ends[1], points=3)
+    assert found.nll == pytest.approx(half.nll, rel=1e-12)
+    assert found.error == pytest.approx(half.error, rel=1e-12)
+    weighted = tb.Model(net, Weighted(tb.likelihoods.Categorical()))
+    counts = torch.tensor([1.0] * 6 + [0.0] * 6, dtype=torch.float64)
+    found = barrier(weighted, (data[0], (data[1], counts)), ends[0], second=ends[1], points=3)
+    assert found.nll == pytest.approx(half.nll, rel=1e-12)
+    with pytest.raises(ValueError, match="no row"):
+        barrier(model, (data[0], torch.full((12,), -100)), ends[0], second=ends[1])
+
+
+def test_binary_labels():
+    model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Bernoulli())
+    data = normal(20, 2), (normal(20, 1, seed=2) > 0).double()
+    ends = normal(2, 3, seed=6)
+    found = barrier(model, data, ends[0], second=ends[1], points=2)
+    logits = data[0] @ ends[0, :2] + ends[0, 2]
+    assert found.error is not None
+    assert found.error[0] == pytest.approx(float(((logits > 0).double() != data[1][:, 0]).double().mean()))
+
+
+def test_a_summary():
+    model, data, ends = classifier()
+    found = barrier(model, data, ends[0], second=ends[1], points=4)
+    held = json.loads(json.dumps(found.to_dict()))
+    assert held["nll"] == pytest.approx(found.nll)
+    assert held["height"] == pytest.approx(found.height)
+    assert f"height {found.height:.4g}" in repr(found)
+
+
+def test_what_is_refused():
+    model, data, ends = classifier()
+    net = filled(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)))
+    assert barrier(model, data, net, second=tb.Point(model, ends[:1]), points=2).nll[1] > 0
+    with pytest.raises(ValueError, match="`second` must be one network; got 2"):
+        barrier(model, data, ends[0], second=ends)
+    with pytest.raises(ValueError, match="`points` must be a whole number of at least 2; got 1"):
+        barrier(model, data, ends[0], second=ends[1], points=1)
+    with pytest.raises(ValueError, match="`first` is not finite"):
+        barrier(model, data, ends[0] * torch.nan, second=ends[1])
