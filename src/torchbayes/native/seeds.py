@@ -135,6 +135,14 @@ class Purpose(enum.IntEnum):
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
     GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
+    # geometry
+    SPECTRUM = 145  # signs by which a spectrum is probed
+    TRACE = 146  # signs of Hutch++
+    BASIN = 147  # directions from a minimum
+    COEFFICIENT = 148  # chains around a minimum
+    COEFFICIENT_START = 149  # where they begin
+    COEFFICIENT_ROWS = 150  # minibatches that they see
+    STIFFNESS = 151  # probe of the largest curvature
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
