@@ -63,7 +63,6 @@ REAL = normal(ROWS, 1, seed=6)
 def problem(name: str) -> tuple[tb.Model, Any]:
     """A model in float64 and data, by name."""
     categorical, gaussian = tb.likelihoods.Categorical(), tb.likelihoods.Gaussian(0.7)
-    learned = tb.likelihoods.Gaussian("learned")
     weighted = tb.likelihoods.Weighted(categorical)
     weights = torch.linspace(0.0, 2.0, ROWS, dtype=torch.float64)
     found: dict[str, tuple[Callable[[], tb.Model], Any]] = {

@@ -248,12 +248,12 @@ def test_a_matrix_that_is_not_symmetric_is_refused():
 
 class Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Any) -> Any:
         return x * 2
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
         return grad_outputs[0] * 2
 
 
@@ -275,7 +275,7 @@ def test_an_operation_without_second_derivative_is_said():
 
 class Never(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Any) -> Any:
         return x * 2
 
     @staticmethod
@@ -285,7 +285,7 @@ class Never(torch.autograd.Function):
 
 class Stop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Any) -> Any:
         return x * 2
 
     @staticmethod

@@ -3,6 +3,17 @@
 All functions take a `Model`, weights of its network (a posterior, a module or a tensor) and data as `fit` does.
 """
 
+from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
 from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
+from torchbayes.geometry.volumes import Basin, basin
 
-__all__ = ["Estimate", "Spectrum", "spectrum", "trace"]
+__all__ = [
+    "Basin",
+    "Estimate",
+    "LearningCoefficient",
+    "Spectrum",
+    "basin",
+    "learning_coefficient",
+    "spectrum",
+    "trace",
+]

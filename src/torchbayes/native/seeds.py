@@ -140,9 +140,8 @@ class Purpose(enum.IntEnum):
     TRACE = 146  # signs of Hutch++
     BASIN = 147  # directions from a minimum
     COEFFICIENT = 148  # chains around a minimum
-    COEFFICIENT_START = 149  # where they begin
-    COEFFICIENT_ROWS = 150  # minibatches that they see
-    STIFFNESS = 151  # probe of the largest curvature
+    COEFFICIENT_ROWS = 149  # minibatches that they see
+    STIFFNESS = 150  # probe of the largest curvature
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
