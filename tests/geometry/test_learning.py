@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ def test_minibatches_give_the_value_of_all_the_data(kind):
     model = tb.Model(made(lambda: nn.Linear(3, 1, bias=False)), tb.likelihoods.Gaussian(0.5))
     best = torch.linalg.lstsq(inputs, targets).solution[:, 0]
     stiff = torch.linalg.eigvalsh(inputs.T @ inputs) / 0.25 / math.log(600)
-    step = {} if kind is SGLD else {"step_size": 0.003 / float(stiff.max())}
+    step: dict[str, Any] = {} if kind is SGLD else {"step_size": 0.003 / float(stiff.max())}
     method = kind(chains=32, steps=6000, burn_in=1000, thin=1, batch_size=60, **step)
     found = learning_coefficient(model, (inputs, targets), best, localisation=1.0, method=method)
     exact = 0.5 * float((stiff / (stiff + 1.0)).sum())

@@ -9,7 +9,7 @@ from tests.refusals.pictures import PICTURES
 from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
-from torchbayes import data, diagnostics, evidence, metrics, networks, report
+from torchbayes import data, diagnostics, evidence, geometry, metrics, networks, report
 from torchbayes.report import figures
 
 TABLES = {**SETTINGS, **VERBS, **ROOMS, **PICTURES}
@@ -20,6 +20,7 @@ ROOMS_OF = {
     "metrics.": metrics,
     "diagnostics.": diagnostics,
     "evidence.": evidence,
+    "geometry.": geometry,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -28,6 +29,7 @@ ROOMS_OF = {
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+RESULTS |= {"geometry.Basin", "geometry.Estimate", "geometry.LearningCoefficient", "geometry.Spectrum"}
 PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"load", "load_module"}  # tests/posteriors/test_files.py and test_modules.py damage files

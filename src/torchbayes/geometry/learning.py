@@ -6,7 +6,8 @@ With the mean loss L_n of n observations and the law p(w) ∝ exp(−nβ L_n(w) 
 
 (Watanabe 2013; Lau et al. 2023). The free energy is n L_n(w*) + λ log n to leading order: λ is D/2 for a regular model
 and less for a singular one. On a quadratic with eigenvalues h it is ½ Σ nβh/(nβh + γ), half the effective dimension
-at the precision γ/(nβ). Where two parameters are redundant together, as in x²y², λ̂ comes to its limit as slowly as 1/log n.
+at the precision γ/(nβ). Where two parameters are redundant together, as in x²y², λ̂ comes to its limit as
+slowly as 1/log n.
 """
 
 from __future__ import annotations
