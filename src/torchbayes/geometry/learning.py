@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from torchbayes.checks import (
     SettingError,
     as_seed,
     check_counts,
+    check_kind,
     check_not_negative,
-    check_object,
     check_positive,
     check_tensor,
     given,
@@ -40,7 +40,7 @@ from torchbayes.geometry.localised import Localised, rise_of_function, rise_on_a
 from torchbayes.geometry.operators import Products
 from torchbayes.geometry.single import Place, Weights, place_of
 from torchbayes.methods.mcmc.hmc import HMC
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.stochastic import Stochastic
 from torchbayes.model.model import Model
@@ -83,7 +83,7 @@ class LearningCoefficient:
     inverse_temperature: float
     localisation: float
     num_data: int
-    method: Method
+    method: Sampler
     problems: tuple[str, ...]
 
 
@@ -91,7 +91,7 @@ class _Problem(NamedTuple):
     """A density, the method for it, and what it is of."""
 
     density: Localised
-    method: Method
+    method: Sampler
     loss: float
     num_data: int
 
@@ -103,7 +103,7 @@ def learning_coefficient(
     *,
     inverse_temperature: float | None = None,
     localisation: float = 1.0,
-    method: Method | None = None,
+    method: Sampler | None = None,
     seed: int = 0,
     chunk_size: int = 1024,
 ) -> LearningCoefficient:
@@ -139,7 +139,7 @@ def learning_coefficient(
     check_positive(**given(inverse_temperature=inverse_temperature))
     check_not_negative(localisation=localisation)
     check_counts(chunk_size=chunk_size)
-    check_object(("step", "visit", "members"), "HMC(chains=4)", **given(method=method))
+    check_kind(Sampler, "a sampler, such as HMC(chains=4)", **given(method=method))
     settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}
     if isinstance(model, Model):
         place = place_of(model, data, weights, batch_size=getattr(method or SGLD(), "batch_size", None) or 128)
@@ -159,7 +159,7 @@ def _of_model(
     beta: float | None,
     *,
     localisation: float,
-    method: Method | None,
+    method: Sampler | None,
     seed: int,
     chunk_size: int,
 ) -> _Problem:
@@ -195,11 +195,11 @@ def _of_function(
         raise ValueError(f"`data` must be the number of observations, at least 2, for a function; got {seen(data)}.")
     check_tensor("D", weights=weights)
     check_finite_start(weights=weights)
-    method = options["method"] or _exact()
-    if isinstance(method, Stochastic) and method.step_size is None:
+    method: Sampler = options["method"] or _exact()
+    if getattr(method, "step_size", 0.0) is None and isinstance(method, Stochastic):
         raise SettingError("`method` must have a `step_size` for a function; got None. Use HMC, or give one.")
     beta = _beta(int(data)) if inverse_temperature is None else float(inverse_temperature)
-    rise, loss = rise_of_function(function, weights, int(data))
+    rise, loss = rise_of_function(cast("Callable[[Tensor], Tensor]", function), weights, int(data))
     density = Localised(rise, weights, localisation=localisation, inverse_temperature=beta)
     return _Problem(density, method, loss, int(data))
 

@@ -200,8 +200,8 @@ def spectrum(
     Gauss-Newton matrix they are on its diagonal. Networks run in evaluation mode: dropout is off and batch norm has its
     running statistics.
 
-    Cost: `steps` times `probes` products of the matrix with a vector, each about 1.4 gradients of all the data where
-    the graphs of all chunks fit in 1 GiB, else 3. Memory: these graphs, and the vectors of the iteration, `steps` times
+    Cost: `steps` times `probes` products of the matrix with a vector, each 1.4 to 2.5 gradients of all the data where
+    the graphs of all chunks fit in 1 GiB. Memory: these graphs, and the vectors of the iteration, `steps` times
     D numbers for each probe; groups of probes whose vectors fit in 1 GiB run in step.
 
     Args:
