@@ -13,6 +13,7 @@ from tests.refusals.nonsense import (
     FUNCTION,
     INF,
     NAN,
+    NOT_NEGATIVE,
     OBJECT,
     POSITIVE,
     SEED,
@@ -353,6 +354,45 @@ EVIDENCE = {
 }
 
 
+def _placed(call: Any, **wrong: tuple[Any, ...]) -> Case:
+    """A function of a network at one place: model, data, weights."""
+    size = things.weights(1).shape[1]
+    at = (*OBJECT, torch.nn.Linear, torch.zeros(3), torch.zeros(2, size), torch.full((size,), NAN), things.point())
+    shared = {
+        "model": _MODEL,
+        "data": (None, 3, "text", (things.INPUTS, things.LABELS + 1)),
+        "weights": at,
+        "seed": SEED,
+    }
+    return Case(
+        call,
+        lambda: {"model": things.model(), "data": things.DATA, "weights": things.net()},
+        {**shared, **wrong},
+        named={"model": ("Model",), "data": ("data", "class labels", "targets", "inputs"), "weights": ("weights",)},
+    )
+
+
+_MATRIX = {"matrix": WORD, "chunk_size": COUNT}
+GEOMETRY = {
+    "geometry.spectrum": _placed(geometry.spectrum, steps=COUNT, probes=COUNT, **_MATRIX),
+    "geometry.trace": _placed(geometry.trace, products=(*COUNT, 2), **_MATRIX),
+    "geometry.basin": _placed(
+        geometry.basin,
+        threshold=POSITIVE,
+        directions=(*COUNT, 1),
+        shape=(*but(OBJECT, object), "", torch.zeros(3), torch.zeros(things.weights(1).shape[1]), torch.zeros(2, 2)),
+        limit=maybe(POSITIVE),
+    ),
+    "geometry.learning_coefficient": _placed(
+        geometry.learning_coefficient,
+        inverse_temperature=maybe(POSITIVE),
+        localisation=NOT_NEGATIVE,
+        method=maybe((*OBJECT, things.net())),
+        chunk_size=COUNT,
+    ),
+}
+
+
 def _images() -> torch.Tensor:
     return torch.full((2, 1, 8, 8), 0.5)
 
@@ -513,4 +553,4 @@ PERMUTATIONS = {
     ),
 }
 
-ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **PERMUTATIONS, **DATA, **NETWORKS}
+ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **GEOMETRY, **PERMUTATIONS, **DATA, **NETWORKS}

@@ -5,6 +5,24 @@ All functions take a `Model`, weights of its network (a posterior, a module or a
 
 from torchbayes.geometry.alignment import align
 from torchbayes.geometry.barriers import Barrier, barrier
+from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
 from torchbayes.geometry.permutations import PermutationGroup, PermutationGroups, permutation_groups
+from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
+from torchbayes.geometry.volumes import Basin, basin
 
-__all__ = ["Barrier", "PermutationGroup", "PermutationGroups", "align", "barrier", "permutation_groups"]
+__all__ = [
+    "Barrier",
+    "Basin",
+    "Estimate",
+    "LearningCoefficient",
+    "PermutationGroup",
+    "PermutationGroups",
+    "Spectrum",
+    "align",
+    "barrier",
+    "basin",
+    "learning_coefficient",
+    "permutation_groups",
+    "spectrum",
+    "trace",
+]

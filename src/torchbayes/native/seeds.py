@@ -145,6 +145,12 @@ class Purpose(enum.IntEnum):
     MATCHING = 140  # order of the groups in a sweep
     PERMUTED = 141  # units at random
     TRACED = 142  # inputs of a network that is looked at without data
+    SPECTRUM = 145  # signs by which a spectrum is probed
+    TRACE = 146  # signs of Hutch++
+    BASIN = 147  # directions from a minimum
+    COEFFICIENT = 148  # chains around a minimum
+    COEFFICIENT_ROWS = 149  # minibatches that they see
+    STIFFNESS = 150  # probe of the largest curvature
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -1,0 +1,136 @@
+r"""The Lanczos iteration with full reorthogonalisation, for several starting vectors in step.
+
+    A Q_m = Q_m T_m + β_m q_{m+1} e_mᵀ,     Q_mᵀ Q_m = I,     T_m = Y Θ Yᵀ tridiagonal
+
+from q_1 = z/|z|. The Ritz values θ_i with the weights ω_i = Y_{1i}² are the Gauss rule of the spectral measure of A at
+z: q_1ᵀ f(A) q_1 = Σ_i ω_i f(θ_i) for every polynomial f of degree up to 2m − 1 (Golub and Welsch 1969). |A Q y_i − θ_i
+Q y_i| = β_m |Y_{mi}|, so an eigenvalue lies that close to θ_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_BLOCK = 2**18  # numbers of the basis that are used twice while they are in the cache
+_ASYMMETRY = 1e-3  # of a product, relative to the largest entry of T
+_STOP = 1e-10  # β, relative to the largest entry of T, at which the space is invariant
+
+
+class Ritz(NamedTuple):
+    """Gauss rules, one for each starting vector.
+
+    Attributes:
+        values_PK: Ritz values, ascending, float64; where a probe took fewer steps, its last one is repeated.
+        weights_PK: their weights, which sum to one; 0 where a value is repeated.
+        residuals_PK: bounds on how far each is from an eigenvalue.
+        steps: steps of each probe.
+    """
+
+    values_PK: Tensor
+    weights_PK: Tensor
+    residuals_PK: Tensor
+    steps: tuple[int, ...]
+
+
+def lanczos(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -> Ritz:
+    """Return the Gauss rules of a symmetric matrix at several vectors.
+
+    Every new vector is made orthogonal to all earlier ones twice. Memory: P times `steps` times D numbers.
+
+    Args:
+        product: vectors (P, D) -> their products with the matrix; called with fewer vectors once some have ended.
+        start_PD: starting vectors, none of them zero.
+        steps: m, of each at most.
+
+    Returns:
+        The rules.
+
+    Raises:
+        ValueError: if products with the matrix show that it is not symmetric.
+    """
+    probes, size = start_PD.shape
+    steps = min(steps, size)
+    basis_PKD = start_PD.new_empty(probes, steps, size)
+    diagonal_PK = torch.zeros(probes, steps, dtype=torch.float64)
+    beside_PK = torch.zeros(probes, steps, dtype=torch.float64)
+    taken = [steps] * probes
+    vectors_PD = start_PD / start_PD.norm(dim=1, keepdim=True)
+    alive = list(range(probes))
+    floor = max(_STOP, 10 * torch.finfo(start_PD.dtype).eps)
+    for step in range(steps):
+        for place, probe in enumerate(alive):
+            basis_PKD[probe, step] = vectors_PD[place]
+        new_PD, left = product(vectors_PD), []
+        for place, probe in enumerate(alive):
+            projections = _orthogonalise_(new_PD[place], basis_PKD[probe, : step + 1])
+            diagonal_PK[probe, step] = float(projections[step])
+            beside_PK[probe, step] = beta = float(new_PD[place].norm())
+            largest = max(float(diagonal_PK[probe].abs().max()), float(beside_PK[probe].max()))
+            _check_symmetric(projections[:step].double().cpu(), beside_PK[probe, :step], largest)
+            if beta <= floor * largest:
+                taken[probe] = step + 1
+            else:
+                left.append(place)
+        if not left or step + 1 == steps:
+            break
+        vectors_PD = new_PD[left]
+        alive = [alive[place] for place in left]
+        vectors_PD /= beside_PK[alive, step].to(vectors_PD).unsqueeze(1)
+    return _rules(diagonal_PK, beside_PK, taken)
+
+
+def _check_symmetric(found_K: Tensor, beside_K: Tensor, largest: float) -> None:
+    """Check the coordinates of a product along all but the last vector: β and zeros where the matrix is symmetric.
+
+    Raises:
+        ValueError: if they differ by more than rounding.
+    """
+    if not len(found_K):
+        return
+    off = float(torch.cat([found_K[:-1], found_K[-1:] - beside_K[-1:]]).abs().max())
+    if off > _ASYMMETRY * largest:
+        raise ValueError(
+            f"the matrix is not symmetric: products differ from those of a symmetric one by {off:.3g}, of a largest "
+            f"entry of {largest:.3g}. A layer has a wrong second derivative, such as a `torch.autograd.Function` that "
+            f"is differentiable once; write it in plain operations of torch."
+        )
+
+
+def _orthogonalise_(vector_D: Tensor, basis_KD: Tensor) -> Tensor:
+    """Make a vector orthogonal to a basis, twice, in place.
+
+    In blocks of columns: the second coordinates are added up while the block that the first ones were used on is in the
+    cache, so that the basis is read three times instead of four.
+
+    Returns:
+        The coordinates it had in the basis.
+    """
+    first_K = basis_KD @ vector_D
+    second_K = torch.zeros_like(first_K)
+    width = max(_BLOCK // len(basis_KD), 1024)
+    for start in range(0, len(vector_D), width):
+        block, part = basis_KD[:, start : start + width], vector_D[start : start + width]
+        part.addmv_(block.T, first_K, alpha=-1)
+        second_K.addmv_(block, part)
+    vector_D.addmv_(basis_KD.T, second_K, alpha=-1)
+    return first_K + second_K
+
+
+def _rules(diagonal_PK: Tensor, beside_PK: Tensor, taken: list[int]) -> Ritz:
+    """Return the rules of tridiagonal matrices."""
+    longest = max(taken)
+    values_PK, weights_PK, residuals_PK = torch.zeros(3, len(taken), longest, dtype=torch.float64)
+    for probe, steps in enumerate(taken):
+        beside_K = beside_PK[probe, : steps - 1]
+        matrix = torch.diag(diagonal_PK[probe, :steps]) + torch.diag(beside_K, 1) + torch.diag(beside_K, -1)
+        values_K, vectors_KK = torch.linalg.eigh(matrix)
+        values_PK[probe] = values_K[-1]
+        values_PK[probe, :steps] = values_K
+        weights_PK[probe, :steps] = vectors_KK[0].square()
+        residuals_PK[probe] = beside_PK[probe, steps - 1] * vectors_KK[-1, -1].abs()
+        residuals_PK[probe, :steps] = beside_PK[probe, steps - 1] * vectors_KK[-1].abs()
+    return Ritz(values_PK, weights_PK, residuals_PK, tuple(taken))

@@ -1,0 +1,274 @@
+r"""The local learning coefficient: how many parameters a singular model has near one place.
+
+With the mean loss L_n of n observations and the law p(w) ∝ exp(−nβ L_n(w) − (γ/2)|w − w*|²),
+
+    λ̂(w*) = nβ (E_p[L_n(w)] − L_n(w*)),     β = 1/log n
+
+(Watanabe 2013; Lau et al. 2023). The free energy is n L_n(w*) + λ log n to leading order: λ is D/2 for a regular model
+and less for a singular one. On a quadratic with eigenvalues h it is ½ Σ nβh/(nβh + γ), half the effective dimension
+at the precision γ/(nβ). Where two parameters are redundant together, as in x²y², λ̂ comes to its limit as
+slowly as 1/log n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import (
+    SettingError,
+    as_seed,
+    check_counts,
+    check_kind,
+    check_not_negative,
+    check_positive,
+    check_tensor,
+    given,
+    is_whole,
+    seen,
+)
+from torchbayes.diagnostics import ess, mcse_mean, rhat
+from torchbayes.driver.chains import Chains
+from torchbayes.driver.sample import run_chains
+from torchbayes.geometry.lanczos import lanczos
+from torchbayes.geometry.localised import Localised, rise_of_function, rise_on_all, rise_on_batches
+from torchbayes.geometry.operators import Products
+from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.methods.mcmc.hmc import HMC
+from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.sgmcmc.sgld import SGLD
+from torchbayes.methods.sgmcmc.stochastic import Stochastic
+from torchbayes.model.model import Model
+from torchbayes.native.seeds import Purpose, generator, mix
+from torchbayes.posteriors.problems import warn_of
+from torchbayes.posteriors.start import check_finite_start
+
+_SMALL = 1_000_000  # rows times weights up to which all the data are used at every step
+_DISAGREE, _REJECTED, _FEWEST = 1.05, 0.2, 50.0  # R-hat, acceptance, effective draws
+_STEP = 0.1  # ε times the largest curvature: the law of the chain is then at most 2.5 % too wide in any direction
+_STIFF_ROWS, _STIFF_STEPS = 2000, 12
+
+
+@dataclass(frozen=True)
+class LearningCoefficient:
+    """A local learning coefficient.
+
+    Attributes:
+        value: λ̂.
+        error: its Monte Carlo standard error, by the effective sample size.
+        chains_C: λ̂ of each chain, float64.
+        ess: effective draws of the loss.
+        rhat: of the loss; NaN where it is constant.
+        acceptance: mean acceptance after burn-in; NaN for a sampler without.
+        loss: L_n(w*), in nats per observation.
+        inverse_temperature: β.
+        localisation: γ.
+        num_data: n.
+        method: the sampler, with its step size where that was found.
+        problems: why it should not be trusted; empty where nothing is known against it.
+    """
+
+    value: float
+    error: float
+    chains_C: Tensor
+    ess: float
+    rhat: float
+    acceptance: float
+    loss: float
+    inverse_temperature: float
+    localisation: float
+    num_data: int
+    method: Sampler
+    problems: tuple[str, ...]
+
+
+class _Problem(NamedTuple):
+    """A density, the method for it, and what it is of."""
+
+    density: Localised
+    method: Sampler
+    loss: float
+    num_data: int
+
+
+def learning_coefficient(
+    model: Model | Callable[[Tensor], Tensor],
+    data: Any,
+    weights: Weights,
+    *,
+    inverse_temperature: float | None = None,
+    localisation: float = 1.0,
+    method: Sampler | None = None,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> LearningCoefficient:
+    r"""Estimate the local learning coefficient λ̂ = nβ (E[L_n(w)] − L_n(w*)).
+
+    The chains begin at w*, or beside it, and are those of the library's samplers on the tempered, localised density.
+    HMC, MALA, NUTS and random walks see all the data at every step and are exact but for chance. SGLD and SGHMC see
+    minibatches; gradients and losses are then taken relative to those at w* on the same rows, and a step size that is
+    not given is 0.1 over the largest curvature of the density, found by 12 steps of Lanczos at w*.
+
+    L_n is the mean negative log likelihood; neither prior nor temperature of the model enters. Directions of curvature
+    below γ/(nβ) do not count: choose γ well below nβ times the curvatures that should.
+
+    Args:
+        model: a model; or a function of weights (M, D) that returns the mean loss (M,), infinite outside its domain.
+        data: as for `fit`; with a function n, the number of observations.
+        weights: w*, a minimum: a point posterior of one member, a module, or a tensor (D,). With a function a tensor.
+        inverse_temperature: β; None for 1/log n.
+        localisation: γ ≥ 0, in inverse squared units of the weights.
+        method: the sampler, its number of chains and their length. None for `HMC` with 4 chains of 2,000 steps, half of
+            them burn-in, where rows times weights are at most a million, else `SGLD` with 4 chains of 4,000 steps.
+        seed: seed of the chains.
+        chunk_size: rows that go through a network at once where all are used.
+
+    Returns:
+        The estimate; a warning if it is negative or the chains have not converged.
+
+    Raises:
+        TypeError: if an argument is of another kind, or the network computes in less than float32.
+        ValueError: if data or weights do not fit, the loss is not finite at w*, or settings are out of range.
+        DivergedError: if a chain on minibatches diverges.
+    """
+    check_positive(**given(inverse_temperature=inverse_temperature))
+    check_not_negative(localisation=localisation)
+    check_counts(chunk_size=chunk_size)
+    check_kind(Sampler, "a sampler, such as HMC(chains=4)", **given(method=method))
+    settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}
+    if isinstance(model, Model):
+        place = place_of(model, data, weights, batch_size=getattr(method or SGLD(), "batch_size", None) or 128)
+        problem = _of_model(place, inverse_temperature, chunk_size=chunk_size, **settings)
+    else:
+        problem = _of_function(model, data, weights, inverse_temperature=inverse_temperature, **settings)
+    if not math.isfinite(problem.loss):
+        raise ValueError(f"the loss must be finite at `weights`; got {problem.loss:g}. Look for extreme values.")
+    chains = problem.method.members
+    start_MD = problem.density.weights_D.expand(chains, -1).clone()
+    found = run_chains(problem.density, problem.method, start_MD, seed=mix(Purpose.COEFFICIENT, settings["seed"]))
+    return _judged(found, problem)
+
+
+def _of_model(
+    place: Place,
+    beta: float | None,
+    *,
+    localisation: float,
+    method: Sampler | None,
+    seed: int,
+    chunk_size: int,
+) -> _Problem:
+    """Return the problem of a model."""
+    rows, size = place.rows.size, place.weights_D.numel()
+    if method is None:
+        method = _exact() if rows * size <= _SMALL else SGLD(chains=4, steps=4000, burn_in=2000, thin=1)
+    beta = _beta(rows) if beta is None else float(beta)
+    stochastic = isinstance(method, Stochastic) and method.batch_size is not None and method.batch_size < rows
+    if stochastic:
+        rise, loss = rise_on_batches(place, chunk_size, chains=method.members, seed=seed)
+    else:
+        rise, loss = rise_on_all(place, chunk_size)
+    if isinstance(method, Stochastic) and method.step_size is None:
+        method = replace(method, step_size=_STEP / (beta * _stiffness(place, chunk_size, seed) + localisation))
+    density = Localised(rise, place.weights_D, localisation=localisation, inverse_temperature=beta)
+    return _Problem(density, method, loss, rows)
+
+
+def _of_function(
+    function: Any, data: Any, weights: Any, *, inverse_temperature: float | None, localisation: float, **options: Any
+) -> _Problem:
+    """Return the problem of a function.
+
+    Raises:
+        TypeError: if there is no function.
+        ValueError: if there are no weights, or no number of observations.
+        SettingError: if the sampler has no step size, and finds none.
+    """
+    if not callable(function) or isinstance(function, type | torch.nn.Module):
+        raise TypeError(f"`model` must be a Model, or a function of weights (M, D); got {seen(function)}.")
+    if not is_whole(data) or data < 2:
+        raise ValueError(f"`data` must be the number of observations, at least 2, for a function; got {seen(data)}.")
+    check_tensor("D", weights=weights)
+    check_finite_start(weights=weights)
+    method: Sampler = options["method"] or _exact()
+    if getattr(method, "step_size", 0.0) is None and isinstance(method, Stochastic):
+        raise SettingError("`method` must have a `step_size` for a function; got None. Use HMC, or give one.")
+    beta = _beta(int(data)) if inverse_temperature is None else float(inverse_temperature)
+    rise, loss = rise_of_function(cast("Callable[[Tensor], Tensor]", function), weights, int(data))
+    density = Localised(rise, weights, localisation=localisation, inverse_temperature=beta)
+    return _Problem(density, method, loss, int(data))
+
+
+def _beta(num_data: int) -> float:
+    """Return 1/log n.
+
+    Raises:
+        ValueError: if that is not defined.
+    """
+    if num_data < 2:
+        raise ValueError(
+            f"`inverse_temperature` must be given for fewer than 2 observations; got {num_data}, whose 1/log n is "
+            f"infinite."
+        )
+    return 1 / math.log(num_data)
+
+
+def _exact() -> HMC:
+    return HMC(chains=4, steps=2000, burn_in=1000, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=64)
+
+
+def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
+    """Return the largest absolute eigenvalue of the Hessian of n L_n at w*, estimated on at most 2,000 rows."""
+    rows = place.rows.size
+    some = place._replace(rows=place.rows.map(lambda t: t[:: -(-rows // _STIFF_ROWS)]))
+    source = generator(Purpose.STIFFNESS, seed)
+    start_D = torch.randn(len(place.weights_D), generator=source).to(place.weights_D)
+    found = lanczos(Products(some, "hessian", chunk_size), start_D.unsqueeze(0), _STIFF_STEPS)
+    return float((found.values_PK.abs() + found.residuals_PK).max()) * rows / some.rows.size
+
+
+def _judged(found: Chains, problem: _Problem) -> LearningCoefficient:
+    """Return the coefficient of chains, and warn of what is wrong with it."""
+    method, beta = problem.method, problem.density.inverse_temperature
+    draws_CS = -beta * found.numbers["log_likelihood"][:, method.needs.burn_in :].cpu()
+    draws_CS1 = draws_CS.unsqueeze(-1)
+    value, error = float(draws_CS.mean()), float(mcse_mean(draws_CS1)[0])
+    apart, effective = float(rhat(draws_CS1)[0]), float(ess(draws_CS1)[0])
+    acceptance = float("nan")
+    if "acceptance" in found.numbers:
+        acceptance = float(found.numbers["acceptance"][:, method.needs.burn_in :].mean())
+    problems = _problems(value, error, apart=apart, effective=effective, acceptance=acceptance)
+    warn_of(problems, "this learning coefficient")
+    return LearningCoefficient(
+        value,
+        error,
+        draws_CS.mean(1),
+        effective,
+        apart,
+        acceptance,
+        problem.loss,
+        beta,
+        problem.density.localisation,
+        problem.num_data,
+        method,
+        problems,
+    )
+
+
+def _problems(value: float, error: float, *, apart: float, effective: float, acceptance: float) -> tuple[str, ...]:
+    found = []
+    if value < 0:
+        sure = "" if not value > -2 * error else ", though within two standard errors of 0"
+        found.append(f"it is negative ({value:.3g}){sure}: `weights` are not a minimum of the loss (train longer)")
+    if apart > _DISAGREE:
+        found.append(f"its chains do not agree (R-hat {apart:.3f}; use more steps, or a larger `localisation`)")
+    if effective < _FEWEST:
+        found.append(f"it rests on {effective:.0f} effective draws (use more steps)")
+    if acceptance < _REJECTED:
+        found.append(f"of the proposals {acceptance:.0%} were accepted (use more burn-in)")
+    return tuple(found)

@@ -1,0 +1,146 @@
+r"""The law around one place that learning coefficients are means over, as a density that samplers move on.
+
+    p(w) ∝ exp(−nβ L_n(w) − (γ/2) |w − w*|²)
+
+Its `log_likelihood` is −n (L_n(w) − L_n(w*)): the rise of the loss, without β, which samplers report with every draw.
+On minibatches gradients and rises are those of the same rows at w and at w*, with the difference between w* on these
+rows and on all of them taken out, to first order in w − w*: near w* there is little noise, so that steps may be as long
+as with all the data. Neither has a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_memory
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
+from torchbayes.geometry.single import Place
+from torchbayes.model.model import Batch
+from torchbayes.native.seeds import Purpose, mix
+
+Rise = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Weights (M, D) -> n (L_n(w) − L_n(w*)), float64 (M,), and its gradient (M, D)."""
+
+
+class Localised:
+    """The density.
+
+    Attributes:
+        weights_D: w*.
+        localisation: γ.
+        inverse_temperature: β.
+    """
+
+    def __init__(self, rise: Rise, weights_D: Tensor, *, localisation: float, inverse_temperature: float) -> None:
+        """Put the density together.
+
+        Args:
+            rise: n times the rise of the mean loss, and its gradient.
+            weights_D: w*.
+            localisation: γ.
+            inverse_temperature: β.
+        """
+        self._rise, self.weights_D = rise, weights_D
+        self.localisation, self.inverse_temperature = localisation, inverse_temperature
+
+    def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
+        """Return value and gradient of each row; a batch is ignored."""
+        del batch
+        rise_M, gradient_MD = self._rise(weights_MD)
+        away_MD = weights_MD - self.weights_D
+        log_density_M = -self.inverse_temperature * rise_M - self.localisation / 2 * away_MD.double().square().sum(-1)
+        slope_MD = gradient_MD.mul(-self.inverse_temperature).sub_(away_MD, alpha=self.localisation)
+        return Value(log_density_M, slope_MD, -rise_M)
+
+    def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
+        """Return the value of each row."""
+        found = self(weights_MD, batch)
+        return ValueOnly(found.log_density, found.log_likelihood)
+
+    def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
+        """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""
+        return leapfrog(self, weights_MD, momentum_MD, **options)
+
+
+def rise_of_function(loss: Callable[[Tensor], Tensor], weights_D: Tensor, num_data: int) -> tuple[Rise, float]:
+    """Return n times the rise of a function, and its value at w*.
+
+    Args:
+        loss: weights (M, D) -> mean loss (M,).
+        weights_D: w*.
+        num_data: n.
+    """
+    density = FunctionDensity(loss)
+    at = float(density(weights_D.unsqueeze(0)).log_density[0])
+
+    def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
+        value = density(weights_MD)
+        return num_data * (value.log_density - at), num_data * value.gradient
+
+    return rise, at
+
+
+def rise_on_all(place: Place, chunk_size: int) -> tuple[Rise, float]:
+    """Return n times the rise of the mean loss of all the data, and the mean loss at w*.
+
+    Args:
+        place: model, rows and weights.
+        chunk_size: rows that go through a network at once.
+    """
+    density, stacked = _density(place, chunk_size)
+    at = float(density.nll(place.weights_D.unsqueeze(0), buffers=stacked(1)).log_likelihood[0])
+
+    def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
+        value = density.nll(weights_MD, buffers=stacked(len(weights_MD)))
+        return at - value.log_likelihood, value.gradient.mul_(place.rows.size)
+
+    return rise, -at / place.rows.size
+
+
+def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) -> tuple[Rise, float]:
+    """Return an estimate of n times the rise that sees the next minibatch at every call, and the mean loss at w*.
+
+    Args:
+        place: model, source of minibatches and weights.
+        chunk_size: rows that go through a network at once where all are needed.
+        chains: M: each has its own order of the rows.
+        seed: seed of these orders.
+    """
+    density, stacked = _density(place, chunk_size)
+    centre_MD = place.weights_D.expand(chains, -1)
+    check_memory(4 * centre_MD[0].nbytes * chains, "the chains", centre_MD.device, chains=chains)
+    whole = density.nll(centre_MD[:1], buffers=stacked(1))
+    slope_D, size = whole.gradient[0].clone(), place.rows.size
+    seeds = [mix(Purpose.COEFFICIENT_ROWS, seed, chain) for chain in range(chains)]
+    batches = _endless(place, seeds)
+
+    def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
+        batch, number = next(batches), len(weights_MD)
+        twice = batch.map(lambda t: t.repeat(2, *[1] * (t.ndim - 1)))
+        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=stacked(2 * number))
+        off_MD = (value.gradient[number:] - slope_D).mul_(size)  # what makes w* no minimum on these rows
+        known_M = (off_MD * (weights_MD - place.weights_D)).sum(-1, dtype=torch.float64)
+        rise_M = value.log_likelihood[number:] - value.log_likelihood[:number] - known_M
+        return rise_M, value.gradient[:number].mul_(size).sub_(off_MD)
+
+    return rise, -float(whole.log_likelihood[0]) / size
+
+
+def _density(place: Place, chunk_size: int) -> tuple[LogDensity, Callable[[int], dict[str, Tensor] | None]]:
+    density = LogDensity(place.model, place.rows.size, place.rows, chunk_size=chunk_size)
+
+    def stacked(number: int) -> dict[str, Tensor] | None:
+        return {n: b.expand(number, *b.shape).clone() for n, b in place.buffers.items()} or None
+
+    return density, stacked
+
+
+def _endless(place: Place, seeds: list[int]) -> Iterator[Batch]:
+    for epoch in count():
+        yield from place.source.epoch(seeds, epoch)

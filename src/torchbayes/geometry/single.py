@@ -1,0 +1,84 @@
+"""One network at one place: what most functions of this room look at, with its data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from torchbayes.checks import check_kind
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.precision import LOW
+from torchbayes.model.rows.informed import informed_by
+from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.start import number_of_starts, start_of
+
+Weights = Posterior | nn.Module | Tensor
+
+
+class Place(NamedTuple):
+    """Weights of one network, and the data.
+
+    Attributes:
+        model: the model; its likelihood knows the data where it needs to.
+        source: the data as they are read.
+        rows: all rows, checked.
+        weights_D: all random weights, and learned parameters of the likelihood.
+        buffers: of the network there; empty if it has none.
+    """
+
+    model: Model
+    source: Source
+    rows: Batch
+    weights_D: Tensor
+    buffers: Buffers
+
+
+def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 1024) -> Place:
+    """Return where a network is, and its data, after checking both.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: a point posterior of one member, a module, or a tensor (D,).
+        batch_size: rows of a batch where the data are not batched already.
+
+    Raises:
+        TypeError: if an argument is of another kind, or the network computes in less than float32.
+        ValueError: if weights or data do not fit the model, there is more than one network, or the outputs of a row
+            depend on the others.
+    """
+    check_kind(Model, "a Model", model=model)
+    check_kind((Posterior, nn.Module, Tensor), "a posterior, a module or a tensor of weights", weights=weights)
+    refuse_by_batch(model.network)
+    _refuse_low(model)
+    try:
+        if (count := number_of_starts(weights)) != 1:
+            raise ValueError(
+                f"`weights` must be those of one network; got {count} networks. Call once for each, as with "
+                f"`posterior.weights_MD[0]`."
+            )
+        weights_MD, buffers_M = start_of(model, weights, [0])
+    except ValueError as error:
+        raise ValueError(str(error).replace("`start`", "`weights`")) from None
+    source = as_source(model, data, batch_size)
+    source.check()
+    buffers = {name: buffer_M[0] for name, buffer_M in buffers_M.items()}
+    return Place(informed_by(model, source), source, source.rows(), weights_MD[0], buffers)
+
+
+def _refuse_low(model: Model) -> None:
+    """Check the precision of a network.
+
+    Raises:
+        TypeError: if weights or inputs have less than 24 bits.
+    """
+    precision = model.network.precision
+    if precision.casts or precision.inputs in LOW:
+        found = next(iter(precision.casts.values()), precision.inputs)
+        raise TypeError(
+            f"the network computes in {found}, whose rounding is larger than differences of losses near a minimum. "
+            f"Convert it with .float()."
+        )

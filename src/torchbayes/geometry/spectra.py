@@ -1,0 +1,310 @@
+r"""The spectrum of the curvature of a loss: stochastic Lanczos quadrature, and Hutch++ for the trace.
+
+With random signs z, E[zzᵀ] = I, and m steps of Lanczos from z give nodes θ_i and weights ω_i with
+
+    tr f(A) = E[zᵀ f(A) z] ≈ D/P Σ_p Σ_i ω_pi f(θ_pi)
+
+(Ubaru, Chen and Saad 2017; Ghorbani, Krishnan and Xiao 2019). The density of eigenvalues, the trace, the log
+determinant and the effective dimension Σ λ/(λ + α) (Maddox, Benton and Wilson 2020) are all of this form. The
+extreme nodes are eigenvalues themselves, once they have converged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import (
+    as_seed,
+    check_choice,
+    check_counts,
+    check_function,
+    check_memory,
+    check_not_negative,
+    check_positive,
+    check_tensor,
+)
+from torchbayes.geometry.lanczos import lanczos
+from torchbayes.geometry.operators import MATRICES, Matrix, Products
+from torchbayes.geometry.single import Weights, place_of
+from torchbayes.model.model import Model
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.problems import note
+
+_BASIS = 2**30  # bytes that the vectors of one group of probes may take
+_CONVERGED = 1e-3  # residual of an eigenvalue that is reported, relative to the largest
+
+
+class Estimate(NamedTuple):
+    """A number and its Monte Carlo error.
+
+    Attributes:
+        value: the estimate.
+        error: its standard error over probes; NaN where there is one, 0 where the value is exact.
+    """
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    r"""The eigenvalues of the curvature at one place, as Gauss rules.
+
+    Attributes:
+        values_PK: Ritz values θ of each probe, ascending, float64, in nats per squared unit of the weights.
+        weights_PK: weights ω, which sum to one for each probe.
+        residuals_PK: bounds on how far each is from an eigenvalue.
+        steps: steps of Lanczos that each probe took.
+        size: D, the number of weights.
+        num_data: N, the rows of which the matrix is the sum.
+        matrix: which matrix.
+    """
+
+    values_PK: Tensor
+    weights_PK: Tensor
+    residuals_PK: Tensor
+    steps: tuple[int, ...]
+    size: int
+    num_data: int
+    matrix: Matrix
+
+    def trace_of(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        r"""Return tr f(A) ≈ D · mean_p Σ_i ω_pi f(θ_pi).
+
+        Args:
+            function: f, of a float64 tensor, elementwise.
+
+        Raises:
+            TypeError: if it is no function.
+        """
+        check_function("a function of a tensor", function=function)
+        each_P = self.size * (self.weights_PK * function(self.values_PK)).sum(1)
+        if max(self.steps) == self.size == 1:
+            return Estimate(float(each_P[0]), 0.0)
+        return _estimate(each_P)
+
+    @property
+    def trace(self) -> Estimate:
+        """The trace: the mean of zᵀAz over probes (Hutchinson 1990)."""
+        return self.trace_of(lambda values: values)
+
+    def density(self, grid_G: Tensor, width: float) -> Tensor:
+        r"""Return the density of eigenvalues, smoothed by normals: mean_p Σ_i ω_pi N(λ; θ_pi, σ²).
+
+        Args:
+            grid_G: where, (G,), in units of the eigenvalues.
+            width: σ, at least the gap between neighbouring nodes for a smooth curve.
+
+        Returns:
+            Float64 tensor (G,), of integral one.
+
+        Raises:
+            TypeError: if the grid is no tensor.
+            ValueError: if it does not have one axis, or the width is not positive.
+        """
+        check_tensor("G", grid_G=grid_G)
+        check_positive(width=width)
+        scaled_GN = (grid_G.double().cpu().unsqueeze(1) - self.values_PK.flatten()) / width
+        kernels_GN = torch.exp(-0.5 * scaled_GN.square()) / (width * math.sqrt(2 * math.pi))
+        return kernels_GN @ self.weights_PK.flatten() / len(self.values_PK)
+
+    def top(self, count: int = 10, *, smallest: bool = False) -> Tensor:
+        """Return the eigenvalues at one end of the spectrum, as far as they have converged.
+
+        A node counts whose residual is below a thousandth of the largest absolute one. An eigenvalue of multiplicity
+        two counts once, as one vector sees it once.
+
+        Args:
+            count: how many at most.
+            smallest: whether to give the smallest, ascending, in place of the largest, descending.
+
+        Returns:
+            Float64 tensor of at most `count`.
+
+        Raises:
+            ValueError: if `count` is not a whole number of at least 1.
+        """
+        check_counts(count=count)
+        values_PK = self.values_PK if smallest else self.values_PK.flip(1)
+        residuals_PK = self.residuals_PK if smallest else self.residuals_PK.flip(1)
+        real_PK = (self.weights_PK if smallest else self.weights_PK.flip(1)) > 0
+        fine_PK = (residuals_PK <= _CONVERGED * self.values_PK.abs().max()) & real_PK
+        best, most = values_PK.new_empty(0), -1
+        for values_K, fine_K, real_K in zip(values_PK, fine_PK, real_PK, strict=True):
+            converged = int(fine_K[real_K].long().cumprod(0).sum())
+            if converged > most:
+                best, most = values_K[real_K][:converged], converged
+        return best[:count].clone()
+
+    def effective_dimension(self, precision: float) -> Estimate:
+        r"""Return Σ_i λ_i / (λ_i + α), the number of directions that the data determine (Maddox et al. 2020).
+
+        Negative eigenvalues count 0, and there is a warning if they are more than rounding.
+
+        Args:
+            precision: α > 0, of the prior, where the matrix is that of the summed loss, as here, without the prior.
+
+        Raises:
+            ValueError: if the precision is not positive.
+        """
+        check_positive(precision=precision)
+        lowest, scale = float(self.values_PK.min()), float(self.values_PK.abs().max())
+        if lowest < -1e-5 * scale:
+            share = float((self.weights_PK * (self.values_PK < 0)).sum(1).mean())
+            note(
+                f"{share:.0%} of the eigenvalues are negative, down to {lowest:.3g}; they count as 0 in the effective "
+                f"dimension. The weights are not at a minimum, or use matrix='ggn'."
+            )
+        return self.trace_of(lambda values: values.clamp_min(0) / (values.clamp_min(0) + precision))
+
+    def log_det(self, precision: float) -> Estimate:
+        """Return log det(A + αI), in nats.
+
+        Args:
+            precision: α ≥ 0; 0 where the matrix has the prior already.
+
+        Raises:
+            ValueError: if the precision is negative, or A + αI has an eigenvalue of at most 0.
+        """
+        check_not_negative(precision=precision)
+        lowest = float(self.values_PK.min())
+        if lowest + precision <= 0:
+            raise ValueError(
+                f"`precision` must be above {-lowest:.6g}, as the smallest eigenvalue is at most {lowest:.6g}; got "
+                f"{precision:g}. Use matrix='ggn', or go to a minimum."
+            )
+        return self.trace_of(lambda values: (values + precision).log())
+
+
+def spectrum(
+    model: Model,
+    data: Any,
+    weights: Weights,
+    *,
+    matrix: Matrix = "hessian",
+    steps: int = 80,
+    probes: int = 8,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Spectrum:
+    r"""Return the spectrum of the curvature of the summed negative log likelihood, by stochastic Lanczos quadrature.
+
+    The Hessian is that of −Σ_n log p(y_n|f_w(x_n)), without temperature; the Gauss-Newton matrix Σ_n JᵀΛJ has the
+    Fisher information Λ of the outputs. Learned parameters of the likelihood belong to the weights; in the
+    Gauss-Newton matrix they are on its diagonal. Networks run in evaluation mode: dropout is off and batch norm has its
+    running statistics.
+
+    Cost: `steps` times `probes` products of the matrix with a vector, each 1.4 to 2.5 gradients of all the data where
+    the graphs of all chunks fit in 1 GiB. Memory: these graphs, and the vectors of the iteration, `steps` times
+    D numbers for each probe; groups of probes whose vectors fit in 1 GiB run in step.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: where: a point posterior of one member, a module, or a tensor (D,).
+        matrix: `hessian` or `ggn`; with `+prior`, −∇² log p(w) is added.
+        steps: m, of Lanczos; eigenvalues of the bulk are resolved to about the range divided by m.
+        probes: P, random vectors.
+        seed: seed of the vectors; probe p is the same whatever their number.
+        chunk_size: rows that go through the network at once.
+
+    Returns:
+        The spectrum.
+
+    Raises:
+        TypeError: if an argument is of another kind, or the network computes in less than float32.
+        ValueError: if data or weights do not fit, there is more than one network, products are not finite or not those
+            of a symmetric matrix, the network cannot be differentiated twice, or settings are out of range.
+    """
+    check_choice(MATRICES, matrix=matrix)
+    check_counts(steps=steps, probes=probes, chunk_size=chunk_size)
+    seed, place = as_seed(seed), place_of(model, data, weights)
+    size, steps = place.weights_D.numel(), min(steps, place.weights_D.numel())
+    check_memory(steps * place.weights_D.nbytes, "the vectors of a probe", place.weights_D.device, steps=steps)
+    product = Products(place, matrix, chunk_size)
+    group = max(_BASIS // (steps * place.weights_D.nbytes), 1)
+    found = []
+    for start in range(0, probes, group):
+        signs = [_signs(place.weights_D, seed, probe) for probe in range(start, min(start + group, probes))]
+        found.append(lanczos(product, torch.stack(signs), steps))
+    longest = max(part.values_PK.shape[1] for part in found)
+    values_PK = torch.cat([_widened(part.values_PK, longest, repeat=True) for part in found])
+    weights_PK = torch.cat([_widened(part.weights_PK, longest) for part in found])
+    residuals_PK = torch.cat([_widened(part.residuals_PK, longest, repeat=True) for part in found])
+    taken = tuple(step for part in found for step in part.steps)
+    return Spectrum(values_PK, weights_PK, residuals_PK, taken, size, place.rows.size, matrix)
+
+
+def trace(
+    model: Model,
+    data: Any,
+    weights: Weights,
+    *,
+    matrix: Matrix = "hessian",
+    products: int = 60,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Estimate:
+    r"""Return the trace of the curvature of the summed negative log likelihood, by Hutch++ (Meyer et al. 2021).
+
+    With signs S and G, (D, m/3) each, and an orthonormal basis Q of A S,
+
+        tr A ≈ tr(QᵀAQ) + (3/m) tr(Gᵀ(I − QQᵀ) A (I − QQᵀ)G)
+
+    Exact where A has a rank of at most m/3. Matrices and weights are as for `spectrum`, whose `trace` is Hutchinson's:
+    of larger error where a few eigenvalues dominate.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: where: a point posterior of one member, a module, or a tensor (D,).
+        matrix: as for `spectrum`.
+        products: m, of the matrix with a vector, at least 3. Memory: about as many times D numbers.
+        seed: seed of the signs.
+        chunk_size: rows that go through the network at once.
+
+    Returns:
+        The trace, and its standard error over the columns of G.
+
+    Raises:
+        TypeError: if an argument is of another kind, or the network computes in less than float32.
+        ValueError: as for `spectrum`.
+    """
+    check_choice(MATRICES, matrix=matrix)
+    check_counts(least=3, products=products)
+    check_counts(chunk_size=chunk_size)
+    seed, place = as_seed(seed), place_of(model, data, weights)
+    product = Products(place, matrix, chunk_size)
+    count = min(products // 3, place.weights_D.numel())
+    check_memory(products * place.weights_D.nbytes, "the vectors", place.weights_D.device, products=products)
+    source = generator(Purpose.TRACE, seed)
+    signs = torch.randint(2, (2 * count, place.weights_D.numel()), generator=source).to(place.weights_D) * 2 - 1
+    basis = torch.linalg.qr(product(signs[:count]).mT.double()).Q.mT.to(place.weights_D)
+    known = float((product(basis).double() * basis).sum())
+    if count == place.weights_D.numel():
+        return Estimate(known, 0.0)
+    rest = signs[count:] - (signs[count:] @ basis.mT) @ basis
+    left = _estimate((product(rest).double() * rest).sum(1))
+    return Estimate(known + left.value, left.error)
+
+
+def _estimate(each_P: Tensor) -> Estimate:
+    error = float(each_P.std()) / math.sqrt(len(each_P)) if len(each_P) > 1 else math.nan
+    return Estimate(float(each_P.mean()), error)
+
+
+def _signs(like_D: Tensor, seed: int, probe: int) -> Tensor:
+    source = generator(Purpose.SPECTRUM, seed, probe)
+    return (torch.randint(2, (like_D.numel(),), generator=source) * 2 - 1).to(like_D)
+
+
+def _widened(values_PK: Tensor, width: int, *, repeat: bool = False) -> Tensor:
+    """Return a table with further columns: its last one repeated, or zeros."""
+    more = values_PK[:, -1:].expand(-1, width - values_PK.shape[1])
+    return torch.cat([values_PK, more if repeat else torch.zeros_like(more)], dim=1)

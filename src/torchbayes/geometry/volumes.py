@@ -1,0 +1,260 @@
+r"""The volume of a basin: how far one can go from a minimum in every direction (Huang et al. 2020).
+
+The basin {w : L(w) ≤ L(w*) + t} is taken to be star-shaped about w*. With the radius r(φ) at which it ends in direction
+φ, and any invertible matrix M, φ = Mu/|Mu|, u uniform on the sphere,
+
+    V = V_D |det M| E_u[(r(φ)/|Mu|)^D],     V_D = π^{D/2}/Γ(D/2 + 1)
+
+M = I is plain sampling. With M near H^{−½} all terms are alike (Scherlis and Belrose 2025): on a quadratic they are
+equal, and log V = log V_D + (D/2) log 2t − ½ log det H.
+
+In more than some ten dimensions the largest of a few radii decides, and log V is too low, by an amount that its error
+does not show. The effective number of directions does. In thousands of dimensions only differences between two log
+volumes that were found along the same directions (one seed, one M) mean something.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, given, seen
+from torchbayes.density.density import LogDensity
+from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.model.layout import Layout
+from torchbayes.model.model import PREFIX, Model
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.problems import is_finite, warn_of
+
+_TOLERANCE = 1e-3  # relative, of a radius
+_FEWEST = 10.0  # effective directions
+_STACK = 2**28  # bytes of weights that are looked at together
+_FAR = 1e4  # radius at which a direction is given up, in units of the weights' norm
+
+
+@dataclass(frozen=True)
+class Basin:
+    """How far a basin reaches.
+
+    Attributes:
+        radii_K: r, in the units of the weights, float64; at most `limit`.
+        log_volume: log V, in nats; NaN for filter-normalised directions, which give no volume.
+        error: its standard error by the delta method, of chance alone; NaN likewise.
+        ess: effective number of directions, (Σ e)²/Σ e² of the terms e of V.
+        capped: directions in which the loss does not rise by the threshold before `limit`.
+        loss: L(w*), mean negative log likelihood, in nats per observation.
+        threshold: t, the rise that ends the basin, in nats per observation.
+        limit: the radius at which a direction is given up.
+        size: D.
+        problems: why it should not be trusted; empty where nothing is known against it.
+    """
+
+    radii_K: Tensor
+    log_volume: float
+    error: float
+    ess: float
+    capped: int
+    loss: float
+    threshold: float
+    limit: float
+    size: int
+    problems: tuple[str, ...]
+
+
+class _Directions(NamedTuple):
+    """Unit directions, and the logarithms of |Mu|; log |det M| is NaN where there is no volume."""
+
+    unit_KD: Tensor
+    log_length_K: Tensor
+    log_det: float
+
+
+def basin(
+    model: Model,
+    data: Any,
+    weights: Weights,
+    *,
+    threshold: float = 0.1,
+    directions: int = 64,
+    shape: Tensor | Literal["sphere", "filters"] = "sphere",
+    limit: float | None = None,
+    seed: int = 0,
+) -> Basin:
+    r"""Return the radii of a basin along random directions, and its volume.
+
+    Along each direction the radius is doubled, or halved, until the rise of the mean loss is on both sides of the
+    threshold, and then bisected to a thousandth. A first crossing that lies between two such radii, with the loss below
+    the threshold at both, is passed over. A loss that is not finite is above the threshold. All directions go through
+    the density as one stack. Networks run in evaluation mode. The prior does not enter.
+
+    In high dimension only differences of log volumes along the same directions mean something: same seed, same `shape`.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: w*: a point posterior of one member, a module, or a tensor (D,).
+        threshold: t, rise of the mean negative log likelihood above that of w*, in nats per observation.
+        directions: K, at least 2.
+        shape: M: a tensor (D,) for a diagonal matrix, such as the Hessian's diagonal to the power −1/2, or (D, D);
+            "sphere" for the identity; "filters" for directions of which each filter, or row of a weight matrix, has the
+            norm of that of the network, and biases are fixed (Li et al. 2018): their radii do not depend on the scale
+            of layers, but give no volume, and are in units of such a direction.
+        limit: radius at which a direction is given up; None for 10,000 times the norm of the weights.
+        seed: seed of the directions.
+
+    Returns:
+        The basin; a warning where fewer than ten directions decide, or some were given up.
+
+    Raises:
+        TypeError: if an argument is of another kind, or the network computes in less than float32.
+        ValueError: if data, weights or matrix do not fit, the loss is not finite at w*, or settings are out of range.
+    """
+    check_positive(threshold=threshold, **given(limit=limit))
+    check_counts(least=2, directions=directions)
+    check_kind((Tensor, str), "a tensor, 'sphere' or 'filters'", shape=shape)
+    seed, place = as_seed(seed), place_of(model, data, weights)
+    check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
+    found = _directions(place, directions, shape, seed=seed)
+    rise = _Rise(place, found.unit_KD)
+    limit = float(limit or _FAR * max(float(place.weights_D.double().norm()), 1.0))
+    radii_K = _radii(rise, threshold, limit=limit, first=1e-3 * max(float(place.weights_D.norm()), 1.0))
+    size, capped = place.weights_D.numel(), int((radii_K >= limit).sum())
+    log_volume, error, ess = _volume(radii_K, found, size)
+    problems = _problems(ess, capped, directions, limit=limit, volume=not math.isnan(log_volume))
+    warn_of(problems, "this basin")
+    return Basin(radii_K, log_volume, error, ess, capped, rise.loss, float(threshold), limit, size, problems)
+
+
+class _Rise:
+    """How much the mean loss rises along directions.
+
+    Attributes:
+        count: K.
+        loss: mean loss at the weights themselves.
+    """
+
+    def __init__(self, place: Place, unit_KD: Tensor) -> None:
+        self._place, self._unit_KD, self.count = place, unit_KD, len(unit_KD)
+        self._density = LogDensity(place.model, place.rows.size, place.rows)
+        self.loss = float(self._losses(place.weights_D.unsqueeze(0))[0])
+        if not math.isfinite(self.loss):
+            raise ValueError(f"the loss must be finite at `weights`; got {self.loss:g}. Look for extreme values.")
+
+    def __call__(self, radii_K: Tensor, which: Tensor) -> Tensor:
+        """Return the rise at radii along the directions of these numbers, float64."""
+        found = []
+        for part in which.split(max(_STACK // self._unit_KD[0].nbytes, 1)):
+            steps_KD = radii_K[part].to(self._unit_KD).unsqueeze(1) * self._unit_KD[part]
+            found.append(self._losses(self._place.weights_D + steps_KD) - self.loss)
+        return torch.cat(found)
+
+    def _losses(self, weights_MD: Tensor) -> Tensor:
+        if not self._place.buffers:
+            total_M = self._density.value(weights_MD).log_likelihood
+        else:  # only a call with a gradient takes buffers
+            stacked = {n: b.expand(len(weights_MD), *b.shape).clone() for n, b in self._place.buffers.items()}
+            total_M = self._density.nll(weights_MD, buffers=stacked).log_likelihood
+        return -total_M.double().cpu() / self._place.rows.size
+
+
+def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tensor:
+    """Return the radii at which a rise reaches the threshold, float64 (K,); `limit` where it does not."""
+    low_K, high_K = torch.zeros(2, rise.count, dtype=torch.float64)
+    at_K = torch.full((rise.count,), min(first, limit), dtype=torch.float64)
+    open_K = torch.arange(rise.count)
+    while len(open_K):
+        within = rise(at_K, open_K) <= threshold  # False where it is NaN
+        low_K[open_K[within]] = at_K[open_K[within]]
+        high_K[open_K[~within]] = at_K[open_K[~within]]
+        bracketed = (low_K > 0) & (high_K > 0)
+        far, near = (high_K == 0) & (low_K >= limit), (low_K == 0) & (high_K < 1e-12 * first)
+        open_K = (~(bracketed | far | near)).nonzero()[:, 0]
+        at_K = torch.where(high_K > 0, high_K / 2, (2 * low_K).clamp_max(limit))
+    open_K = ((low_K > 0) & (high_K > 0)).nonzero()[:, 0]
+    while len(open_K):
+        at_K = (low_K + high_K) / 2
+        within = rise(at_K, open_K) <= threshold
+        low_K[open_K[within]] = at_K[open_K[within]]
+        high_K[open_K[~within]] = at_K[open_K[~within]]
+        open_K = open_K[(high_K - low_K > _TOLERANCE * low_K)[open_K]]
+    return torch.where(high_K > 0, (low_K + high_K) / 2, low_K)
+
+
+def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> _Directions:
+    """Return random directions.
+
+    Raises:
+        ValueError: if the shape is unknown, or a matrix does not fit, is not finite or not invertible.
+    """
+    size = place.weights_D.numel()
+    normal_KD = torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+    if isinstance(shape, str):
+        if shape == "filters":
+            return _filtered(place, normal_KD)
+        if shape != "sphere":
+            raise ValueError(f"`shape` must be a tensor, 'sphere' or 'filters'; got {seen(shape)}.")
+        shape = torch.ones(size, dtype=torch.float64)
+    shape = shape.detach().double().cpu()
+    if shape.shape not in {(size,), (size, size)} or not is_finite(shape):
+        raise ValueError(
+            f"`shape` must be finite, a diagonal ({size},) or a matrix ({size}, {size}); got shape "
+            f"{tuple(shape.shape)}{'' if is_finite(shape) else ' with NaN or infinite values'}."
+        )
+    log_det = float(shape.abs().log().sum() if shape.ndim == 1 else torch.linalg.slogdet(shape).logabsdet)
+    if not math.isfinite(log_det):
+        raise ValueError(f"`shape` must be invertible; its determinant is 0, shape {tuple(shape.shape)}. Add a little.")
+    sphere_KD = normal_KD / normal_KD.norm(dim=1, keepdim=True)
+    moved_KD = sphere_KD * shape if shape.ndim == 1 else sphere_KD @ shape.T
+    length_K1 = moved_KD.norm(dim=1, keepdim=True)
+    return _Directions((moved_KD / length_K1).to(place.weights_D), length_K1[:, 0].log(), log_det)
+
+
+def _filtered(place: Place, normal_KD: Tensor) -> _Directions:
+    """Return directions whose filters have the norms of those of the network.
+
+    Raises:
+        ValueError: if no weight matrix is random and not zero.
+    """
+    layout: Layout = place.model.layout
+    own = layout.split(place.weights_D.detach().double().cpu())
+    for name, part_K in layout.split(normal_KD).items():
+        if own[name].ndim < 2 or name.startswith(PREFIX):
+            part_K.zero_()
+            continue
+        drawn_K, wanted = part_K.flatten(2), own[name].flatten(1).norm(dim=1)
+        drawn_K *= (wanted / drawn_K.norm(dim=2).clamp_min(1e-300)).unsqueeze(-1)
+    if not normal_KD.any():
+        raise ValueError("filters need a random weight matrix that is not zero; got none. Use shape='sphere'.")
+    return _Directions(normal_KD.to(place.weights_D), torch.full((len(normal_KD),), math.nan), math.nan)
+
+
+def _volume(radii_K: Tensor, directions: _Directions, size: int) -> tuple[float, float, float]:
+    """Return log V, its standard error, and the effective number of directions."""
+    volume = not math.isnan(directions.log_det)
+    terms_K = size * (radii_K.log() - (directions.log_length_K if volume else 0.0))
+    total, count = float(terms_K.logsumexp(0)), len(terms_K)
+    ess = math.exp(2 * total - float((2 * terms_K).logsumexp(0))) if math.isfinite(total) else 0.0
+    if not volume:
+        return math.nan, math.nan, ess
+    ball = size / 2 * math.log(math.pi) - math.lgamma(size / 2 + 1)
+    error = math.sqrt(max(count / ess - 1, 0.0) / (count - 1)) if ess else math.inf
+    return ball + directions.log_det + total - math.log(count), error, ess
+
+
+def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool) -> tuple[str, ...]:
+    found = []
+    if capped:
+        found.append(
+            f"in {capped} of {count} directions the loss does not rise by the threshold up to the radius {limit:.3g}, "
+            f"at which they end"
+        )
+    if volume and ess < min(_FEWEST, 0.99 * count):
+        found.append(
+            f"its volume rests on {ess:.1f} effective directions of {count}, so it is probably too low (give `shape`, "
+            f"such as the Hessian's diagonal to the power -1/2, or compare volumes along the same directions only)"
+        )
+    return tuple(found)

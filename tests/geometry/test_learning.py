@@ -1,0 +1,267 @@
+"""Local learning coefficients against integrals, closed forms and theorems, within 5 %."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchbayes as tb
+from tests.geometry.problems import INPUTS, LABELS, made, mlp, problem
+from tests.laws.cases import normal
+from torchbayes.geometry import learning, learning_coefficient
+from torchbayes.methods.mcmc.hmc import HMC
+from torchbayes.methods.mcmc.metropolis import MALA, RandomWalk
+from torchbayes.methods.sgmcmc.sghmc import SGHMC
+from torchbayes.methods.sgmcmc.sgld import SGLD
+from torchbayes.posteriors.problems import ProblemWarning
+
+QUICK = HMC(chains=32, steps=900, burn_in=300, thin=1, jitter=0.3, mass="diagonal", max_leapfrogs=32)
+WALK = RandomWalk(chains=400, steps=3000, burn_in=1000, thin=1, mass="diagonal")
+
+
+def boxed(loss):
+    """A function on [-1, 1]^d, infinite outside."""
+
+    def inside(w):
+        return torch.where((w.abs() <= 1).all(-1), loss(w), torch.inf)
+
+    return inside
+
+
+def near(found, exact, share=0.05):
+    assert abs(found.value - exact) < share * exact
+    assert abs(found.value - exact) < 4.5 * found.error
+    assert not found.problems
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("num_data", [100, 10**6])
+def test_a_quadratic_has_half_its_dimension_whatever_n(size, num_data):
+    curvatures = torch.logspace(-1, 1, size, dtype=torch.float64)
+    found = learning_coefficient(
+        lambda w: 0.5 * (curvatures * w**2).sum(-1),
+        num_data,
+        torch.zeros(size).double(),
+        localisation=0.0,
+        method=QUICK,
+    )
+    near(found, size / 2)
+
+
+@pytest.mark.parametrize("localisation", [1.0, 30.0])
+def test_a_localised_quadratic_has_half_its_effective_dimension(localisation):
+    curvatures, num_data = torch.tensor([0.01, 0.1, 1.0, 10.0], dtype=torch.float64), 1000
+    stiff = num_data / math.log(num_data) * curvatures
+    found = learning_coefficient(
+        lambda w: 0.5 * (curvatures * w**2).sum(-1),
+        num_data,
+        torch.zeros(4).double(),
+        localisation=localisation,
+        method=QUICK,
+    )
+    near(found, 0.5 * float((stiff / (stiff + localisation)).sum()))
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_a_power_2k_has_a_2k_th(power):
+    start = torch.zeros(1, dtype=torch.float64)
+    found = learning_coefficient(lambda w: w[:, 0] ** (2 * power), 1000, start, localisation=0.0, method=QUICK)
+    near(found, 1 / (2 * power))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.3559), (10**4, 0.3883), (10**6, 0.4240)])
+def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
+    start = torch.zeros(2, dtype=torch.float64)
+    found = learning_coefficient(
+        boxed(lambda w: (w[:, 0] * w[:, 1]) ** 2), num_data, start, localisation=0.0, method=WALK
+    )
+    assert abs(found.value - exact) < 0.05 * exact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.2090), (10**4, 0.2267), (10**6, 0.2423)])
+def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
+    start = torch.zeros(2, dtype=torch.float64)
+    found = learning_coefficient(
+        boxed(lambda w: w[:, 0] ** 2 * w[:, 1] ** 4), num_data, start, localisation=0.0, method=WALK
+    )
+    assert abs(found.value - exact) < 0.05 * exact
+
+
+class Product(nn.Module):
+    """The function a b x."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.a * self.b * x
+
+
+def reduced_rank_exactly(stiff, columns, inner):
+    """λ̂ of ½ |bᵀA|² at truth 0 with γ = 1 by quadrature: A is (inner, columns), b a vector, stiff = nβ.
+
+    Given b, the part of A along b has precision stiff |b|² + 1 in each of its columns, so the mean of stiff ½ |bᵀA|² is
+    ½ columns stiff |b|²/(stiff |b|² + 1), and what is left is an integral over r = |b|.
+    """
+    r = torch.logspace(-12, 1.2, 400_001, dtype=torch.float64)
+    curved = stiff * r**2 + 1
+    density = r**inner * torch.exp(-0.5 * r**2) * curved ** (-columns / 2)  # one more r as it is even in log r
+    return float((0.5 * columns * (stiff * r**2 / curved) * density).sum() / density.sum())
+
+
+def reduced_rank(inner, columns):
+    """½ |bᵀA|² as a mean loss, of weights (M, D)."""
+
+    def loss(w):
+        a_MHC = w[:, : inner * columns].unflatten(1, (inner, columns))
+        return 0.5 * (w[:, None, inner * columns :] @ a_MHC).square().sum((1, 2))
+
+    return loss
+
+
+@pytest.mark.parametrize(("columns", "inner", "limit"), [(2, 1, 0.5), (3, 2, 1.0), (4, 2, 1.0), (4, 3, 1.5)])
+def test_the_quadrature_has_the_limit_of_aoyagi_and_watanabe(columns, inner, limit):
+    assert reduced_rank_exactly(1e16, columns, inner) == pytest.approx(limit, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "inner"), [(1, 1), (2, 1), (3, 2)])
+def test_reduced_rank_regression_has_the_value_of_finite_n(columns, inner):
+    start = torch.zeros(inner * (columns + 1), dtype=torch.float64)
+    method = HMC(chains=64, steps=2400, burn_in=400, thin=1, jitter=0.3, mass="diagonal", max_leapfrogs=16)
+    found = learning_coefficient(reduced_rank(inner, columns), 1000, start, method=method)
+    near(found, reduced_rank_exactly(1000 / math.log(1000), columns, inner))
+
+
+@pytest.mark.slow
+def test_a_product_of_two_weights_is_singular():
+    inputs = normal(100, 1)
+    model = tb.Model(made(Product), tb.likelihoods.Gaussian(1.0))
+    method = HMC(chains=8, steps=500, burn_in=100, thin=1, jitter=0.3, step_size=0.25, trajectory=1.0)
+    found = learning_coefficient(model, (inputs, 0 * inputs), torch.zeros(2, dtype=torch.float64), method=method)
+    exact = reduced_rank_exactly(float(inputs.square().sum()) / math.log(100), 1, 1)
+    assert abs(found.value - exact) < 4.5 * found.error
+    assert found.error < 0.1 * exact
+    assert found.value < 0.5  # a regular model of two weights has 1
+
+
+@pytest.mark.parametrize("method", [None, MALA(chains=16, steps=3000, burn_in=1000, thin=1, mass="diagonal")])
+def test_a_linear_model_has_half_its_effective_dimension(method):
+    inputs, targets = normal(200, 3), normal(200, 1, seed=2)
+    model = tb.Model(made(lambda: nn.Linear(3, 1, bias=False)), tb.likelihoods.Gaussian(0.5))
+    best = torch.linalg.lstsq(inputs, targets).solution[:, 0]
+    found = learning_coefficient(model, (inputs, targets), best, localisation=20.0, method=method)
+    stiff = torch.linalg.eigvalsh(inputs.T @ inputs) / 0.25 / math.log(200)
+    near(found, 0.5 * float((stiff / (stiff + 20.0)).sum()))
+    assert found.loss == pytest.approx(0.5 * float((targets[:, 0] - inputs @ best).square().mean()) / 0.25 - math.log(
+        2 * math.pi * 0.25) * -0.5)  # fmt: skip
+    assert found.num_data == 200
+    assert found.inverse_temperature == pytest.approx(1 / math.log(200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SGLD, SGHMC])
+def test_minibatches_give_the_value_of_all_the_data(kind):
+    inputs, targets = normal(600, 3), normal(600, 1, seed=2)
+    model = tb.Model(made(lambda: nn.Linear(3, 1, bias=False)), tb.likelihoods.Gaussian(0.5))
+    best = torch.linalg.lstsq(inputs, targets).solution[:, 0]
+    stiff = torch.linalg.eigvalsh(inputs.T @ inputs) / 0.25 / math.log(600)
+    step: dict[str, Any] = {} if kind is SGLD else {"step_size": 0.003 / float(stiff.max())}
+    method = kind(chains=32, steps=6000, burn_in=1000, thin=1, batch_size=60, **step)
+    found = learning_coefficient(model, (inputs, targets), best, localisation=1.0, method=method)
+    exact = 0.5 * float((stiff / (stiff + 1.0)).sum())
+    assert abs(found.value - exact) < 0.05 * exact
+    assert math.isnan(found.acceptance)
+    size = getattr(found.method, "step_size", None)
+    assert size is not None
+    assert size > 0
+
+
+def test_minibatches_without_noise_are_all_the_data():
+    """At w* and near it gradients of minibatches differ little, whatever the slopes of single rows."""
+    model, data = problem("regression")
+    place = learning.place_of(model, data, model.given_weights(), batch_size=3)
+    whole, loss = learning.rise_on_all(place, 5)
+    parts, other = learning.rise_on_batches(place, 5, chains=2, seed=0)
+    weights = place.weights_D.expand(2, -1)
+    assert loss == pytest.approx(other)
+    exact, slope = whole(weights)
+    rise, gradient = parts(weights)
+    assert torch.allclose(rise, torch.zeros(2, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(exact, torch.zeros(2, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(gradient, slope)
+    moved = weights + 1e-3 * normal(2, place.weights_D.numel())
+    parts, _ = learning.rise_on_batches(place, 5, chains=2, seed=0)
+    found = [parts(moved) for _ in range(4 * 25)]  # whole epochs of four batches
+    mean = torch.stack([rise for rise, _ in found]).mean(0)
+    assert torch.allclose(mean, whole(moved)[0], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(torch.stack([g for _, g in found]).mean(0), whole(moved)[1], atol=1e-9)
+
+
+def test_a_place_that_is_no_minimum_is_told():
+    start = torch.ones(2, dtype=torch.float64)
+    with pytest.warns(ProblemWarning, match=r"negative.*not a minimum"):
+        found = learning_coefficient(lambda w: 0.5 * (w**2).sum(-1), 1000, start, localisation=1.0, method=QUICK)
+    assert found.value < 0
+
+
+def test_chains_that_have_not_converged_are_told():
+    short = HMC(chains=4, steps=30, burn_in=0, thin=1, step_size=0.001, trajectory=0.002, mass="unit")
+    with pytest.warns(ProblemWarning, match=r"do not agree.*effective draws"):
+        learning_coefficient(lambda w: 0.5 * (w**2).sum(-1), 100, torch.zeros(2).double(), method=short)
+
+
+@pytest.mark.slow
+def test_the_error_is_calibrated():
+    scores = []
+    method = HMC(chains=4, steps=400, burn_in=200, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=16)
+    for seed in range(30):
+        found = learning_coefficient(
+            lambda w: 0.5 * (w**2).sum(-1), 1000, torch.zeros(3).double(), localisation=0.0, method=method, seed=seed
+        )
+        scores.append((found.value - 1.5) / found.error)
+    assert 0.7 < float(torch.tensor(scores).square().mean().sqrt()) < 1.4
+
+
+@pytest.mark.parametrize("name", ["classifier", "learned noise", "weighted rows", "frozen", "glob", "named", "batches",
+                                  "one class", "one weight"])  # fmt: skip
+@pytest.mark.parametrize("method", [
+    HMC(chains=2, steps=60, burn_in=30, thin=1, mass="diagonal", max_leapfrogs=8),
+    SGLD(chains=2, steps=60, burn_in=30, thin=1, batch_size=5),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
+def test_every_kind_of_model_has_a_coefficient(name, method):
+    model, data = problem(name)
+    found = learning_coefficient(model, data, model.given_weights(), method=method)
+    again = learning_coefficient(model, data, model.given_weights(), method=method)
+    assert math.isfinite(found.value)
+    assert found.value == again.value
+    assert found.chains_C.shape == (2,)
+    assert float(found.chains_C.mean()) == pytest.approx(found.value)
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
+def test_batch_norm_runs_in_evaluation():
+    model, data = problem("conv")
+    for method in (HMC(chains=2, steps=20, burn_in=10, mass="unit", trajectory=0.1, thin=1),
+                   SGLD(chains=2, steps=20, burn_in=10, thin=1, batch_size=4)):  # fmt: skip
+        assert math.isfinite(learning_coefficient(model, data, model.given_weights(), method=method).value)
+
+
+def test_one_row_needs_a_temperature():
+    model, data = problem("one row")
+    with pytest.raises(ValueError, match="inverse_temperature"):
+        learning_coefficient(model, data, model.given_weights())
+
+
+def test_low_precision_is_refused():
+    model = tb.Model(made(mlp, double=False).bfloat16(), tb.likelihoods.Categorical())
+    with pytest.raises(TypeError, match="bfloat16"):
+        learning_coefficient(model, (INPUTS, LABELS), model.given_weights())
