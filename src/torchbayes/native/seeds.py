@@ -135,6 +135,10 @@ class Purpose(enum.IntEnum):
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
     GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
+    # flat regions
+    PART = 155  # seeds of what a network draws for a part of a batch
+    FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at
+    FLAT_MASKS = 157  # seeds of what a network draws there
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
