@@ -52,8 +52,8 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "BSAM", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI",
-    "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
+    "BSAM", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL",
+    "VI", "ConcreteDropout", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk",
     "RepulsiveEnsemble", "Snapshots",
 ]
 # fmt: on

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import BackendName
 from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.flat.sam import AnyOptimizer
@@ -26,6 +27,20 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.draws import Draws
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.problems import not_finite
+
+
+class Bounds(NamedTuple):
+    """What is known of the cycles of a run.
+
+    Attributes:
+        epochs: of a run that has one cycle, at least.
+        cycles: of a run, at most.
+    """
+
+    epochs: int
+    cycles: int
 
 
 class Cyclic(ABC):
@@ -36,6 +51,7 @@ class Cyclic(ABC):
     batch_size: int
     optimizer: AnyOptimizer
     draws: int | None
+    plan: BackendName | str
     adversarial: float | None
 
     @abstractmethod
@@ -52,24 +68,14 @@ class Cyclic(ABC):
 
     @property
     @abstractmethod
-    def most(self) -> int:
-        """Cycles of a run, at most."""
-
-    @property
-    @abstractmethod
-    def least(self) -> int:
-        """Epochs of a run that has one cycle, at least."""
-
-    def kept(self, total_steps: int, steps_per_epoch: int) -> Sequence[int]:
-        """Return the numbers of steps after which a network is kept: those of the last `draws` cycles, or of all."""
-        found = self.ends(total_steps, steps_per_epoch)
-        return found if self.draws is None else found[-self.draws :]
+    def bounds(self) -> Bounds:
+        """What is known of the cycles before the length of the run is."""
 
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode, and a shelf; held-out rows where the length is open."""
         open_ = "needed" if self.epochs is None else "possible"
-        most = self.most if self.draws is None else min(self.draws, self.most)
+        most = self.bounds.cycles if self.draws is None else min(self.draws, self.bounds.cycles)
         return Needs(batch_size=self.batch_size, network="train", validation=open_, draws=most)
 
     def length(self, steps_per_epoch: int) -> int:
@@ -83,7 +89,7 @@ class Cyclic(ABC):
         found = choose_epochs(self, density, folds, told=told, **begin)
         if not found.settings:
             return found
-        least = self.least if self.epochs is None else min(self.least, self.epochs)
+        least = self.bounds.epochs if self.epochs is None else min(self.bounds.epochs, self.epochs)
         return found._replace(settings={"epochs": max(least, found.settings["epochs"])})
 
     def init(
@@ -136,7 +142,7 @@ class Cyclic(ABC):
 
     def draw(self, state: Trajectory) -> Tensor | None:
         """Return the weights if a network is kept now."""
-        return state.weights_MD if state.step in self.kept(state.total_steps, state.steps_per_epoch) else None
+        return state.weights_MD if state.step in kept(self, state.total_steps, state.steps_per_epoch) else None
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Draws:
         """Return the networks that were kept; the statistics of their batch norms are measured when they are used.
@@ -153,7 +159,16 @@ class Cyclic(ABC):
         See `torchbayes.methods.optimise.health`.
         """
         del history
-        return problems_of(posterior, state, source) or unexplained(posterior, source)
+        about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
+        last = Point(posterior.model, posterior.weights_MSD[:, -1], **about)
+        found = not_finite(posterior.tensors()) or problems_of(last, state, source)
+        return found or unexplained(posterior, source)
+
+
+def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int]:
+    """Return the numbers of steps after which a network is kept: those of the last `draws` cycles, or of all."""
+    found = method.ends(total_steps, steps_per_epoch)
+    return found if method.draws is None else found[-method.draws :]
 
 
 def check_cyclic(method: Cyclic) -> None:

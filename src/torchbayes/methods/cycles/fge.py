@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.cycles.base import Cyclic, check_cyclic
+from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import USUAL_EPOCHS
 from torchbayes.methods.optimise.optimizers import Adam
@@ -82,16 +82,12 @@ class FGE(Cyclic):
         return _LOW / _HIGH * self.high if self.low_lr is None else self.low_lr
 
     @property
-    def most(self) -> int:
-        """Cycles of a run, at most; where neither its epochs are known nor their number, those of 50 epochs."""
+    def bounds(self) -> Bounds:
+        """What is known of the cycles before the length of the run is; 50 epochs are assumed where that is open."""
         if self.cycle is None:
-            return _CYCLES
-        return max(1, int((1 - self.burn_in) * (self.epochs or USUAL_EPOCHS)) // self.cycle)
-
-    @property
-    def least(self) -> int:
-        """Epochs of a run that has one cycle, at least."""
-        return 1 if self.cycle is None else math.ceil(self.cycle / (1 - self.burn_in))
+            return Bounds(1, _CYCLES)
+        after = (1 - self.burn_in) * (self.epochs or USUAL_EPOCHS)
+        return Bounds(math.ceil(self.cycle / (1 - self.burn_in)), max(1, math.ceil(after / self.cycle)))
 
     def cycles(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:
         """Return the steps before the cycles, the steps of a cycle, and the number of cycles.

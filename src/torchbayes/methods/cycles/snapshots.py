@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from torchbayes.checks import check_counts
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.cycles.base import Cyclic, check_cyclic
+from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.optimizers import Adam
 
@@ -52,14 +52,9 @@ class Snapshots(Cyclic):
         check_counts(cycles=self.cycles)
 
     @property
-    def most(self) -> int:
-        """Cycles of a run, at most."""
-        return self.cycles
-
-    @property
-    def least(self) -> int:
-        """Epochs of a run that has one cycle, at least."""
-        return 1
+    def bounds(self) -> Bounds:
+        """What is known of the cycles before the length of the run is."""
+        return Bounds(1, self.cycles)
 
     def ends(self, total_steps: int, steps_per_epoch: int) -> list[int]:
         """Return the numbers of steps after which the rate is lowest, one for each cycle."""

@@ -13,10 +13,11 @@ where m moves by the old s, and the second gradient is at m + ε, not θ + ε. �
 s, which are uncertain, are moved further. With `parts` a minibatch is split, each part has z and ε of its own, and
 gradients and |g| are averaged. Nothing is corrected for the start at u = 0.
 
-s measures how large gradients are, not curvature. Where |g| is a constant c, s goes to ((c + √(c² + 4(δ + damping)))/2)²;
-with all rows, one weight of curvature h and no damping it is about h √(2/(πN)) + δ, far below the h + δ of a Laplace
-approximation. So the spread of q is that of this method, and no reference for a posterior. A prior that is not normal is
-part of the loss: −log p(w)/λ where gradients are taken, with δ = 0.
+s measures how large gradients are, not curvature. Where |g| is a constant c, it goes to
+((c + √(c² + 4(δ + damping)))/2)²; with all rows, one weight of curvature h and no damping it is about
+h √(2/(πN)) + δ, far below the h + δ of a Laplace approximation. So the spread of q is that of this method, and no
+reference for a posterior. A prior that is not normal is part of the loss: −log p(w)/λ where gradients are taken, with
+δ = 0.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class BSAM:
         momentum: β₁.
         decay: β₂.
         rho: ρ, by which gradients over s are multiplied to give the perturbation.
-        initial_scale: s₀, at which s starts.
+        initial_scale: s₀, at which s starts. None for where s would go under the gradients of the first minibatch at
+            the start, (|g| + √(g² + 4(δ + damping)))²/4, at its largest over the weights, and at least 1: a loss with
+            large gradients, as under little noise, needs small steps from the first on.
         damping: added to δ, so that s stays away from 0 where the prior is wide.
         parts: parts of a minibatch, each with a draw and a perturbation of its own; each has two rows or more.
         schedule: how the learning rate changes over the run.
@@ -132,7 +135,7 @@ class BSAM:
     momentum: float = 0.9
     decay: float = 0.999
     rho: float = 0.01
-    initial_scale: float = 1.0
+    initial_scale: float | None = None
     damping: float = 0.1
     parts: int = 1
     schedule: Schedule = field(default_factory=Cosine)
@@ -141,7 +144,7 @@ class BSAM:
     def __post_init__(self) -> None:
         plain(self)
         check_counts(members=self.members, batch_size=self.batch_size, parts=self.parts, **given(epochs=self.epochs))
-        check_positive(lr=self.lr, initial_scale=self.initial_scale, rho=self.rho, damping=self.damping)
+        check_positive(lr=self.lr, rho=self.rho, damping=self.damping, **given(initial_scale=self.initial_scale))
         check_share(momentum=self.momentum, decay=self.decay)
         check_schedule(self.schedule)
         check_plan(self.plan)
@@ -180,7 +183,7 @@ class BSAM:
         mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
         return State(
             mean_MD,
-            torch.full_like(mean_MD, self.initial_scale),
+            torch.full_like(mean_MD, self.initial_scale or 1.0),
             torch.zeros_like(mean_MD),
             clone(buffers),
             torch.empty_like(mean_MD),
@@ -212,6 +215,8 @@ class BSAM:
         """
         now, lr = state if donate else state.clone(), self.lr * self.schedule.factor(state.done)
         now, target = replace(now, buffers=clone(now.buffers)), target_of(density, now.mean_MD)
+        if now.step == 0 and self.initial_scale is None:
+            _scale(self, density, now, batch)
         slope_MD, size_MD = torch.zeros_like(now.mean_MD), torch.zeros_like(now.mean_MD)
         nll_M = torch.zeros(len(now.seeds), dtype=torch.float64, device=slope_MD.device)
         for piece in split(batch, self.parts, seeds=now.seeds, model=density.model):
@@ -243,9 +248,17 @@ class BSAM:
         return problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
 
 
-def _piece(
-    method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]
-) -> Tensor:
+def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
+    """Let s begin where it would go under the gradients at the means, largest over the weights, or at 1."""
+    target = target_of(density, now.mean_MD)
+    about: dict[str, Any] = {"buffers": clone(now.buffers), "seeds": now.seeds, "out": now.gradient_MD}
+    _slope(density, target, now.mean_MD, batch, **about)
+    size_MD, floor = now.gradient_MD.abs(), target.penalty.precision + method.damping
+    settled_MD = ((size_MD + (size_MD.square() + 4 * floor).sqrt()) / 2).square()
+    now.scale_MD.copy_(settled_MD.amax(-1, keepdim=True).clamp_min(1.0))
+
+
+def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:
     """Return the mean loss of each member on a part at a draw; add its share of both gradients to the sums.
 
     Args:
