@@ -189,7 +189,7 @@ METHODS = {
             "momentum": SHARE,
             "decay": SHARE,
             "rho": POSITIVE,
-            "initial_scale": POSITIVE,
+            "initial_scale": maybe(POSITIVE),
             "damping": POSITIVE,
             "parts": COUNT,
             "schedule": _SCHEDULE,
