@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.laws.cases import made, model_of, normal, rows_of
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.cli import main
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.flat.parts import split
 from torchbayes.methods.flat.sam import risen
@@ -240,7 +242,7 @@ def test_every_descent_takes_it(make: Any) -> None:
     assert torch.isfinite(wide).all()
 
 
-@pytest.mark.parametrize("kind", [tb.VI, tb.SVGD, tb.RepulsiveEnsemble, tb.MCDropout, tb.OnlineLaplace, tb.MNF])
+@pytest.mark.parametrize("kind", [tb.VI, tb.SVGD, tb.RepulsiveEnsemble, tb.OnlineLaplace, tb.MNF])
 def test_methods_that_ask_for_other_gradients_refuse_it(kind: Any) -> None:
     with pytest.raises(
         TypeError,
@@ -272,3 +274,18 @@ def test_a_run_that_diverges_says_so_and_adversarial_rows_go_along() -> None:
     linear = tb.Model(nn.Linear(4, 1).double(), tb.likelihoods.Gaussian(1.0))
     with pytest.raises(tb.DivergedError, match="diverged at step 0"):
         tb.fit(linear, (inputs, data[0][:, :1]), tb.MAP(epochs=2, optimizer=tb.SAM()), callbacks=())
+
+
+def test_dropout_that_stays_on_takes_it_too() -> None:
+    method = tb.MCDropout(epochs=20, batch_size=6, optimizer=tb.SAM(tb.Adam(0.05)))
+    posterior = tb.fit(model_of("dropout"), rows_of("dropout"), method, callbacks=())
+    assert tb.evaluate(posterior, rows_of("dropout")).metrics["accuracy"] > 0.5
+
+
+def test_it_can_be_named_on_the_command_line(tmp_path: Any) -> None:
+    options = ["--data", "two_moons", "--method", "MAP", "--method.epochs", "2", "--directory", str(tmp_path / "run")]
+    flat = ["--method.optimizer", "SAM", "--method.optimizer.rho", "0.1", "--method.optimizer.base", "Adam"]
+    assert main(["fit", *options, *flat]) == 0
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert '"SAM"' in json.dumps(written)
+    assert '"rho": 0.1' in json.dumps(written)

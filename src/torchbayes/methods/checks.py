@@ -26,7 +26,7 @@ def check_training(method: Any, *, flat: bool = False) -> None:
     if not flat and hasattr(method.optimizer, "rho"):
         raise TypeError(
             f"`optimizer` of {type(method).__name__} must take gradients where the method asks for them, as Adam() "
-            f"does; got {seen(method.optimizer)}. Give its `base`, or take MAP, SWA, SWAG, FGE or Snapshots."
+            f"does; got {seen(method.optimizer)}. Give its `base`, or take MAP, SWA, SWAG, FGE, Snapshots or MCDropout."
         )
     wanted = ("lr", "slots", "rule", "objective") if flat else ("lr", "slots", "update")
     check_object(wanted, "Adam()", optimizer=method.optimizer)

@@ -11,7 +11,6 @@ from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.optimise.optimizers import Optimizer  # noqa: F401  (jsonargparse evaluates annotations here)
 from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.residuals import unexplained
