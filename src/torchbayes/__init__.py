@@ -15,6 +15,7 @@ from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, fit, sample
+from torchbayes.methods.flat.sam import SAM
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.collector import Collector
@@ -68,6 +69,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "SAM",
     "SGD",
     "Adam",
     "AdamW",

@@ -102,6 +102,12 @@ METHODS: dict[str, Callable[..., Method]] = {
     "mnf": partial(tb.MNF, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, hidden=5),
     "mnf_by_layers": partial(tb.MNF, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, hidden=5, estimator="auto", draws=2),
     "vi_radial": partial(tb.VI, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, antithetic=True),
+    "map_sam": partial(tb.MAP, optimizer=tb.SAM(tb.SGD(lr=0.1), rho=0.05, parts=2)),
+    "fge_sam": partial(tb.FGE, optimizer=tb.SAM(tb.Adam(lr=0.05), adaptive=True), cycle=1, burn_in=0.4, draws=2),
+    "fge": partial(tb.FGE, optimizer=tb.Adam(lr=0.05), burn_in=0.2),
+    "snapshots": partial(tb.Snapshots, optimizer=tb.Adam(lr=0.05), cycles=3),
+    "bsam": partial(tb.BSAM, lr=0.3, momentum=0.8, decay=0.99),
+    "bsam_parts": partial(tb.BSAM, lr=0.3, momentum=0.8, decay=0.99, parts=3),
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }

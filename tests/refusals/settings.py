@@ -166,6 +166,36 @@ METHODS = {
             "plan": WORD,
         },
     ),
+    "FGE": Case(
+        tb.FGE,
+        wrong={
+            **_TRAINED,
+            **_ATTACKED,
+            "cycle": maybe(COUNT),
+            "burn_in": SHARE,
+            "high_lr": maybe(POSITIVE),
+            "low_lr": maybe((*POSITIVE, 1.0)),
+            "draws": maybe(COUNT),
+        },
+    ),
+    "Snapshots": Case(tb.Snapshots, wrong={**_TRAINED, **_ATTACKED, "cycles": COUNT, "draws": maybe(COUNT)}),
+    "BSAM": Case(
+        tb.BSAM,
+        wrong={
+            "members": COUNT,
+            "epochs": maybe(COUNT),
+            "batch_size": COUNT,
+            "lr": POSITIVE,
+            "momentum": SHARE,
+            "decay": SHARE,
+            "rho": POSITIVE,
+            "initial_scale": maybe(POSITIVE),
+            "damping": POSITIVE,
+            "parts": COUNT,
+            "schedule": _SCHEDULE,
+            "plan": WORD,
+        },
+    ),
     "HMC": Case(
         tb.HMC,
         wrong={
@@ -199,6 +229,10 @@ OPTIMISERS = {
     "SGD": Case(tb.SGD, wrong={"lr": POSITIVE, "momentum": SHARE, "nesterov": FLAG}),
     "Adam": Case(tb.Adam, wrong={"lr": POSITIVE, "betas": _PAIR, "eps": POSITIVE}),
     "AdamW": Case(tb.AdamW, wrong={"lr": POSITIVE, "betas": _PAIR, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE}),
+    "SAM": Case(
+        tb.SAM,
+        wrong={"base": (*OBJECT, tb.Adam, tb.SAM(), tb.Cosine()), "rho": POSITIVE, "adaptive": FLAG, "parts": COUNT},
+    ),
     "Constant": Case(tb.Constant),
     "Cosine": Case(tb.Cosine, wrong={"final": NOT_NEGATIVE, "warmup": SHARE}),
     "PiecewiseLinear": Case(tb.PiecewiseLinear, wrong={"final": NOT_NEGATIVE, "end": (*NOT_NEGATIVE, 1.5)}),

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
+from torchbayes.catalogue.flat import FLAT
 from torchbayes.catalogue.imports import load_path, path_of, registered
 from torchbayes.catalogue.tuned import (
     HMC_SETTINGS,
@@ -25,6 +26,9 @@ from torchbayes.catalogue.tuned import (
 from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
+from torchbayes.methods.cycles.fge import FGE
+from torchbayes.methods.cycles.snapshots import Snapshots
+from torchbayes.methods.flat.bsam import BSAM
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.laplace.laplace import Laplace
@@ -50,9 +54,9 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI",
-    "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow",
-    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "BSAM", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL",
+    "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow",
+    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Snapshots",
 ]
 # fmt: on
 
@@ -246,6 +250,7 @@ METHODS: dict[str, MethodEntry] = {
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
         *VARIATIONAL,
+        *FLAT,
     )
 }
 

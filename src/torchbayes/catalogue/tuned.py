@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from torchbayes.methods.flat.bsam import BSAM
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.optimise.map import MAP
@@ -101,6 +102,12 @@ def ivon(usual: Usual, members: int = 1) -> IVON:
     """Return IVON with the budget of a data set; a member takes as long as an ensemble of five."""
     b = usual.budget
     return IVON(members, _longer(b.epochs), b.batch_size, plan=usual.plan)
+
+
+def bsam(usual: Usual, members: int = 1) -> BSAM:
+    """Return bSAM with the budget of a data set."""
+    b = usual.budget
+    return BSAM(members, b.epochs, b.batch_size, plan=usual.plan)
 
 
 def mean_field(usual: Usual, members: int = 1) -> VI:

@@ -24,7 +24,7 @@ from torchbayes.catalogue.usual import Usual
 from torchbayes.catalogue.yaml_text import check_yaml
 from torchbayes.cli.errors import one_line
 from torchbayes.density import Ranks
-from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
 
 Parser = jsonargparse.ArgumentParser
@@ -123,7 +123,7 @@ def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
         The parser; it raises `argparse.ArgumentError`.
     """
     # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
-    choices = [*classes().values(), *get_args(Optimizer), *get_args(Schedule), *get_args(StepSchedule)]
+    choices = [*classes().values(), *get_args(AnyOptimizer), *get_args(Schedule), *get_args(StepSchedule)]
     jsonargparse.set_parsing_settings(subclasses_enabled=choices)
     jsonargparse.set_loader("yaml", _bounded, exceptions=(yaml.YAMLError,))
     parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)

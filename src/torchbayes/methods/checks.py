@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain
+from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain, seen
 from torchbayes.density.plans import BACKEND_NAMES
 
 __all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
 
-def check_training(method: Any) -> None:
+def check_training(method: Any, *, flat: bool = False) -> None:
     """Check the settings of every method that trains, and turn its numbers into Python's.
+
+    Args:
+        method: the method.
+        flat: whether its optimiser may be one that takes gradients elsewhere than at the weights, such as `SAM`.
 
     Raises:
         ValueError: if a number or the plan is invalid.
@@ -19,7 +23,13 @@ def check_training(method: Any) -> None:
     """
     plain(method)
     check_counts(members=method.members, batch_size=method.batch_size)
-    check_object(("lr", "slots", "update"), "Adam()", optimizer=method.optimizer)
+    if not flat and hasattr(method.optimizer, "rho"):
+        raise TypeError(
+            f"`optimizer` of {type(method).__name__} must take gradients where the method asks for them, as Adam() "
+            f"does; got {seen(method.optimizer)}. Give its `base`, or take MAP, SWA, SWAG, FGE, Snapshots or MCDropout."
+        )
+    wanted = ("lr", "slots", "rule", "objective") if flat else ("lr", "slots", "update")
+    check_object(wanted, "Adam()", optimizer=method.optimizer)
     check_plan(method.plan)
 
 

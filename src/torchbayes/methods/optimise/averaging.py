@@ -8,8 +8,8 @@ from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_training
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend
-from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import PiecewiseLinear
 from torchbayes.model.model import Batch
 
@@ -27,7 +27,7 @@ class Averaging(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> AnyOptimizer:
         """Update rule and learning rate before averaging."""
         ...
 
@@ -59,7 +59,7 @@ def check_averaging(settings: Averaging) -> None:
         ValueError: if one is out of range.
         TypeError: if the optimiser is not an optimiser object.
     """
-    check_training(settings)
+    check_training(settings, flat=True)
     check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
     check_share(**given(burn_in=settings.burn_in))
     check_positive(**given(averaging_lr=settings.averaging_lr))
@@ -102,7 +102,8 @@ def averaging_step(
     lr = settings.optimizer.lr * PiecewiseLinear(share, burn_in).factor(trajectory.done)
     if settings.adversarial is not None:
         trajectory, batch = attacked(density, trajectory, batch, share=settings.adversarial)
-    now, info = descend(density, trajectory, batch, optimizer=settings.optimizer, lr=lr, donate=donate)
+    target, rule = settings.optimizer.objective(density), settings.optimizer.rule
+    now, info = descend(target, trajectory, batch, optimizer=rule, lr=lr, donate=donate)
     return now, info, is_snapshot(now, burn_in, settings.per_epoch)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.residuals import unexplained
@@ -23,7 +23,7 @@ class Descent(ABC):
 
     epochs: int | None
     batch_size: int
-    optimizer: Optimizer
+    optimizer: AnyOptimizer
 
     @property
     def needs(self) -> Needs:

@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
-from torchbayes.methods.optimise.optimizers import Optimizer, Slots
+from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.optimise.optimizers import Slots
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -95,6 +96,21 @@ class Info:
         return {"lr": self.lr}
 
 
+class Objective(Protocol):
+    """What a step takes loss and gradient of."""
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        ...
+
+    def loss(
+        self, weights_MD: Tensor, batch: Batch, *, buffers: Buffers | None, seeds: Sequence[int], out: Tensor
+    ) -> Value:
+        """Return the loss of each member, with its gradient in `out`."""
+        ...
+
+
 class Update(Protocol):
     """The part of an optimiser that a step needs."""
 
@@ -118,7 +134,7 @@ def start(
     buffers: Buffers,
     seeds: Sequence[int],
     *,
-    optimizer: Optimizer,
+    optimizer: AnyOptimizer,
     epochs: int | None,
     steps_per_epoch: int,
 ) -> Trajectory:
@@ -142,12 +158,12 @@ def largest(batch: Batch | None) -> float:
 
 
 def descend(
-    density: LogDensity, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
+    density: Objective, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
 ) -> tuple[Trajectory, Info]:
     """Take one optimiser step on the loss −(T/N) log p(w, D) of every member.
 
     Args:
-        density: the hot function, in training mode.
+        density: the hot function, in training mode, or what stands in its place.
         trajectory: where the members are.
         batch: one minibatch per member, (M, B, ...).
         optimizer: the update rule.

@@ -22,9 +22,9 @@ from typing import Protocol
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, descend, start
 from torchbayes.methods.optimise.health import log_likelihoods, num_targets
-from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -46,7 +46,7 @@ class Trained(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> AnyOptimizer:
         """Update rule and learning rate."""
         ...
 
@@ -108,10 +108,11 @@ def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
     return max(seen) - best >= max(waits)
 
 
-def _epoch(density: LogDensity, run: Trajectory, rows: Source, optimizer: Optimizer) -> Trajectory:
+def _epoch(density: LogDensity, run: Trajectory, rows: Source, optimizer: AnyOptimizer) -> Trajectory:
     """Return the trajectory one epoch on, at a constant learning rate."""
+    target, rule = optimizer.objective(density), optimizer.rule
     for batch in rows.epoch(run.seeds, run.step // rows.steps_per_epoch):
-        run, _ = descend(density, run, batch, optimizer=optimizer, lr=optimizer.lr, donate=True)
+        run, _ = descend(target, run, batch, optimizer=rule, lr=optimizer.lr, donate=True)
     return run
 
 

@@ -17,9 +17,10 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
@@ -48,13 +49,13 @@ class MAP(Descent):
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_training(self)
+        check_training(self, flat=True)
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
         check_adversarial(self.adversarial)
@@ -99,7 +100,8 @@ class MAP(Descent):
         lr = self.optimizer.lr * self.schedule.factor(state.done)
         if self.adversarial is not None:
             state, batch = attacked(density, state, batch, share=self.adversarial)
-        return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+        target = self.optimizer.objective(density)
+        return descend(target, state, batch, optimizer=self.optimizer.rule, lr=lr, donate=donate)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""

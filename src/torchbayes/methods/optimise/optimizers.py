@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +20,24 @@ from torchbayes.checks import check_each, check_flags, check_not_negative, check
 
 Slots = dict[str, Tensor]
 
+_Density = TypeVar("_Density")
+
+
+class Plain:
+    """What optimisers share that take the gradient at the weights themselves."""
+
+    @property
+    def rule(self) -> Self:
+        """Itself: the rule by which a gradient moves weights."""
+        return self
+
+    def objective(self, density: _Density) -> _Density:
+        """Return what a descent takes loss and gradient of: the density as it is."""
+        return density
+
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Plain):
     """Stochastic gradient descent with momentum: b ← μ b + g, w ← w − lr b (Nesterov: w ← w − lr (g + μ b)).
 
     Attributes:
@@ -70,7 +86,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Plain):
     """Adam (Kingma and Ba 2015); the prior enters through the gradient.
 
     Attributes:
@@ -103,7 +119,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Plain):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): w ← (1 − lr · weight_decay) w before the step.
 
     The decay is added to the effect of the model's prior; with `priors.Flat()` it is the only shrinkage.

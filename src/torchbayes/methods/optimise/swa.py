@@ -18,12 +18,13 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, ways_to_average
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -70,7 +71,7 @@ class SWA(Descent):
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     averaging_lr: float | None = None
     burn_in: float | None = None
     per_epoch: int | None = None

@@ -22,6 +22,7 @@ from torch import Tensor
 from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.averaging import (
     averaging_step,
     burn_in_of,
@@ -33,7 +34,7 @@ from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments, joined
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -81,7 +82,7 @@ class SWAG(Descent):
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     averaging_lr: float | None = None
     burn_in: float | None = None
     per_epoch: int | None = None

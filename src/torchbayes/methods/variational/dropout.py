@@ -22,9 +22,10 @@ from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout
@@ -55,12 +56,12 @@ class MCDropout(Descent):
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
-        check_training(self)
+        check_training(self, flat=True)
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
 
@@ -113,7 +114,8 @@ class MCDropout(Descent):
             The new state, and the info of the step.
         """
         lr = self.optimizer.lr * self.schedule.factor(state.done)
-        return descend(density, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+        target = self.optimizer.objective(density)
+        return descend(target, state, batch, optimizer=self.optimizer.rule, lr=lr, donate=donate)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""

@@ -1,0 +1,70 @@
+r"""Snapshots: an ensemble of the ends of cosine cycles in one training run (Huang et al. 2017).
+
+A run of T steps is divided into C cycles. In each the learning rate falls from α₀ to almost zero, and then starts anew
+(Loshchilov and Hutter 2017): in step t = 1, 2, … of a run whose cycles have T/C steps
+
+    α(t) = (α₀/2) [cos(π ((t − 1) mod T/C)/(T/C)) + 1]
+
+A network is kept at the end of each cycle, where it has converged; the next start of the rate throws the run out of its
+basin. Where C does not divide T, cycle k ends after ⌊k T/C⌋ steps and the formula holds with its own length. The
+posterior gives every network the same weight.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from torchbayes.checks import check_counts
+from torchbayes.density.plans import BackendName
+from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
+from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.optimise.optimizers import Adam
+
+
+@dataclass(frozen=True)
+class Snapshots(Cyclic):
+    """Snapshot ensembling: one training run in cosine cycles, with a network kept at the end of each.
+
+    Attributes:
+        members: M, independent runs, each of which gives S networks.
+        epochs: passes over the data, of all cycles together; None lets held-out rows choose them, see `fit`.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule, and learning rate at the start of a cycle.
+        cycles: C, cycles of the run; fewer where it has fewer steps.
+        draws: S, networks kept, those of the last cycles; None keeps one of each.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
+    cycles: int = 5
+    draws: int | None = None
+    plan: BackendName | str = "auto"
+    adversarial: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_cyclic(self)
+        check_counts(cycles=self.cycles)
+
+    @property
+    def bounds(self) -> Bounds:
+        """What is known of the cycles before the length of the run is."""
+        return Bounds(1, self.cycles)
+
+    def ends(self, total_steps: int, steps_per_epoch: int) -> list[int]:
+        """Return the numbers of steps after which the rate is lowest, one for each cycle."""
+        del steps_per_epoch
+        count = min(self.cycles, total_steps)
+        return [number * total_steps // count for number in range(1, count + 1)]
+
+    def rate(self, step: int, total_steps: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        ends = [0, *self.ends(total_steps, steps_per_epoch)]
+        number = bisect_right(ends, step)
+        first, length = ends[number - 1], ends[number] - ends[number - 1]
+        return self.optimizer.lr / 2 * (math.cos(math.pi * (step - first) / length) + 1)

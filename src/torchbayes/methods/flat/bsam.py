@@ -1,0 +1,309 @@
+r"""bSAM: sharpness-aware minimisation as Bayes (Möllenhoff and Khan 2023).
+
+The worst case of SAM is the tightest convex lower bound of the expected loss under a Gaussian, and the same relaxation
+with a variance for each weight gives a posterior: every member has q(w) = N(m, 1/(λ s)) with a mean m and a scale s for
+each weight, λ = N/T and the normal prior N(μ, 1/(λδ)). With ℓ = −log p(D|w)/N on a minibatch a step is
+
+    θ = m + z/√(λ s),    g = ∇ℓ(θ),    ε = ρ g/s
+    u ← β₁ u + (1 − β₁) (∇ℓ(m + ε) + δ (m − μ))
+    m ← m − lr u/s
+    s ← β₂ s + (1 − β₂) (√s |g| + δ + damping)
+
+where m moves by the old s, and the second gradient is at m + ε, not θ + ε. ε is not divided by a norm: weights of small
+s, which are uncertain, are moved further. With `parts` a minibatch is split, each part has z and ε of its own, and
+gradients and |g| are averaged. Nothing is corrected for the start at u = 0.
+
+s measures how large gradients are, not curvature. Where |g| is a constant c, it goes to
+((c + √(c² + 4(δ + damping)))/2)²; with all rows, one weight of curvature h and no damping it is about
+h √(2/(πN)) + δ, far below the h + δ of a Laplace approximation. So the spread of q is that of this method, and no
+reference for a posterior. A prior that is not normal is part of the loss: −log p(w)/λ where gradients are taken, with
+δ = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import given, plain
+from torchbayes.density.density import LogDensity
+from torchbayes.density.plans import BackendName
+from torchbayes.linalg import Diagonal
+from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
+from torchbayes.methods.flat.parts import Piece, split
+from torchbayes.methods.noise import Purpose, mix, normals
+from torchbayes.methods.optimise.descent import Info, clone, epochs_of, largest
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.sgmcmc.search import choose_scale
+from torchbayes.methods.variational.target import Target, target_of
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.gaussian import Gaussian
+
+_SHORTER = 2  # times that a trial run for the scale of the prior is shorter
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs.
+
+    Attributes:
+        mean_MD: m.
+        scale_MD: s, positive; the precision of q over λ.
+        momentum_MD: u.
+        buffers: the network's buffers of each member, (M, ...).
+        gradient_MD: memory for the gradient, reused at every step; its content means nothing between steps.
+        seeds: one seed per member.
+        step: steps taken.
+        steps_per_epoch: length of an epoch.
+        total_steps: length of the run.
+        unseen: numbers of past steps that are still to be looked at.
+    """
+
+    mean_MD: Tensor
+    scale_MD: Tensor
+    momentum_MD: Tensor = field(metadata=FOR_STEPS)
+    buffers: Buffers
+    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    total_steps: int
+    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
+
+    @property
+    def weights_MD(self) -> Tensor:
+        """The means."""
+        return self.mean_MD
+
+    @property
+    def trajectory(self) -> State:
+        """Itself, whose end the checks of a descent look at."""
+        return self
+
+    @property
+    def done(self) -> float:
+        """Completed share of the run, in [0, 1]."""
+        return self.step / self.total_steps
+
+    def clone(self) -> State:
+        """Return a copy that shares no tensor with this one."""
+        return replace(
+            self,
+            mean_MD=self.mean_MD.clone(),
+            scale_MD=self.scale_MD.clone(),
+            momentum_MD=self.momentum_MD.clone(),
+            buffers=clone(self.buffers),
+            gradient_MD=torch.empty_like(self.gradient_MD),
+        )
+
+
+@dataclass(frozen=True)
+class BSAM:
+    """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members their mixture.
+
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        batch_size: rows per step where the data are not batched already.
+        lr: learning rate, on the scale of u/s.
+        momentum: β₁.
+        decay: β₂.
+        rho: ρ, by which gradients over s are multiplied to give the perturbation.
+        initial_scale: s₀, at which s starts. None for where s would go under the gradients of the first minibatch at
+            the start, (|g| + √(g² + 4(δ + damping)))²/4, at its largest over the weights, and at least 1: a loss with
+            large gradients, as under little noise, needs small steps from the first on.
+        damping: added to δ, so that s stays away from 0 where the prior is wide.
+        parts: parts of a minibatch, each with a draw and a perturbation of its own; each has two rows or more.
+        schedule: how the learning rate changes over the run.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled.
+    """
+
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    decay: float = 0.999
+    rho: float = 0.01
+    initial_scale: float | None = None
+    damping: float = 0.1
+    parts: int = 1
+    schedule: Schedule = field(default_factory=Cosine)
+    plan: BackendName | str = "auto"
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_counts(members=self.members, batch_size=self.batch_size, parts=self.parts, **given(epochs=self.epochs))
+        check_positive(lr=self.lr, rho=self.rho, damping=self.damping, **given(initial_scale=self.initial_scale))
+        check_share(momentum=self.momentum, decay=self.decay)
+        check_schedule(self.schedule)
+        check_plan(self.plan)
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
+        return Needs(batch_size=self.batch_size, network="train", validation="prior")
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
+        per_epoch = folds[0].rows.steps_per_epoch
+        epochs = -(-self.length(per_epoch) // (_SHORTER * per_epoch))
+        return choose_scale(replace(self, epochs=epochs), density, folds, **begin)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the hot function.
+            weights_MD: where the means start.
+            buffers: the network's buffers of each member, (M, ...).
+            seeds: one seed per member.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+        """
+        del density
+        mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
+        return State(
+            mean_MD,
+            torch.full_like(mean_MD, self.initial_scale or 1.0),
+            torch.zeros_like(mean_MD),
+            clone(buffers),
+            torch.empty_like(mean_MD),
+            tuple(seeds),
+            0,
+            steps_per_epoch,
+            self.length(steps_per_epoch),
+        )
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < state.total_steps else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Take one step.
+
+        Args:
+            density: the hot function.
+            state: the state; intact afterwards unless donated.
+            batch: one minibatch per member, (M, B, ...).
+            donate: overwrite the state's tensors, to save copies.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            DivergedError: if a loss or gradient is not finite. On a CPU the state is then that before the step; on
+                other devices it is found up to 49 steps later, and the means may not be finite.
+        """
+        now, lr = state if donate else state.clone(), self.lr * self.schedule.factor(state.done)
+        now, target = replace(now, buffers=clone(now.buffers)), target_of(density, now.mean_MD)
+        if now.step == 0 and self.initial_scale is None:
+            _scale(self, density, now, batch)
+        slope_MD, size_MD = torch.zeros_like(now.mean_MD), torch.zeros_like(now.mean_MD)
+        nll_M = torch.zeros(len(now.seeds), dtype=torch.float64, device=slope_MD.device)
+        for piece in split(batch, self.parts, seeds=now.seeds, model=density.model):
+            nll_M += piece.share * _piece(self, density, now, piece=piece, sums=(slope_MD, size_MD))
+        loc, delta = target.penalty
+        pull_MD = now.mean_MD - loc
+        loss_M = nll_M + 0.5 * (delta * pull_MD.square()).sum(-1).double()
+        health_M = loss_M + torch.linalg.vector_norm(slope_MD, dim=-1) + torch.linalg.vector_norm(size_MD, dim=-1)
+        unseen = _sound((*now.unseen, Seen(now.step, lr, loss_M, health_M)), now, batch)
+        now.momentum_MD.lerp_(slope_MD.addcmul_(pull_MD, delta), 1 - self.momentum)
+        now.mean_MD.addcdiv_(now.momentum_MD, now.scale_MD, value=-lr)
+        now.scale_MD.lerp_(size_MD.mul_(now.scale_MD.sqrt()).add_(delta + self.damping), 1 - self.decay)
+        return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, nll_M, lr)
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+        """Return the mixture of the members' Gaussians."""
+        del shelf
+        variance_MD = 1 / (state.scale_MD * target_of(density, state.mean_MD).ess)
+        return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
+
+    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
+        del history
+        why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
+        return problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
+
+
+def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
+    """Let s begin where it would go under the gradients at the means, largest over the weights, or at 1."""
+    target = target_of(density, now.mean_MD)
+    about: dict[str, Any] = {"buffers": clone(now.buffers), "seeds": now.seeds, "out": now.gradient_MD}
+    _slope(density, target, now.mean_MD, batch, **about)
+    size_MD, floor = now.gradient_MD.abs(), target.penalty.precision + method.damping
+    settled_MD = ((size_MD + (size_MD.square() + 4 * floor).sqrt()) / 2).square()
+    now.scale_MD.copy_(settled_MD.amax(-1, keepdim=True).clamp_min(1.0))
+
+
+def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean loss of each member on a part at a draw; add its share of both gradients to the sums.
+
+    Args:
+        method: for ρ.
+        density: the hot function.
+        now: where the members are; its buffers become those of the pass at the draw.
+        piece: the rows.
+        sums: of the gradients at m + ε, and of the sizes of those at the draw.
+    """
+    (slope_MD, size_MD), target = sums, target_of(density, now.mean_MD)
+    seeds = [mix(Purpose.FLAT_MASKS, seed, now.step) for seed in piece.seeds]
+    kept = clone(now.buffers)
+    noise_MD = normals(piece.seeds, Purpose.FLAT_NOISE, now.step, like=now.mean_MD)
+    drawn_MD = noise_MD.mul_((now.scale_MD * target.ess).rsqrt_()).add_(now.mean_MD)
+    nll_M = _slope(density, target, drawn_MD, piece.rows, buffers=now.buffers, seeds=seeds, out=now.gradient_MD)
+    size_MD.add_(now.gradient_MD.abs(), alpha=piece.share)
+    there_MD = torch.addcmul(now.mean_MD, now.gradient_MD, method.rho / now.scale_MD)
+    _slope(density, target, there_MD, piece.rows, buffers=kept, seeds=seeds, out=now.gradient_MD)
+    slope_MD.add_(now.gradient_MD, alpha=piece.share)
+    return nll_M
+
+
+def _slope(
+    density: LogDensity, target: Target, weights_MD: Tensor, rows: Batch, *, out: Tensor, **about: Any
+) -> Tensor:
+    """Return the mean loss of each member on some rows, and write its gradient, with a prior that is not normal."""
+    nll_M = density.nll(weights_MD, rows, out=out, **about).log_density
+    for segment in target.others:
+        segment.add_gradient_(out, weights_MD, -target.scale / target.ess)
+    return nll_M
+
+
+def _sound(unseen: tuple[Seen, ...], state: State, batch: Batch) -> tuple[Seen, ...]:
+    """Return the steps that are still to be looked at.
+
+    Raises:
+        DivergedError: if one that is looked at now was not finite.
+    """
+    if not due(unseen, last=(state.step + 1) % state.steps_per_epoch == 0):
+        return unseen
+    if (bad := first_unsound(unseen)) is not None:
+        raise DivergedError(
+            f"the fit diverged at step {bad.step} of {state.total_steps}: the loss of member {bad.member} is "
+            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
+            f"{largest(batch):.3g}: standardise inputs and targets if they are large, lower the learning rate, or "
+            f"raise `initial_scale`, which makes the first steps smaller."
+        )
+    return ()

@@ -1,0 +1,179 @@
+r"""SAM: sharpness-aware minimisation (Foret et al. 2021), an option of the optimiser.
+
+A step of an optimiser of the base, with the gradient not at the weights but where the loss around them is highest, to
+first order, within a ball of radius ρ:
+
+    g = ∇L(w),    ε = ρ g/|g|₂,    w ← w − lr ∇L(w + ε)
+
+The norm is over all weights of a member together, and the gradient is not taken through ε. L is what descents minimise,
+the negative log joint density per observation, with its prior. On a quadratic L = ½ wᵀHw the gradient is g + ρ H g/|g|:
+directions of large curvature are left first.
+
+With `adaptive` (Kwon et al. 2021) the ball is scaled by the weights, T = |w| + 0.01, so that scaling a layer up and the
+next one down changes nothing:
+
+    ε = ρ T² g/|T g|₂,    |T⁻¹ ε|₂ = ρ
+
+With `parts` a batch is split, each part of it has an ε of its own, and their gradients are averaged by their rows
+(m-sharpness): the paper's gains are larger with parts of few rows. A batch of B rows has at most B/2 parts.
+
+Both passes have the same dropout masks. Statistics of batch norm are those of the pass at w; what the pass at w + ε
+makes of them is dropped. w itself is never written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_counts, check_flags, check_object, check_positive, plain
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
+from torchbayes.methods.flat.parts import split
+from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW, Optimizer, Slots
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+
+_STEADY = 0.01  # added to |w| by `adaptive`, so that a weight of 0 can move
+
+
+@dataclass(frozen=True)
+class SAM:
+    """Sharpness-aware minimisation around another optimiser; a step takes two gradients.
+
+    Attributes:
+        base: the optimiser that takes the steps.
+        rho: ρ, radius of the ball, in units of the weights; 0.05 is usual, and ten times as much with `adaptive`.
+        adaptive: whether the ball is scaled by the weights (ASAM).
+        parts: parts of a batch, each with a perturbation of its own.
+    """
+
+    base: Optimizer = field(default_factory=SGD)
+    rho: float = 0.05
+    adaptive: bool = False
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_object(("lr", "slots", "update"), "SGD()", base=self.base)
+        check_positive(rho=self.rho)
+        check_flags(adaptive=self.adaptive)
+        check_counts(parts=self.parts)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the base."""
+        return self.base.lr
+
+    @property
+    def rule(self) -> Optimizer:
+        """The base: the rule by which a gradient moves weights."""
+        return self.base
+
+    def slots(self, weights_MD: Tensor) -> Slots:
+        """Return the starting slots of the base."""
+        return self.base.slots(weights_MD)
+
+    def objective(self, density: LogDensity) -> Ascended:
+        """Return what a descent takes loss and gradient of: the density, with gradients where its loss is high."""
+        return Ascended(density, self)
+
+
+@dataclass(frozen=True)
+class Ascended:
+    """A density whose loss is that at the weights, and whose gradient is that at w + ε.
+
+    Attributes:
+        density: the density.
+        settings: ρ and the like.
+    """
+
+    density: LogDensity
+    settings: SAM
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.density.model
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self.density.num_data
+
+    def loss(
+        self,
+        weights_MD: Tensor,
+        batch: Batch,
+        *,
+        buffers: Buffers | None = None,
+        seeds: Sequence[int],
+        out: Tensor,
+    ) -> Value:
+        """Return the loss at the weights, with the gradient at w + ε.
+
+        Args:
+            weights_MD: w, (M, D); not changed.
+            batch: one minibatch per member, (M, B, ...).
+            buffers: the network's buffers, each (M, ...), changed by the pass at w.
+            seeds: M seeds for a network that draws random numbers.
+            out: tensor (M, D) that receives the gradient.
+
+        Returns:
+            `Value` with the loss (M,) at w, the gradient (M, D) at w + ε, averaged over the parts, and the log
+            likelihood (M,) at w.
+        """
+        pieces = split(batch, self.settings.parts, seeds=seeds, model=self.model)
+        if len(pieces) == 1:
+            return self._piece(weights_MD, batch, buffers=buffers, seeds=seeds, out=out)
+        total_MD = torch.zeros_like(out)
+        loss_M = fit_M = torch.zeros((), dtype=torch.float64, device=weights_MD.device)
+        for piece in pieces:
+            seen = self._piece(weights_MD, piece.rows, buffers=buffers, seeds=piece.seeds, out=out)
+            total_MD.add_(out, alpha=piece.share)
+            loss_M = loss_M + piece.share * seen.log_density
+            fit_M = fit_M + piece.share * seen.log_likelihood
+        return Value(loss_M, out.copy_(total_MD), fit_M)
+
+    def _piece(
+        self, weights_MD: Tensor, rows: Batch, *, buffers: Buffers | None, seeds: Sequence[int], out: Tensor
+    ) -> Value:
+        """Return the loss on some rows at the weights, with the gradient where these rows have it high."""
+        kept = None if buffers is None else {name: buffer.clone() for name, buffer in buffers.items()}
+        here = self.density.loss(weights_MD, rows, buffers=buffers, seeds=seeds, out=out)
+        there_MD = risen(weights_MD, out, self.settings.rho, adaptive=self.settings.adaptive)
+        self.density.loss(there_MD, rows, buffers=kept, seeds=seeds, out=out)
+        return here
+
+
+def risen(weights_MD: Tensor, gradient_MD: Tensor, rho: float, *, adaptive: bool = False) -> Tensor:
+    """Return w + ε, a new tensor (M, D); w itself where the gradient of a member is zero.
+
+    Args:
+        weights_MD: w.
+        gradient_MD: g.
+        rho: ρ.
+        adaptive: whether the ball is scaled by |w| + 0.01.
+
+    Returns:
+        Tensor (M, D); not finite where the gradient of a member is not.
+    """
+    wide = torch.promote_types(weights_MD.dtype, torch.float32)  # a sum of squares is lost in bfloat16
+    if not adaptive:
+        norm_M1 = torch.linalg.vector_norm(gradient_MD, dim=-1, keepdim=True, dtype=wide)
+        return torch.addcmul(weights_MD, gradient_MD, _over(rho, norm_M1).to(weights_MD.dtype))
+    scale_MD = weights_MD.abs().add_(_STEADY)
+    scaled_MD = scale_MD * gradient_MD
+    norm_M1 = torch.linalg.vector_norm(scaled_MD, dim=-1, keepdim=True, dtype=wide)
+    return weights_MD + scaled_MD.mul_(scale_MD).mul_(_over(rho, norm_M1).to(weights_MD.dtype))
+
+
+def _over(rho: float, norm_M1: Tensor) -> Tensor:
+    """Return ρ/norm, and 0 where the norm is 0."""
+    return torch.where(norm_M1 == 0, 0.0, rho / norm_M1)
+
+
+AnyOptimizer = SGD | Adam | AdamW | SAM
