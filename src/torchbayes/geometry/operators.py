@@ -6,7 +6,8 @@ a gradient.
 
 The graphs do not depend on the vectors. They are made once and kept as long as they fit in 1 GiB: the rest are made
 again for every stack of vectors. A product then costs about 1.4 gradients (an MLP 784-400-400-10, one thread) to 2.5
-(LeNet); forward mode over reverse mode, which cannot keep anything, 3 to 5. Where graphs are small, vectors go through one together.
+(LeNet); forward mode over reverse mode, which cannot keep anything, 3 to 5. Where graphs are small, vectors go
+through one together.
 """
 
 from __future__ import annotations
