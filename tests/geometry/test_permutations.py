@@ -11,6 +11,7 @@ from torch import nn
 import torchbayes as tb
 from tests.geometry.networks import NETWORKS, Recurrent, Shuffled, Viewed, filled, made, normal
 from torchbayes.geometry import permutation_groups
+from torchbayes.geometry.rules import RULES
 from torchbayes.geometry.units import Segment, Ties, fixed
 from torchbayes.native.seeds import Purpose, seeded
 
@@ -264,6 +265,13 @@ def test_functions_of_units(function: Callable[[torch.Tensor], torch.Tensor]):
 
     _, gap, _ = change(tb.Model(filled(Between()), tb.likelihoods.Gaussian(1.0)), seed=1)
     assert gap < 1e-12
+
+
+@pytest.mark.parametrize("rule", [lambda call: [[fixed(1)]], lambda call: {}["dim"], lambda call: []])
+def test_a_rule_that_does_not_fit_is_a_refusal(rule: Callable[[object], object], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(RULES, "addmm", rule)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"units of `0` cannot be followed through the operator `addmm`"):
+        permutation_groups(made("mlp")[0])
 
 
 def test_permutations_are_checked():

@@ -100,7 +100,9 @@ def batch_norm(call: Call) -> list[Axes]:
     for name in ("weight", "bias", "running_mean", "running_var"):
         if isinstance(call.values.get(name), Tensor):
             axes[1] = call.ties.join(axes[1], call.axes(name)[0])
-    return [axes if tensor.ndim == len(axes) else [axes[1]] for tensor in call.results]
+    channels = call.results[0].shape[1:2]
+    rest = [[axes[1]] if tensor.shape == channels else shaped(tensor.shape) for tensor in call.results[1:]]
+    return [axes, *rest]
 
 
 def layer_norm(call: Call) -> list[Axes]:

@@ -6,7 +6,7 @@ A rule takes a `Call` and gives the axes of what it returns. Below all functions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -262,7 +262,7 @@ _TABLE: list[tuple[Rule, str]] = [
                  "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
     (embedding, "embedding"),
 ]  # fmt: skip
-RULES: Mapping[str, Rule] = {name: rule for rule, names in _TABLE for name in names.split()}
+RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE for name in names.split()}
 
 
 def rule_of(call: Call) -> Rule | None:

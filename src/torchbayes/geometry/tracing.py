@@ -85,11 +85,16 @@ class Watch(TorchDispatchMode):
         """Return the axes of what an operator returned.
 
         Raises:
-            ValueError: if there is no rule for an operator that units reach.
+            ValueError: if there is no rule for an operator that units reach, or it is called in a way that has none.
         """
         rule = None if call.name in _READS else rule_of(call)
         if rule is not None:
-            return rule(call)
+            try:
+                made = rule(call)
+            except (LookupError, AttributeError, TypeError, StopIteration):  # arguments that it does not foresee
+                made = []
+            if len(made) >= len(call.results) and all(map(_fits, call.results, made)):
+                return made
         if next(moving(call), None) is None:
             return [shaped(tensor.shape) for tensor in call.results]
         layer = next((name for name in reversed(self.where) if name), "the network itself")
@@ -98,6 +103,11 @@ class Watch(TorchDispatchMode):
             f"what it does to their order. Keep their order by `keep=`, write the layer with other functions, or align "
             f"the networks by hand."
         )
+
+
+def _fits(tensor: Tensor, axes: Axes) -> bool:
+    """Return whether axes are as long as those of a tensor."""
+    return [sum(segment.size for segment in axis) for axis in axes] == list(tensor.shape)
 
 
 def run(module: nn.Module, state: Mapping[str, Tensor], inputs: Any) -> Any:
