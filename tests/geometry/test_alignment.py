@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.geometry.networks import NETWORKS, filled, made, normal
 from torchbayes.geometry import align, barrier, permutation_groups
-from torchbayes.geometry.matching import assigned, by_weights
+from torchbayes.geometry.symmetry.matching import assigned, by_weights
 from torchbayes.native.seeds import Purpose, seeded
 
 

@@ -11,8 +11,8 @@ from torch import nn
 import torchbayes as tb
 from tests.geometry.networks import NETWORKS, Recurrent, Shuffled, Viewed, filled, made, normal
 from torchbayes.geometry import permutation_groups
-from torchbayes.geometry.rules import RULES
-from torchbayes.geometry.units import Segment, Ties, fixed
+from torchbayes.geometry.symmetry.rules import RULES
+from torchbayes.geometry.symmetry.units import Segment, Ties, fixed
 from torchbayes.native.seeds import Purpose, seeded
 
 

@@ -100,7 +100,7 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
     rows = len(found.train.inputs)
     # as long as it takes to come near a mode, around which Laplace is compared; all methods have the same budget
     epochs = epochs_of(None, -(-rows // trained.batch_size))
-    budget = Budget(epochs, trained.batch_size, trained.optimizer, averaged.averaging_lr)
+    budget = Budget(epochs, trained.batch_size, trained.optimizer.rule, averaged.averaging_lr)
     return Usual("own", problem, budget, rows, OPTIMISED)
 
 

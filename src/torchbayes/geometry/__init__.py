@@ -6,8 +6,8 @@ All functions take a `Model`, weights of its network (a posterior, a module or a
 from torchbayes.geometry.alignment import align
 from torchbayes.geometry.barriers import Barrier, barrier
 from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
-from torchbayes.geometry.permutations import PermutationGroup, PermutationGroups, permutation_groups
 from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
+from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, permutation_groups
 from torchbayes.geometry.volumes import Basin, basin
 
 __all__ = [

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_choice, check_counts, check_kind
-from torchbayes.geometry.matching import Matched, by_activations, by_weights, check_linear
 from torchbayes.geometry.members import Networks, at, buffers_at, members_of, one_of
-from torchbayes.geometry.permutations import PermutationGroups, permutation_groups
+from torchbayes.geometry.symmetry.matching import Matched, by_activations, by_weights, check_linear
+from torchbayes.geometry.symmetry.permutations import PermutationGroups, permutation_groups
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import as_source

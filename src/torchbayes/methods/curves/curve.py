@@ -25,16 +25,17 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.seeker import seeker
-from torchbayes.model.model import Batch
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.curves.curve import CurvePosterior, Shape, coefficients
@@ -84,13 +85,13 @@ class Curve:
     shape: Shape = "bezier"
     epochs: int | None = None
     batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = field(default="auto", kw_only=True)
     members: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_training(self)
+        check_training(self, flat=True)
         check_counts(bends=self.bends, **given(epochs=self.epochs))
         check_choice(get_args(Shape), shape=self.shape)
         check_schedule(self.schedule)
@@ -159,7 +160,8 @@ class Curve:
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         t_M = uniforms(now.seeds, Purpose.CURVE_POSITION, now.step)
         along: Any = _Along(density, state, coefficients(self.shape, t_M, self.bends + 2))
-        trajectory, info = descend(along, now, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+        target, rule = self.optimizer.objective(along), self.optimizer.rule
+        trajectory, info = descend(target, now, batch, optimizer=rule, lr=lr, donate=donate)
         return replace(state, trajectory=trajectory), info
 
     def draw(self, state: State) -> None:
@@ -202,6 +204,11 @@ class _Along:
     density: LogDensity
     state: State
     coefficients_MP: Tensor
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.density.model
 
     @property
     def num_data(self) -> int:

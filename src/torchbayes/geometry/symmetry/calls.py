@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchbayes.geometry.units import Axis, Ties, fixed, is_fixed
+from torchbayes.geometry.symmetry.units import Axis, Ties, fixed, is_fixed
 
 Axes = list[Axis]
 

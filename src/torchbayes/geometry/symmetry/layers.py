@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchbayes.geometry.calls import Axes, Call, shaped
-from torchbayes.geometry.units import Axis, fixed
+from torchbayes.geometry.symmetry.calls import Axes, Call, shaped
+from torchbayes.geometry.symmetry.units import Axis, fixed
 
 
 def matrix(call: Call) -> list[Axes]:

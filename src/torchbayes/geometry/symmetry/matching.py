@@ -10,10 +10,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchbayes.geometry.calls import Axes, shaped
-from torchbayes.geometry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
-from torchbayes.geometry.tracing import Watch, run
-from torchbayes.geometry.units import Segment
+from torchbayes.geometry.symmetry.calls import Axes, shaped
+from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
+from torchbayes.geometry.symmetry.tracing import Watch, run
+from torchbayes.geometry.symmetry.units import Segment
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, rows_of, tensors_of
 from torchbayes.native.seeds import Purpose, generator

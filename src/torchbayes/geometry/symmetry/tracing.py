@@ -15,9 +15,9 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode  # no public class sees every operator
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchbayes.geometry.calls import Axes, Call, moving, pointwise, shaped
-from torchbayes.geometry.rules import rule_of
-from torchbayes.geometry.units import Ties
+from torchbayes.geometry.symmetry.calls import Axes, Call, moving, pointwise, shaped
+from torchbayes.geometry.symmetry.rules import rule_of
+from torchbayes.geometry.symmetry.units import Ties
 from torchbayes.model.rows.batch import arguments, copied
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}

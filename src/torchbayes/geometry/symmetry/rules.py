@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torchbayes.geometry.calls import Axes, Call, broadcast, moving, shaped
-from torchbayes.geometry.layers import (
+from torchbayes.geometry.symmetry.calls import Axes, Call, broadcast, moving, shaped
+from torchbayes.geometry.symmetry.layers import (
     attention,
     batch_norm,
     convolution,
@@ -23,7 +23,7 @@ from torchbayes.geometry.layers import (
     vector,
     weight_norm,
 )
-from torchbayes.geometry.units import Axis, fixed, is_fixed
+from torchbayes.geometry.symmetry.units import Axis, fixed, is_fixed
 
 Rule = Callable[[Call], list[Axes]]
 

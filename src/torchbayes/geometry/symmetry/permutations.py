@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
-from torchbayes.geometry.calls import shaped
-from torchbayes.geometry.tracing import Watch, located, run
-from torchbayes.geometry.units import Axis, Ties, fixed
+from torchbayes.geometry.symmetry.calls import shaped
+from torchbayes.geometry.symmetry.tracing import Watch, located, run
+from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
 from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
