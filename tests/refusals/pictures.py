@@ -107,6 +107,19 @@ PICTURES = {
             "targets": (None, "text", np.zeros((3, 3)), np.zeros(2)),
         },
     ),
+    "figures.loss_surfaces": Case(
+        figures.loss_surfaces,
+        lambda: {"surfaces": {"loss": np.full((4, 5), 0.5)}, "x": _GRID, "y": _GRID[:4]},
+        {
+            "surfaces": (*_METHODS, {"loss": np.zeros((2, 2))}, {"loss": "text"}),
+            "x": (*_CURVE, _GRID[:3]),
+            "y": (*_CURVE, _GRID),
+            "marks": (3, "text", {"a": (1, 2, 3)}, {"a": "text"}),
+            "curve": (3, "text", _GRID),
+            "kind": WORD,
+            "label": (3, None),
+        },
+    ),
     "figures.reliability_diagram": Case(
         figures.reliability_diagram,
         lambda: {"methods": {"HMC": _bins()}},

@@ -553,4 +553,38 @@ PERMUTATIONS = {
     ),
 }
 
-ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **GEOMETRY, **PERMUTATIONS, **DATA, **NETWORKS}
+_LIMITS = (3, "text", ((1, 0), (0, 1)), ((0, NAN), (0, 1)))
+SURFACES = {
+    "geometry.Plane.through": Case(
+        geometry.Plane.through,
+        lambda: {"model": things.model(), "networks": things.weights(3)},
+        {"model": _MODEL, "networks": (None, *_NOT_WEIGHTS, things.weights(2))},
+    ),
+    "geometry.Plane.random": Case(
+        geometry.Plane.random,
+        lambda: {"model": things.model(), "network": things.weights(1)},
+        {"model": _MODEL, "network": (None, *_NOT_WEIGHTS, things.weights(2)), "seed": SEED, "shape": WORD},
+    ),
+    "geometry.surface": Case(
+        geometry.surface,
+        lambda: {
+            "model": things.model(),
+            "data": things.DATA,
+            "plane": geometry.Plane.through(things.model(), things.weights(3)),
+            "points": 2,
+        },
+        {
+            "model": _MODEL,
+            "data": (None, *_ROWS),
+            "plane": (*OBJECT, geometry.Plane),
+            "points": (*COUNT, 1),
+            "limits": _LIMITS,
+            "measure": (3, "text"),
+            "calibration": _ROWS,
+            "chunk_size": COUNT,
+        },
+        named={"calibration": ("data", "inputs", "batch")},
+    ),
+}
+
+ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **GEOMETRY, **PERMUTATIONS, **SURFACES, **DATA, **NETWORKS}

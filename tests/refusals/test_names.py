@@ -30,7 +30,14 @@ RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluatio
 RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
-RESULTS |= {"geometry.Basin", "geometry.Estimate", "geometry.LearningCoefficient", "geometry.Spectrum"}
+RESULTS |= {
+    "geometry.Basin",
+    "geometry.Estimate",
+    "geometry.Plane",
+    "geometry.Surface",
+    "geometry.LearningCoefficient",
+    "geometry.Spectrum",
+}
 PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"load", "load_module"}  # tests/posteriors/test_files.py and test_modules.py damage files

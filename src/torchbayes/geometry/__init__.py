@@ -7,6 +7,7 @@ from torchbayes.geometry.alignment import align
 from torchbayes.geometry.barriers import Barrier, barrier
 from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
 from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
+from torchbayes.geometry.surfaces import Plane, Surface, surface
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, permutation_groups
 from torchbayes.geometry.volumes import Basin, basin
 
@@ -17,12 +18,15 @@ __all__ = [
     "LearningCoefficient",
     "PermutationGroup",
     "PermutationGroups",
+    "Plane",
     "Spectrum",
+    "Surface",
     "align",
     "barrier",
     "basin",
     "learning_coefficient",
     "permutation_groups",
     "spectrum",
+    "surface",
     "trace",
 ]

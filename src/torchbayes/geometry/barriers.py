@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, distributions
 
 from torchbayes.checks import check_counts, check_kind
+from torchbayes.geometry.losses import judged, network_at
 from torchbayes.geometry.members import Networks, buffers_at, one_of
-from torchbayes.metrics.scoring import hits
-from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import Source, as_source
-from torchbayes.posteriors.functions import Functions
-from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.classes import class_probs
-from torchbayes.predictive.predict import stream
+from torchbayes.model.rows.sources import as_source
 
 
 @dataclass(frozen=True)
@@ -122,89 +114,17 @@ def barrier(
     for position in positions:
         weights_D = torch.lerp(ends[0].weights_MD[0], ends[1].weights_MD[0], position)
         buffers = _between(buffers_at(ends[0], 0), buffers_at(ends[1], 0), position)
-        if model.network.batch_norms:
-            views, _ = model.split(weights_D)
-            buffers = model.network.recalibrate(views, fitted.inputs(), buffers)
-        functions = Functions(model, weights_D[None], {n: b[None] for n, b in buffers.items()} or None)
-        judged = _judged(functions, source, chunk_size)
-        nll.append(judged.nll)
-        error.append(judged.error)
-        kind = judged.kind
+        found = judged(network_at(model, weights_D, buffers, fitted=fitted), source, chunk_size)
+        nll.append(found.nll)
+        error.append(found.error)
+        kind = found.kind
     return Barrier(tuple(positions), tuple(nll), tuple(error) if kind else None, kind)
-
-
-class _Judged(NamedTuple):
-    """Mean losses of one network."""
-
-    nll: float
-    error: float
-    kind: str
 
 
 def _between(one: Buffers, other: Buffers, position: float) -> Buffers:
     """Return buffers on the way; counts and flags are those of the nearer end."""
     near = one if position < 0.5 else other
     return {n: torch.lerp(b, other[n], position) if b.is_floating_point() else near[n] for n, b in one.items()}
-
-
-def _judged(functions: Functions, source: Source, chunk_size: int) -> _Judged:
-    """Return the mean losses of one function over data.
-
-    Raises:
-        ValueError: if no row counts.
-    """
-    sums = torch.zeros(4, dtype=torch.float64)
-    kind = ""
-    for predictive, targets in stream(functions, _rows(source), chunk_size=chunk_size):
-        judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
-        log_prob = predictive.log_prob(targets).double()
-        weights = torch.ones_like(log_prob) if judged.row_weights is None else judged.row_weights.double()
-        counts = weights > 0
-        kind, errors, places = _errors(predictive, judged.targets, judged.weights)
-        sums += torch.stack([
-            (weights * -log_prob)[counts].sum(), weights.sum(), (errors * places)[places > 0].sum(), places.sum()
-        ]).cpu()  # fmt: skip
-    if not sums[1] > 0:
-        raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
-    nll, error = float(sums[0] / sums[1]), float(sums[2] / sums[3].clamp_min(1e-300))
-    return _Judged(nll, error**0.5 if kind == "rmse" else error, kind)
-
-
-def _rows(source: Source) -> Iterator[Batch]:
-    """Yield the batches of one pass."""
-    for batch in source.epoch([0], 0):
-        yield batch.map(lambda t: t[0])
-
-
-def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tuple[str, Tensor, Tensor]:
-    """Return the kind of error, the error of each place of each row, and how often each counts."""
-    nothing = "", torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    if not isinstance(targets, Tensor):
-        return nothing
-    if isinstance(predictive.distribution, distributions.Categorical | distributions.Bernoulli):
-        probs = class_probs(predictive.distribution)
-        binary = isinstance(predictive.distribution, distributions.Bernoulli)
-        rows, kind = len(probs), "error rate"
-        probs = probs.flatten(0, -2)
-        found = _wrong(probs, targets, binary)
-    elif not predictive.distribution.event_shape and targets.numel() == predictive.mean.numel():
-        rows, kind = len(predictive.mean), "rmse"
-        found = (predictive.mean.flatten() - targets.flatten()).double().square()
-    else:
-        return nothing
-    if weights is None:
-        return kind, found, torch.ones_like(found)
-    each = weights.flatten() if weights.numel() == len(found) else weights.repeat_interleave(len(found) // rows)
-    return kind, found, each.to(found)
-
-
-def _wrong(probs: Tensor, targets: Tensor, binary: bool) -> Tensor:
-    """Return 1 where the most probable class is not the target, else 0; for soft labels the share of the others."""
-    if binary and targets.is_floating_point():
-        targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
-    if targets.is_floating_point():
-        return 1 - hits(probs, targets.reshape(probs.shape))
-    return 1 - hits(probs, targets.flatten())
 
 
 def _excess(positions: tuple[float, ...], losses: tuple[float, ...]) -> float:

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, given, seen
 from torchbayes.density.density import LogDensity
+from torchbayes.geometry.directions import filtered
 from torchbayes.geometry.single import Place, Weights, place_of
-from torchbayes.model.layout import Layout
-from torchbayes.model.model import PREFIX, Model
+from torchbayes.model.model import Model
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import is_finite, warn_of
 
@@ -194,7 +194,8 @@ def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> 
     normal_KD = torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
     if isinstance(shape, str):
         if shape == "filters":
-            return _filtered(place, normal_KD)
+            moved_KD = filtered(place.model.layout, place.weights_D, normal_KD)
+            return _Directions(moved_KD.to(place.weights_D), torch.full((count,), math.nan), math.nan)
         if shape != "sphere":
             raise ValueError(f"`shape` must be a tensor, 'sphere' or 'filters'; got {seen(shape)}.")
         shape = torch.ones(size, dtype=torch.float64)
@@ -211,25 +212,6 @@ def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> 
     moved_KD = sphere_KD * shape if shape.ndim == 1 else sphere_KD @ shape.T
     length_K1 = moved_KD.norm(dim=1, keepdim=True)
     return _Directions((moved_KD / length_K1).to(place.weights_D), length_K1[:, 0].log(), log_det)
-
-
-def _filtered(place: Place, normal_KD: Tensor) -> _Directions:
-    """Return directions whose filters have the norms of those of the network.
-
-    Raises:
-        ValueError: if no weight matrix is random and not zero.
-    """
-    layout: Layout = place.model.layout
-    own = layout.split(place.weights_D.detach().double().cpu())
-    for name, part_K in layout.split(normal_KD).items():
-        if own[name].ndim < 2 or name.startswith(PREFIX):
-            part_K.zero_()
-            continue
-        drawn_K, wanted = part_K.flatten(2), own[name].flatten(1).norm(dim=1)
-        drawn_K *= (wanted / drawn_K.norm(dim=2).clamp_min(1e-300)).unsqueeze(-1)
-    if not normal_KD.any():
-        raise ValueError("filters need a random weight matrix that is not zero; got none. Use shape='sphere'.")
-    return _Directions(normal_KD.to(place.weights_D), torch.full((len(normal_KD),), math.nan), math.nan)
 
 
 def _volume(radii_K: Tensor, directions: _Directions, size: int) -> tuple[float, float, float]:

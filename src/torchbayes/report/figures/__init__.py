@@ -8,6 +8,7 @@ from torchbayes.report.figures.comparison import Better, fidelity_dots, metric_d
 from torchbayes.report.figures.curves import measure_curves
 from torchbayes.report.figures.decisions import confusion_matrix, referral_curves
 from torchbayes.report.figures.images import uncertain_images
+from torchbayes.report.figures.landscapes import loss_surfaces
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
 from torchbayes.report.figures.ranked import Dots, ranked_dots
 from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
@@ -25,6 +26,7 @@ __all__ = [
     "errors_by_scale",
     "ess_histograms",
     "fidelity_dots",
+    "loss_surfaces",
     "measure_curves",
     "metric_dots",
     "pit_histogram",

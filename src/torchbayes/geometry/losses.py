@@ -1,0 +1,108 @@
+"""Mean loss and error of one network over data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributions
+
+from torchbayes.metrics.scoring import hits
+from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import Batch
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.functions import Functions
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.classes import class_probs
+from torchbayes.predictive.predict import stream
+
+
+class Judged(NamedTuple):
+    """Mean losses of one network.
+
+    Attributes:
+        nll: mean negative log likelihood per row, in nats, at temperature 1.
+        error: error rate of a classification, root mean squared error of numbers; 0 for other likelihoods.
+        kind: what the error is, "error rate", "rmse" or "".
+    """
+
+    nll: float
+    error: float
+    kind: str
+
+
+def network_at(model: Model, weights_D: Tensor, buffers: Buffers, *, fitted: Source) -> Functions:
+    """Return a network as a function, with its batch-norm statistics on rows, if it has any.
+
+    Args:
+        model: the model.
+        weights_D: its weights.
+        buffers: its other buffers.
+        fitted: the rows.
+    """
+    if model.network.batch_norms:
+        buffers = model.network.recalibrate(model.split(weights_D)[0], fitted.inputs(), buffers)
+    return Functions(model, weights_D[None], {n: b[None] for n, b in buffers.items()} or None)
+
+
+def judged(functions: Functions, source: Source, chunk_size: int) -> Judged:
+    """Return the mean losses of one function over data.
+
+    Raises:
+        ValueError: if no row counts.
+    """
+    sums = torch.zeros(4, dtype=torch.float64)
+    kind = ""
+    for predictive, targets in stream(functions, _rows(source), chunk_size=chunk_size):
+        found = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+        log_prob = predictive.log_prob(targets).double()
+        weights = torch.ones_like(log_prob) if found.row_weights is None else found.row_weights.double()
+        counts = weights > 0
+        kind, errors, places = _errors(predictive, found.targets, found.weights)
+        sums += torch.stack([
+            (weights * -log_prob)[counts].sum(), weights.sum(), (errors * places)[places > 0].sum(), places.sum()
+        ]).cpu()  # fmt: skip
+    if not sums[1] > 0:
+        raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
+    nll, error = float(sums[0] / sums[1]), float(sums[2] / sums[3].clamp_min(1e-300))
+    return Judged(nll, error**0.5 if kind == "rmse" else error, kind)
+
+
+def _rows(source: Source) -> Iterator[Batch]:
+    """Yield the batches of one pass."""
+    for batch in source.epoch([0], 0):
+        yield batch.map(lambda t: t[0])
+
+
+def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tuple[str, Tensor, Tensor]:
+    """Return the kind of error, the error of each place of each row, and how often each counts."""
+    nothing = "", torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    if not isinstance(targets, Tensor):
+        return nothing
+    if isinstance(predictive.distribution, distributions.Categorical | distributions.Bernoulli):
+        probs = class_probs(predictive.distribution)
+        binary = isinstance(predictive.distribution, distributions.Bernoulli)
+        rows, kind = len(probs), "error rate"
+        probs = probs.flatten(0, -2)
+        found = _wrong(probs, targets, binary)
+    elif not predictive.distribution.event_shape and targets.numel() == predictive.mean.numel():
+        rows, kind = len(predictive.mean), "rmse"
+        found = (predictive.mean.flatten() - targets.flatten()).double().square()
+    else:
+        return nothing
+    if weights is None:
+        return kind, found, torch.ones_like(found)
+    each = weights.flatten() if weights.numel() == len(found) else weights.repeat_interleave(len(found) // rows)
+    return kind, found, each.to(found)
+
+
+def _wrong(probs: Tensor, targets: Tensor, binary: bool) -> Tensor:
+    """Return 1 where the most probable class is not the target, else 0; for soft labels the share of the others."""
+    if binary and targets.is_floating_point():
+        targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
+    if targets.is_floating_point():
+        return 1 - hits(probs, targets.reshape(probs.shape))
+    return 1 - hits(probs, targets.flatten())

@@ -1,0 +1,228 @@
+"""Loss surfaces: planes in weight space, and the loss on a grid over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import as_seed, check_choice, check_counts, check_function, check_kind, seen
+from torchbayes.geometry.directions import filtered
+from torchbayes.geometry.losses import judged, network_at
+from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.point import Point
+
+
+@dataclass(frozen=True)
+class Plane:
+    r"""w(a, b) = o + a û + b v̂: a plane in weight space.
+
+    Made by `Plane.through` and `Plane.random`.
+
+    Attributes:
+        model: the model.
+        origin_D: o.
+        axes_2D: û and v̂.
+        marks_K2: coordinates of the networks it was laid through.
+        buffers: of the network at the origin.
+    """
+
+    model: Model = field(repr=False)
+    origin_D: Tensor = field(repr=False)
+    axes_2D: Tensor = field(repr=False)
+    marks_K2: Tensor
+    buffers: Buffers = field(repr=False, default_factory=dict)
+
+    @classmethod
+    def through(cls, model: Model, networks: Networks) -> Plane:
+        r"""Return the plane through three networks, such as the ends and the bend of a curve.
+
+            û = (w₂ − w₁)/|w₂ − w₁|,    v̂ ∝ (w₃ − w₁) − ⟨w₃ − w₁, û⟩ û,    |v̂| = 1,    o = w₁
+
+        Distances in the plane are those in weight space (Garipov et al. 2018).
+
+        Args:
+            model: the model.
+            networks: three: a point posterior, a list of modules, or weights (3, D).
+
+        Returns:
+            The plane, with their coordinates as marks.
+
+        Raises:
+            ValueError: if there are not three networks, or they lie on a line.
+            TypeError: if they are no networks.
+        """
+        check_kind(Model, "a Model", model=model)
+        found = members_of(model, networks, "networks")
+        if found.members != 3:
+            raise ValueError(f"`networks` must be three, which span a plane; got {found.members}.")
+        first_D, second_D, third_D = found.weights_MD.double()
+        across_D, up_D = second_D - first_D, third_D - first_D
+        u_D = across_D / across_D.norm()
+        rest_D = up_D - (up_D @ u_D) * u_D
+        rest_D = rest_D - (rest_D @ u_D) * u_D  # once more: the first leaves rounding along û
+        if not rest_D.norm() > 1e-6 * up_D.norm():
+            raise ValueError("`networks` must not lie on a line; got three that do. Take another third network.")
+        axes_2D = torch.stack([u_D, rest_D / rest_D.norm()])
+        marks_K2 = torch.stack([torch.zeros_like(first_D), across_D, up_D]) @ axes_2D.T
+        origin_D = found.weights_MD[0]
+        return cls(model, origin_D, axes_2D.to(origin_D), marks_K2.cpu(), buffers_at(found, 0))
+
+    @classmethod
+    def random(
+        cls, model: Model, network: Networks, *, seed: int = 0, shape: Literal["filters", "sphere"] = "filters"
+    ) -> Plane:
+        """Return a plane around a network along two random directions.
+
+        Args:
+            model: the model.
+            network: o: a module, weights (D,) or a point posterior of one member.
+            seed: seed of the directions.
+            shape: "filters" for directions whose filters have the norms of those of the network, so that 1 is the size
+                of the weights (Li et al. 2018); "sphere" for directions of length 1 in weight space.
+
+        Returns:
+            The plane, with the network as its mark, at (0, 0).
+
+        Raises:
+            ValueError: if there is more than one network, or no filter that is not zero.
+            TypeError: if it is no network.
+        """
+        check_kind(Model, "a Model", model=model)
+        check_choice(("filters", "sphere"), shape=shape)
+        found = one_of(model, network, "network")
+        origin_D, random = found.weights_MD[0], generator(Purpose.SURFACE, as_seed(seed))
+        axes_2D = torch.randn(2, len(origin_D), generator=random, dtype=torch.float64)
+        if shape == "filters":
+            axes_2D = filtered(model.layout, origin_D, axes_2D)
+        else:
+            axes_2D /= axes_2D.norm(dim=1, keepdim=True)
+        return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers_at(found, 0))
+
+    def at(self, x: float, y: float) -> Tensor:
+        """Return the weights (D,) at coordinates."""
+        return self.origin_D + x * self.axes_2D[0] + y * self.axes_2D[1]
+
+    def limits(self, margin: float = 0.3) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return intervals of both coordinates around the marks; (−1, 1) where there is a single one.
+
+        Args:
+            margin: room on each side, as a share of the larger extent.
+        """
+        low, high = self.marks_K2.amin(0), self.marks_K2.amax(0)
+        room = margin * float((high - low).max()) or 1.0
+        (left, bottom), (right, top) = (low - room).tolist(), (high + room).tolist()
+        return (left, right), (bottom, top)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The loss on a grid over a plane.
+
+    Attributes:
+        x_P: first coordinates of the grid.
+        y_Q: second coordinates.
+        nll_QP: mean negative log likelihood per row, in nats, at temperature 1, float64.
+        error_QP: error rate of a classification, root mean squared error of numbers; None for other likelihoods.
+        kind: what the error is, "error rate", "rmse" or "".
+        own_QP: what the function given as `measure` returned; None without one.
+        marks_K2: coordinates of the networks that the plane was laid through.
+    """
+
+    x_P: Tensor = field(repr=False)
+    y_Q: Tensor = field(repr=False)
+    nll_QP: Tensor = field(repr=False)
+    error_QP: Tensor | None = field(repr=False)
+    kind: str
+    own_QP: Tensor | None = field(repr=False)
+    marks_K2: Tensor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as lists of numbers, for JSON."""
+        named = {"x": self.x_P, "y": self.y_Q, "nll": self.nll_QP, "error": self.error_QP, "own": self.own_QP}
+        held = {name: None if tensor is None else tensor.tolist() for name, tensor in named.items()}
+        return {**held, "kind": self.kind, "marks": self.marks_K2.tolist()}
+
+
+def surface(
+    model: Model,
+    data: Any,
+    plane: Plane,
+    *,
+    points: int = 51,
+    limits: tuple[tuple[float, float], tuple[float, float]] | None = None,
+    measure: Callable[[Point], float] | None = None,
+    calibration: Any = None,
+    chunk_size: int = 1024,
+) -> Surface:
+    r"""Evaluate the loss on a grid over a plane in weight space.
+
+        L(a, b) = −(1/N) Σ_n log p(y_n | f(x_n; o + a û + b v̂))
+
+    Networks are evaluated one after the other, in chunks of rows: memory is that of one chunk. Batch-norm statistics
+    belong to the weights, so at each point they are those of `calibration`.
+
+    Args:
+        model: the model.
+        data: the rows of the loss, as for `fit`.
+        plane: where.
+        points: of each coordinate, at least 2.
+        limits: intervals of the coordinates; those of `plane.limits()` if None.
+        measure: anything else to evaluate: a function of a point posterior of one network, such as
+            `lambda network: tb.evaluate(network, test).metrics["ece"]`.
+        calibration: training data of which batch-norm statistics are taken; `data` if None.
+        chunk_size: rows that go through a network at once.
+
+    Returns:
+        The values on the grid. Where a loss is not finite it is NaN or infinite.
+
+    Raises:
+        ValueError: if data or plane do not fit the model, no row counts, or limits are no intervals.
+        TypeError: if an argument is of the wrong type.
+    """
+    check_kind(Model, "a Model", model=model)
+    check_kind(Plane, "a Plane, as `Plane.through` makes it", plane=plane)
+    check_counts(points=points, least=2)
+    check_counts(chunk_size=chunk_size)
+    if measure is not None:
+        check_function("a point posterior -> a number", measure=measure)
+    if plane.model.layout.differences(model.layout):
+        raise ValueError("`plane` must be one of this model's weights. Make it with the same model.")
+    (left, right), (bottom, top) = _checked_limits(plane.limits() if limits is None else limits)
+    source = as_source(model, data, chunk_size)
+    source.check()
+    fitted = source if calibration is None else as_source(model, calibration, chunk_size)
+    x_P, y_Q = (torch.linspace(*ends, points, dtype=torch.float64) for ends in ((left, right), (bottom, top)))
+    values_SC, kind = [], ""
+    for y, x in product(y_Q.tolist(), x_P.tolist()):
+        functions = network_at(model, plane.at(x, y), plane.buffers, fitted=fitted)
+        found = judged(functions, source, chunk_size)
+        kind = found.kind
+        own = {"statistics_known": True, "buffers_M": functions.buffers_S}
+        point = Point(model, functions.weights_SD, **own) if measure is not None else None
+        values_SC.append((found.nll, found.error, float(measure(point)) if measure and point else 0.0))
+    nll_QP, error_QP, own_QP = torch.tensor(values_SC, dtype=torch.float64).T.unflatten(1, (points, points))
+    return Surface(x_P, y_Q, nll_QP, error_QP if kind else None, kind, own_QP if measure else None, plane.marks_K2)
+
+
+def _checked_limits(limits: Any) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the intervals of both coordinates.
+
+    Raises:
+        ValueError: if they are none.
+    """
+    try:
+        (left, right), (bottom, top) = ((float(a), float(b)) for a, b in limits)
+    except (TypeError, ValueError):
+        raise ValueError(f"`limits` must be two intervals, ((-1, 1), (-1, 1)); got {seen(limits)}.") from None
+    if not (-float("inf") < left < right < float("inf") and -float("inf") < bottom < top < float("inf")):
+        raise ValueError(f"`limits` must be two finite intervals, low before high; got {seen(limits)}.")
+    return (left, right), (bottom, top)
