@@ -34,6 +34,7 @@ OWN = {
     "HMC": ["--method.trajectory", "0.2", "--method.mass", "diagonal"],
     "NUTS": ["--method.max_doublings", "3"],
     "RandomWalk": ["--method.step_size", "0.01", "--method.mass", "prior"],
+    "EllipticalSlice": ["--method.scale", "0.5"],
     "MALA": ["--method.mass", "diagonal"],
     "SGLD": ["--method.schedule", "Decay", "--method.schedule.offset", "50", "--method.batch_size", "20"],
     "SGHMC": ["--method.schedule", "Cycles", "--method.schedule.length", "4", "--method.batch_size", "20"],

@@ -374,6 +374,7 @@ def _placed(call: Any, **wrong: tuple[Any, ...]) -> Case:
 
 _MATRIX = {"matrix": WORD, "chunk_size": COUNT}
 GEOMETRY = {
+    "geometry.curved_directions": _placed(geometry.curved_directions, rank=COUNT, steps=COUNT, **_MATRIX),
     "geometry.spectrum": _placed(geometry.spectrum, steps=COUNT, probes=COUNT, **_MATRIX),
     "geometry.trace": _placed(geometry.trace, products=(*COUNT, 2), **_MATRIX),
     "geometry.basin": _placed(

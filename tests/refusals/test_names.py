@@ -35,6 +35,7 @@ RESULTS |= {
     "geometry.Estimate",
     "geometry.Plane",
     "geometry.Surface",
+    "geometry.Leading",
     "geometry.LearningCoefficient",
     "geometry.Spectrum",
 }

@@ -5,6 +5,8 @@ All functions take a `Model`, weights of its network (a posterior, a module or a
 
 from torchbayes.geometry.alignment import align
 from torchbayes.geometry.barriers import Barrier, barrier
+from torchbayes.geometry.curved import curved_directions
+from torchbayes.geometry.lanczos import Leading
 from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
 from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
 from torchbayes.geometry.surfaces import Plane, Surface, surface
@@ -15,6 +17,7 @@ __all__ = [
     "Barrier",
     "Basin",
     "Estimate",
+    "Leading",
     "LearningCoefficient",
     "PermutationGroup",
     "PermutationGroups",
@@ -24,6 +27,7 @@ __all__ = [
     "align",
     "barrier",
     "basin",
+    "curved_directions",
     "learning_coefficient",
     "permutation_groups",
     "spectrum",

@@ -36,6 +36,29 @@ class Ritz(NamedTuple):
     steps: tuple[int, ...]
 
 
+class Leading(NamedTuple):
+    """Ritz values of largest size.
+
+    Attributes:
+        values_R: float64, largest size first.
+        vectors_RD: orthonormal.
+        residuals_R: bounds on how far each value is from an eigenvalue.
+    """
+
+    values_R: Tensor
+    vectors_RD: Tensor
+    residuals_R: Tensor
+
+
+class _Run(NamedTuple):
+    """An iteration: T by its diagonals, (P, m), the steps that were taken, and Q, (P, m, D)."""
+
+    diagonal_PK: Tensor
+    beside_PK: Tensor
+    taken: list[int]
+    basis_PKD: Tensor
+
+
 def lanczos(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -> Ritz:
     """Return the Gauss rules of a symmetric matrix at several vectors.
 
@@ -51,6 +74,39 @@ def lanczos(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -
 
     Raises:
         ValueError: if products with the matrix show that it is not symmetric.
+    """
+    run = _iterated(product, start_PD, steps)
+    return _rules(run.diagonal_PK, run.beside_PK, run.taken)
+
+
+def leading(product: Callable[[Tensor], Tensor], start_D: Tensor, steps: int, *, count: int) -> Leading:
+    """Return the Ritz values of largest size with their vectors Q y, and |A Q y − θ Q y| of each.
+
+    Args:
+        product: as of `lanczos`.
+        start_D: the starting vector, not zero.
+        steps: m, at most.
+        count: R; fewer are returned where the iteration ends before.
+
+    Returns:
+        Values float64 (R,), largest size first, orthonormal vectors (R, D) and residuals (R,).
+
+    Raises:
+        ValueError: if products with the matrix show that it is not symmetric.
+    """
+    run = _iterated(product, start_D.unsqueeze(0), steps)
+    taken = run.taken[0]
+    values_K, vectors_KK = torch.linalg.eigh(_tridiagonal(run.diagonal_PK[0, :taken], run.beside_PK[0, : taken - 1]))
+    chosen = values_K.abs().argsort(descending=True)[:count]
+    vectors_RD = vectors_KK[:, chosen].T.to(start_D) @ run.basis_PKD[0, :taken]
+    return Leading(values_K[chosen], vectors_RD, run.beside_PK[0, taken - 1] * vectors_KK[-1, chosen].abs())
+
+
+def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -> _Run:
+    """Return the tridiagonal matrices of an iteration, and its bases.
+
+    Raises:
+        ValueError: as of `lanczos`.
     """
     probes, size = start_PD.shape
     steps = min(steps, size)
@@ -80,7 +136,7 @@ def lanczos(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -
         vectors_PD = new_PD[left]
         alive = [alive[place] for place in left]
         vectors_PD /= beside_PK[alive, step].to(vectors_PD).unsqueeze(1)
-    return _rules(diagonal_PK, beside_PK, taken)
+    return _Run(diagonal_PK, beside_PK, taken, basis_PKD)
 
 
 def _check_symmetric(found_K: Tensor, beside_K: Tensor, largest: float) -> None:
@@ -120,14 +176,17 @@ def _orthogonalise_(vector_D: Tensor, basis_KD: Tensor) -> Tensor:
     return first_K + second_K
 
 
+def _tridiagonal(diagonal_K: Tensor, beside_K: Tensor) -> Tensor:
+    return torch.diag(diagonal_K) + torch.diag(beside_K, 1) + torch.diag(beside_K, -1)
+
+
 def _rules(diagonal_PK: Tensor, beside_PK: Tensor, taken: list[int]) -> Ritz:
     """Return the rules of tridiagonal matrices."""
     longest = max(taken)
     values_PK, weights_PK, residuals_PK = torch.zeros(3, len(taken), longest, dtype=torch.float64)
     for probe, steps in enumerate(taken):
-        beside_K = beside_PK[probe, : steps - 1]
-        matrix = torch.diag(diagonal_PK[probe, :steps]) + torch.diag(beside_K, 1) + torch.diag(beside_K, -1)
-        values_K, vectors_KK = torch.linalg.eigh(matrix)
+        matrix_KK = _tridiagonal(diagonal_PK[probe, :steps], beside_PK[probe, : steps - 1])
+        values_K, vectors_KK = torch.linalg.eigh(matrix_KK)
         values_PK[probe] = values_K[-1]
         values_PK[probe, :steps] = values_K
         weights_PK[probe, :steps] = vectors_KK[0].square()

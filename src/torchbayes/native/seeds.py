@@ -152,6 +152,7 @@ class Purpose(enum.IntEnum):
     COEFFICIENT_ROWS = 149  # minibatches that they see
     STIFFNESS = 150  # probe of the largest curvature
     SURFACE = 151  # directions of a plane
+    CURVED = 152  # vector that an iteration begins with
     # flat regions
     PART = 155  # seeds of what a network draws for a part of a batch
     FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at

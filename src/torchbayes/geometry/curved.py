@@ -1,0 +1,80 @@
+"""The directions in which the loss is most curved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import as_seed, check_choice, check_counts, check_memory
+from torchbayes.geometry.lanczos import Leading, leading
+from torchbayes.geometry.operators import MATRICES, Matrix, Products
+from torchbayes.geometry.single import Weights, place_of
+from torchbayes.model.model import Model
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.problems import note
+
+_ENOUGH = 0.01  # residual, relative to the value, up to which an eigenvector has been found
+
+
+def curved_directions(
+    model: Model,
+    data: Any,
+    weights: Weights,
+    *,
+    rank: int = 5,
+    matrix: Matrix = "ggn",
+    steps: int = 60,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Leading:
+    r"""Return the eigenvectors of the curvature of the summed loss with the largest eigenvalues, by Lanczos.
+
+    They are what the data determine best, and where a posterior is narrowest: `Subspace(model, weights,
+    found.vectors_RD)` is a subspace along them. The matrix is as of `spectrum`, and so are costs: `steps` products with
+    a vector, and `steps` times D numbers.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: where: a point posterior of one member, a module, or a tensor (D,).
+        rank: R, directions.
+        matrix: `hessian` or `ggn`; with `+prior`, −∇² log p(w) is added.
+        steps: of the iteration, at least `rank`.
+        seed: seed of the starting vector.
+        chunk_size: rows that go through the network at once.
+
+    Returns:
+        Eigenvalues (R,), float64, of largest size first, eigenvectors (R, D), and how far each product with the matrix
+        is from the value times the vector. Fewer than R where the matrix has a lower rank.
+
+    Raises:
+        TypeError: as of `spectrum`.
+        ValueError: as of `spectrum`, or if there are fewer steps than directions, or more directions than weights.
+    """
+    check_choice(MATRICES, matrix=matrix)
+    check_counts(rank=rank, steps=steps, chunk_size=chunk_size)
+    seed, place = as_seed(seed), place_of(model, data, weights)
+    size = place.weights_D.numel()
+    if rank > min(steps, size):
+        raise ValueError(
+            f"`rank` must be at most the {min(steps, size)} {'steps' if steps < size else 'weights'}; got {rank}."
+        )
+    check_memory(steps * place.weights_D.nbytes, "the vectors of the iteration", place.weights_D.device, steps=steps)
+    start_D = torch.randn(size, generator=generator(Purpose.CURVED, seed), dtype=torch.float64)
+    found = leading(Products(place, matrix, chunk_size), start_D.to(place.weights_D), steps, count=rank)
+    kept = found.values_R.abs() > _rounding(found, place.weights_D)
+    found = Leading(*(part[kept.to(part.device)] for part in found))
+    loose = found.residuals_R > _ENOUGH * found.values_R.abs()
+    if loose.any():
+        note(
+            f"{int(loose.sum())} of {len(loose)} directions have not converged in {steps} steps, the first of them to "
+            f"{float((found.residuals_R / found.values_R.abs()).max()):.0%}. Raise `steps`."
+        )
+    return found
+
+
+def _rounding(found: Leading, like: Tensor) -> float:
+    """Return the size below which an eigenvalue is rounding."""
+    return 100 * torch.finfo(like.dtype).eps * float(found.values_R.abs().max())
