@@ -227,14 +227,15 @@ def test_divergence_names_step_and_member_and_keeps_the_last_finite_state(
     make: Callable[..., Method], tmp_path: Path
 ) -> None:
     """One member starts where the prior overflows; the others are well."""
-    model, start = model_of(), normal(3, 51, seed=9)
+    model, start, method = model_of(), normal(3, 51, seed=9), make(members=3, **SHORT)
     start[1, 0] = 1e200
     with pytest.raises(tb.DivergedError, match=r"diverged at step 0 of 16: the loss of member 1 is inf.*learning rate"):
-        tb.fit(model, rows_of(), make(members=3, **SHORT), start=start, directory=tmp_path, callbacks=())
+        tb.fit(model, rows_of(), method, start=start, directory=tmp_path, callbacks=())
     kept = load_file(tmp_path / "checkpoint.safetensors")
     (weights, *_) = [t for end in ("weights_MD", "mean_MD") for n, t in kept.items() if n.endswith(end)]
     torch.testing.assert_close(weights[:, :51], start, rtol=0, atol=0)  # other parameters of a distribution follow
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "config.json"]
+    shelf = ["draws.bin", "draws.json"] if method.needs.draws else []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "config.json", *shelf]
 
 
 def test_a_huge_learning_rate_diverges_readably(tmp_path: Path) -> None:

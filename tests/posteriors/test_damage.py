@@ -43,7 +43,11 @@ def _posteriors(seed: int) -> dict[str, Any]:
     made = {name: make(MODEL, 2) for name, make in POSTERIORS.items()}
     if seed:  # the same kinds with other weights
         shift = {"mean_MD": normal(2, size, seed=seed)}
-        fields = {"point": {"weights_MD": shift["mean_MD"]}, "draws": {"weights_MSD": normal(2, 12, size, seed=seed)}}
+        fields = {
+            "point": {"weights_MD": shift["mean_MD"]},
+            "draws": {"weights_MSD": normal(2, 12, size, seed=seed)},
+            "curve": {"points_MPD": normal(*made["curve"].points_MPD.shape, seed=seed)},
+        }
         made = {n: _with(p, fields.get(n, shift)) for n, p in made.items()}
     made["laplace_dense"] = _laplace(DenseCurvature(root @ root.mT), seed)
     made["laplace_diagonal"] = _laplace(DiagonalCurvature(root[:, 0] ** 2), seed)

@@ -39,6 +39,8 @@ from torchbayes.model.priors.joint import Joint
 # evaluation cuts it by a third on average, and 2π e^(−100/3) is 2e-14.
 _MOST = 100
 
+_PLACE = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")  # what moves with a chain
+
 
 @dataclass(frozen=True)
 class State:
@@ -117,11 +119,12 @@ class EllipticalSlice(Sampler):
             level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
             finite_R = torch.isfinite(level_R)  # an infinite density would hold a chain for ever
             above_R = finite_R & (level_R > height_M[on])
-            _move(new, on[above_R], there_RD[above_R], (value.log_density, value.log_likelihood, level_R), above_R)
+            _move(new, on, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
+            found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait of an evaluation
             evaluations_M[searching_R] += 1
-            outside_M[searching_R] = torch.maximum(outside_M[searching_R], (~finite_R).double().cpu())
+            outside_M[searching_R] = torch.maximum(outside_M[searching_R], (~inside_R).double())
             faults = _joined(faults, raised, on)
-            searching_R = searching_R[~above_R.cpu()]
+            searching_R = searching_R[~found_R]
             if not len(searching_R):
                 break
             interval.shrink(searching_R, state, number)
@@ -224,15 +227,14 @@ def _first(state: State) -> tuple[Tensor, _Interval]:
 
 def _copied(state: State) -> State:
     """Return the state of the next step, with all chains where they are."""
-    names = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")
-    return replace(state, **{name: getattr(state, name).clone() for name in names}, step=state.step + 1)
+    return replace(state, **{name: getattr(state, name).clone() for name in _PLACE}, step=state.step + 1)
 
 
-def _move(new: State, rows: Tensor, weights: Tensor, values: Sequence[Tensor], above_R: Tensor) -> None:
-    """Put some chains at the points that they have found, in place."""
-    new.weights_MD[rows] = weights
-    for held_M, value_R in zip((new.log_density_M, new.log_likelihood_M, new.level_M), values, strict=True):
-        held_M[rows] = value_R[above_R].to(held_M)
+def _move(new: State, on: Tensor, above_R: Tensor, found: Sequence[Tensor]) -> None:
+    """Put those of some chains that have found a point above their height there, in place."""
+    for held, there in zip((getattr(new, name) for name in _PLACE), found, strict=True):
+        above = above_R.view(-1, *[1] * (held.ndim - 1))
+        held.index_copy_(0, on, torch.where(above, there.to(held), held[on]))
 
 
 def _joined(faults: Faults, raised: Faults, rows: Tensor) -> Faults:
