@@ -213,7 +213,7 @@ class _Ellipse:
     def at(self, weights_MD: Tensor, second_MD: Tensor, angle_M: Tensor) -> Tensor:
         """Return the points at angles on the ellipses through weights and second points."""
         loc_D = self.loc_D.to(weights_MD)
-        cos_M1, sin_M1 = (t.to(weights_MD).unsqueeze(-1) for t in (angle_M.cos(), angle_M.sin()))
+        cos_M1, sin_M1 = torch.stack((angle_M.cos(), angle_M.sin())).to(weights_MD).unsqueeze(-1)
         return loc_D + (weights_MD - loc_D) * cos_M1 + second_MD * sin_M1
 
 
