@@ -159,7 +159,7 @@ def write_header(path: Path, **changes: Any) -> None:
         ({"format": FORMAT + 1}, f"has format {FORMAT + 1}; this version reads up to {FORMAT}. Upgrade torchbayes"),
         (
             {"kind": "checkpoint"},
-            "holds a 'checkpoint', not a posterior; known are batch_norm, curve, draws, dropout, flow, gaussian, laplace",
+            "holds a 'checkpoint', not a posterior; known are batch_norm, curve, draws, dropout, flow, gaussian, ",
         ),
         ({"kind": None}, "holds a None, not a posterior"),
     ],
