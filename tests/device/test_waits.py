@@ -89,7 +89,9 @@ def test_metropolis_waits_a_few_times_an_iteration_whatever_its_length(
         ):  # at each leapfrog step whether trees grow; at each doubling where, and which chains stop
             doublings = len(evaluated).bit_length()
             waits, uploads = waits - len(evaluated) - 16 * doublings, uploads - len(evaluated) - doublings
-        if name.startswith("elliptical"):  # at each evaluation which chains go on; it gives the device these, and angles
+        if name.startswith(
+            "elliptical"
+        ):  # at each evaluation which chains go on; it gives the device these, and angles
             waits, uploads = waits - len(evaluated), uploads - 3 * len(evaluated)
         assert waits <= (2 if number < adapting else 1), counts.waits
         assert uploads <= 2, counts.uploads
