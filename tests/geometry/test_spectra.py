@@ -218,7 +218,7 @@ def test_probes_in_groups_give_the_same(monkeypatch):
 def test_batch_norm_has_the_statistics_of_the_posterior():
     model, data = problem("conv")
     buffers = {name: b[None] + 1 for name, b in model.network.buffers.items()}
-    point = tb.Point(model, model.given_weights()[None], buffers_M=buffers)
+    point = tb.Point(model, model.given_weights()[None], buffers_M=buffers, statistics_known=True)
     found = spectrum(model, data, point, steps=100, probes=4)
     rows = model.unpack(data)
     own = {name: b[0] for name, b in buffers.items()}
@@ -226,6 +226,24 @@ def test_batch_norm_has_the_statistics_of_the_posterior():
         model.given_weights()
     )
     assert float(found.top(1)) == pytest.approx(float(torch.linalg.eigvalsh(dense).max()), rel=1e-8)
+
+
+def test_bare_weights_have_the_batch_norm_statistics_of_the_data():
+    """Those of the module belong to other weights."""
+    model, data = problem("conv")
+    weights_D = 3 * model.given_weights() + 0.1
+    rows = model.unpack(data)
+    own = model.network.recalibrate(model.split(weights_D)[0], [rows.inputs], dict(model.network.buffers))
+    unknown = tb.Point(model, weights_D[None])
+    for given in (weights_D, unknown):
+        place = place_of(model, data, given)
+        for name, buffer in own.items():
+            torch.testing.assert_close(place.buffers[name], buffer)
+    stale = place_of(model, data, tb.Point(model, weights_D[None], statistics_known=True))
+    assert not torch.allclose(stale.buffers["1.running_mean"], own["1.running_mean"])
+    at = tb.geometry.barrier(model, data, weights_D, second=weights_D, points=2).nll[0]
+    found = -float(model.log_likelihood(weights_D, rows, place_of(model, data, weights_D).buffers).mean())
+    assert found == pytest.approx(at, rel=1e-9)
 
 
 def test_attention_is_differentiated_twice():

@@ -39,6 +39,8 @@ class Place(NamedTuple):
 def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 1024) -> Place:
     """Return where a network is, and its data, after checking both.
 
+    Batch-norm statistics are those of a module, or of a posterior that has them; else those of the data at the weights.
+
     Args:
         model: the model.
         data: as for `fit`.
@@ -66,6 +68,9 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
     source = as_source(model, data, batch_size)
     source.check()
     buffers = {name: buffer_M[0] for name, buffer_M in buffers_M.items()}
+    known = isinstance(weights, nn.Module) or (isinstance(weights, Posterior) and weights.statistics_known)
+    if model.network.batch_norms and not known:  # those of the module belong to other weights
+        buffers = model.network.recalibrate(model.split(weights_MD[0])[0], source.inputs(), buffers)
     return Place(informed_by(model, source), source, source.rows(), weights_MD[0], buffers)
 
 

@@ -198,7 +198,7 @@ def spectrum(
     The Hessian is that of −Σ_n log p(y_n|f_w(x_n)), without temperature; the Gauss-Newton matrix Σ_n JᵀΛJ has the
     Fisher information Λ of the outputs. Learned parameters of the likelihood belong to the weights; in the
     Gauss-Newton matrix they are on its diagonal. Networks run in evaluation mode: dropout is off and batch norm has its
-    running statistics.
+    running statistics, which for bare weights are those of the data.
 
     Cost: `steps` times `probes` products of the matrix with a vector, each 1.4 to 2.5 gradients of all the data where
     the graphs of all chunks fit in 1 GiB. Memory: these graphs, and the vectors of the iteration, `steps` times
