@@ -184,7 +184,7 @@ class Curve:
         middle = posterior.at(0.5)
         ends: Any = _End(replace(state.trajectory, weights_MD=middle.weights_MD))
         found = same_ends(posterior) or problems_of(middle, ends, source) or unexplained(middle, source)
-        return found or barriers(posterior, source)
+        return [*self.optimizer.problems(middle.weights_MD), *(found or barriers(posterior, source))]
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ class Cyclic(ABC):
         about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
         last = Point(posterior.model, posterior.weights_MSD[:, -1], **about)
         found = not_finite(posterior.tensors()) or problems_of(last, state, source)
-        return found or unexplained(posterior, source) or alike(posterior, source)
+        found = found or unexplained(posterior, source) or alike(posterior, source)
+        return [*self.optimizer.problems(state.weights_MD), *found]
 
 
 def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int]:
