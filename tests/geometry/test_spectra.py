@@ -246,6 +246,17 @@ def test_bare_weights_have_the_batch_norm_statistics_of_the_data():
     assert found == pytest.approx(at, rel=1e-9)
 
 
+@pytest.mark.parametrize("matrix", ["ggn", "ggn+prior"])
+def test_a_likelihood_without_curvature_has_no_gauss_newton_matrix(matrix: Any):
+    """Zeros would be read as a flat direction of the loss."""
+    laplace = tb.Model(made(mlp), lambda f: torch.distributions.Laplace(f[:, 0], 0.5))
+    data = (INPUTS, normal(12))
+    for function in (spectrum, trace, tb.geometry.curved_directions):
+        with pytest.raises(ValueError, match=r"has no Gauss-Newton matrix. Use matrix='hessian'"):
+            function(laplace, data, laplace.given_weights(), matrix=matrix)
+    assert spectrum(laplace, data, laplace.given_weights(), steps=3, probes=2).values_PK.any()
+
+
 def test_attention_is_differentiated_twice():
     net = made(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
     model = tb.Model(nn.Sequential(net, nn.Flatten(), made(lambda: nn.Linear(12, 3))), tb.likelihoods.Categorical())
