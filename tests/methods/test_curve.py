@@ -256,6 +256,12 @@ def test_positions_outside_of_a_curve_are_refused(t: float):
         fitted(curves=1).at(t)
 
 
+@pytest.mark.parametrize("t", ["middle", None])
+def test_positions_that_are_no_numbers_are_refused(t: Any):
+    with pytest.raises(TypeError, match="`t` must be numbers"):
+        tb.CurvePosterior(model_of(), ends("mlp", 1)[None]).at(t)
+
+
 def test_a_curve_that_is_nowhere_near_a_solution_says_so():
     model, rows = model_of(), rows_of()
     far = 100 * normal(1, model.layout.size, seed=3).expand(2, -1)
