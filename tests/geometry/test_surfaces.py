@@ -213,7 +213,7 @@ def normal_directions(count: int, size: int, *, seed: int) -> Tensor:
 def test_rays_along_filters_and_at_the_weights_of_batch_norm():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     model = tb.Model(net, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
-    weights_D = model.network.weights()
+    weights_D = 1.1 * model.network.weights()
     found = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=2, points=3, shape="filters")
     assert found.radii_P[-1] == 1.0
     same = geometry.barrier(model, (INPUTS, TARGETS), weights_D, second=weights_D, points=2).nll[0]

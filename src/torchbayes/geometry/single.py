@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import check_kind
@@ -39,7 +40,8 @@ class Place(NamedTuple):
 def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 1024) -> Place:
     """Return where a network is, and its data, after checking both.
 
-    Batch-norm statistics are those of a module, or of a posterior that has them; else those of the data at the weights.
+    Batch-norm statistics are those of a module, or of a posterior that has them; of the data at other weights
+    than those of the module that the model was made of.
 
     Args:
         model: the model.
@@ -69,8 +71,9 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
     source.check()
     buffers = {name: buffer_M[0] for name, buffer_M in buffers_M.items()}
     known = isinstance(weights, nn.Module) or (isinstance(weights, Posterior) and weights.statistics_known)
-    if model.network.batch_norms and not known:  # those of the module belong to other weights
-        buffers = model.network.recalibrate(model.split(weights_MD[0])[0], source.inputs(), buffers)
+    network = model.network
+    if network.batch_norms and not known and not torch.equal(weights_MD[0, : network.layout.size], network.weights()):
+        buffers = network.recalibrate(model.split(weights_MD[0])[0], source.inputs(), buffers)
     return Place(informed_by(model, source), source, source.rows(), weights_MD[0], buffers)
 
 
