@@ -246,6 +246,13 @@ def test_bare_weights_have_the_batch_norm_statistics_of_the_data():
     assert found == pytest.approx(at, rel=1e-9)
 
 
+def test_eigenvalues_that_have_not_converged_are_missed_with_a_word():
+    model, data = problem("classifier")
+    found = spectrum(model, data, model.given_weights(), steps=2, probes=1)
+    with pytest.warns(UserWarning, match="no eigenvalue has converged in 2 steps"):
+        assert not len(found.top())
+
+
 @pytest.mark.parametrize("matrix", ["ggn", "ggn+prior"])
 def test_a_likelihood_without_curvature_has_no_gauss_newton_matrix(matrix: Any):
     """Zeros would be read as a flat direction of the loss."""

@@ -251,3 +251,17 @@ def test_a_measure_that_is_no_number_is_refused():
     plane = geometry.Plane.through(linear(), normal(3, 4, seed=4))
     with pytest.raises(TypeError, match="must return a number for each network; it gave 'many'"):
         geometry.surface(linear(), (INPUTS, TARGETS), plane, points=2, measure=lambda _: "many")  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("shape", ["filters", "sphere"])
+def test_a_plane_of_one_direction_is_refused(shape: Any):
+    """One weight, and one filter of one weight beside a bias that stays."""
+    model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.3))
+    with pytest.raises(ValueError, match="a plane needs two directions; the 1 random weights"):
+        geometry.Plane.random(model, model.network.weights(), shape=shape)
+    biased = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(0.3))
+    if shape == "filters":
+        with pytest.raises(ValueError, match="a plane needs two directions"):
+            geometry.Plane.random(biased, biased.network.weights())
+    else:
+        assert geometry.Plane.random(biased, biased.network.weights(), shape=shape).axes_2D.shape == (2, 2)

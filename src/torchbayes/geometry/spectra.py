@@ -118,7 +118,7 @@ class Spectrum:
         """Return the eigenvalues at one end of the spectrum, as far as they have converged.
 
         A node counts whose residual is below a thousandth of the largest absolute one. An eigenvalue of multiplicity
-        two counts once, as one vector sees it once.
+        two counts once, as one vector sees it once. There is a warning where none has converged.
 
         Args:
             count: how many at most.
@@ -140,6 +140,8 @@ class Spectrum:
             converged = int(fine_K[real_K].long().cumprod(0).sum())
             if converged > most:
                 best, most = values_K[real_K][:converged], converged
+        if not len(best):
+            note(f"no eigenvalue has converged in {max(self.steps)} steps. Raise `steps`.")
         return best[:count].clone()
 
     def effective_dimension(self, precision: float) -> Estimate:

@@ -113,7 +113,8 @@ class Plane:
             The plane, with the network as its mark, at (0, 0).
 
         Raises:
-            ValueError: if there is more than one network, or no filter that is not zero.
+            ValueError: if there is more than one network, no filter that is not zero, or only one direction, as where a
+                single weight is random.
             TypeError: if it is no network.
         """
         check_kind(Model, "a Model", model=model)
@@ -125,6 +126,12 @@ class Plane:
             axes_2D = filtered(model.layout, origin_D, axes_2D)
         else:
             axes_2D /= axes_2D.norm(dim=1, keepdim=True)
+        lengths = torch.linalg.svdvals(axes_2D)
+        if len(lengths) < 2 or not lengths[1] > 1e-9 * lengths[0]:
+            raise ValueError(
+                f"a plane needs two directions; the {len(origin_D)} random weights of this network have one. Follow it "
+                f"by `rays`."
+            )
         return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers_at(found, 0))
 
     def at(self, x: float, y: float) -> Tensor:
