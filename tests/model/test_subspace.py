@@ -353,7 +353,7 @@ def test_what_a_posterior_does_not_span_is_told():
         tb.Subspace.of("run")  # type: ignore[arg-type]
     weights_D = model.network.weights()
     same = tb.Point(model, weights_D.expand(3, -1).clone())
-    with pytest.raises(ValueError, match=r"along which the weights vary, 0; got 1\. Give weights that differ more"):
+    with pytest.raises(ValueError, match=r"along which the weights vary, 0; got 1\. Give weights .* that differ more"):
         tb.Subspace.of(same, rank=1)
     two = tb.Point(model, torch.stack([weights_D, 2 * weights_D, 3 * weights_D]))
     with pytest.raises(ValueError, match=r"along which the weights vary, 1; got 2\. Lower it to 1, or give"):

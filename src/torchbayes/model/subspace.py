@@ -181,7 +181,7 @@ class Subspace:
             advice = f"Lower it to {varied}, or give" if varied else "Give"
             raise ValueError(
                 f"`rank` must be at most the number of directions along which the weights vary, {varied}; got {rank}. "
-                f"{advice} weights that differ more."
+                f"{advice} weights (`weights_SD`) that differ more."
             )
         scale = (len(weights_SD) - 1) ** 0.5
         return cls(model, mean_D, lengths[:rank, None] / scale * rows[:rank], prior_scale=prior_scale)
