@@ -166,6 +166,14 @@ def test_a_linear_model_has_half_its_effective_dimension(method):
     assert found.inverse_temperature == pytest.approx(1 / math.log(200))
 
 
+def test_a_sampler_with_a_unit_mass_gets_an_adapted_one():
+    """The localised density knows of no prior, from which the length of trajectories could be taken."""
+    found = learning_coefficient(lambda w_MD: w_MD.square().mean(1), 1000, torch.zeros(3), method=HMC(4, 800, 400))
+    assert isinstance(found.method, HMC)
+    assert found.method.mass == "diagonal"
+    near(found, 1.5, 0.15)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [SGLD, SGHMC])
 def test_minibatches_give_the_value_of_all_the_data(kind):

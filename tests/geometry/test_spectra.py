@@ -218,7 +218,7 @@ def test_probes_in_groups_give_the_same(monkeypatch):
 def test_batch_norm_has_the_statistics_of_the_posterior():
     model, data = problem("conv")
     buffers = {name: b[None] + 1 for name, b in model.network.buffers.items()}
-    point = tb.Point(model, model.given_weights()[None], buffers_M=buffers)
+    point = tb.Point(model, model.given_weights()[None], buffers_M=buffers, statistics_known=True)
     found = spectrum(model, data, point, steps=100, probes=4)
     rows = model.unpack(data)
     own = {name: b[0] for name, b in buffers.items()}
@@ -226,6 +226,42 @@ def test_batch_norm_has_the_statistics_of_the_posterior():
         model.given_weights()
     )
     assert float(found.top(1)) == pytest.approx(float(torch.linalg.eigvalsh(dense).max()), rel=1e-8)
+
+
+def test_bare_weights_have_the_batch_norm_statistics_of_the_data():
+    """Those of the module belong to other weights."""
+    model, data = problem("conv")
+    weights_D = 3 * model.given_weights() + 0.1
+    rows = model.unpack(data)
+    own = model.network.recalibrate(model.split(weights_D)[0], [rows.inputs], dict(model.network.buffers))
+    unknown = tb.Point(model, weights_D[None])
+    for given in (weights_D, unknown):
+        place = place_of(model, data, given)
+        for name, buffer in own.items():
+            torch.testing.assert_close(place.buffers[name], buffer)
+    stale = place_of(model, data, tb.Point(model, weights_D[None], statistics_known=True))
+    assert not torch.allclose(stale.buffers["1.running_mean"], own["1.running_mean"])
+    at = tb.geometry.barrier(model, data, weights_D, second=weights_D, points=2).nll[0]
+    found = -float(model.log_likelihood(weights_D, rows, place_of(model, data, weights_D).buffers).mean())
+    assert found == pytest.approx(at, rel=1e-9)
+
+
+def test_eigenvalues_that_have_not_converged_are_missed_with_a_word():
+    model, data = problem("classifier")
+    found = spectrum(model, data, model.given_weights(), steps=2, probes=1)
+    with pytest.warns(UserWarning, match="no eigenvalue has converged in 2 steps"):
+        assert not len(found.top())
+
+
+@pytest.mark.parametrize("matrix", ["ggn", "ggn+prior"])
+def test_a_likelihood_without_curvature_has_no_gauss_newton_matrix(matrix: Any):
+    """Zeros would be read as a flat direction of the loss."""
+    laplace = tb.Model(made(mlp), lambda f: torch.distributions.Laplace(f[:, 0], 0.5))
+    data = (INPUTS, normal(12))
+    for function in (spectrum, trace, tb.geometry.curved_directions):
+        with pytest.raises(ValueError, match=r"has no Gauss-Newton matrix. Use matrix='hessian'"):
+            function(laplace, data, laplace.given_weights(), matrix=matrix)
+    assert spectrum(laplace, data, laplace.given_weights(), steps=3, probes=2).values_PK.any()
 
 
 def test_attention_is_differentiated_twice():

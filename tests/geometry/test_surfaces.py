@@ -13,6 +13,7 @@ import torchbayes as tb
 from tests.laws.cases import model_of, rows_of
 from tests.oracles import assert_close, normal
 from torchbayes import geometry
+from torchbayes.native.seeds import Purpose, generator
 from torchbayes.report import figures
 
 N = 30
@@ -177,3 +178,90 @@ def test_a_constant_surface_can_be_drawn():
 def test_a_surface_without_a_finite_value_is_refused():
     with pytest.raises(ValueError, match="no finite value"):
         figures.loss_surfaces({"lost": np.full((3, 3), np.nan)}, np.arange(3.0), np.arange(3.0))
+
+
+# --- rays ---
+
+
+def test_rays_are_the_log_posterior_of_a_linear_model():
+    """−½ Σ (y − f)²/σ² − ½ |w|², with the constants of both, over T: a parabola along each ray."""
+    net, likelihood = nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.3)
+    model = tb.Model(net, likelihood, tb.priors.Normal(1.0), temperature=0.5)
+    weights_D = normal(4, seed=4)
+    found = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=3, radius=2.0, points=5, seed=1)
+    assert found.radii_P.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
+    precision_DD = torch.eye(4).double() + _design().T @ _design() / 0.3**2
+    joint = -N * exact(weights_D) + torch.distributions.Normal(0.0, 1.0).log_prob(weights_D).sum()
+    assert_close(found.log_density_KP[:, 0], (joint / 0.5).expand(3), rtol=1e-10)
+    assert_close(found.log_likelihood_KP[:, 0], (-N * exact(weights_D)).expand(3), rtol=1e-10)
+    unit_KD = normal_directions(3, 4, seed=1)
+    second_K = torch.einsum("kd,de,ke->k", unit_KD, precision_DD, unit_KD)
+    bent_K = found.log_density_KP[:, 2] - 2 * found.log_density_KP[:, 1] + found.log_density_KP[:, 0]
+    assert_close(bent_K, -second_K * 0.25 / 0.5, rtol=1e-8)
+
+
+def _design() -> Tensor:
+    return torch.cat([INPUTS, torch.ones(N, 1).double()], dim=1)
+
+
+def normal_directions(count: int, size: int, *, seed: int) -> Tensor:
+    """The directions of `rays` and `basin`."""
+    drawn_KD = torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+    return drawn_KD / drawn_KD.norm(dim=1, keepdim=True)
+
+
+def test_rays_along_filters_and_at_the_weights_of_batch_norm():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    model = tb.Model(net, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
+    weights_D = 1.1 * model.network.weights()
+    found = geometry.rays(model, (INPUTS, TARGETS), weights_D, directions=2, points=3, shape="filters")
+    assert found.radii_P[-1] == 1.0
+    same = geometry.barrier(model, (INPUTS, TARGETS), weights_D, second=weights_D, points=2).nll[0]
+    assert_close(found.log_likelihood_KP[:, 0], torch.full((2,), -N * same).double(), rtol=1e-6)
+
+
+def test_profiles_and_densities_are_drawn_as_they_are():
+    radii, values = np.linspace(0, 1, 4), np.array([[0.0, -1, -4, -9], [0, -2, -8, np.nan], [0, -3, -12, -27]])
+    figure = figures.ray_profiles({"MAP": values, "HMC": values - 5}, radii)
+    assert [axes.get_title() for axes in figure.axes] == ["MAP", "HMC"]
+    *thin, thick = figure.axes[0].lines
+    assert len(thin) == 3
+    np.testing.assert_array_equal(np.asarray(thick.get_ydata()), [0, -2, -8, -18])
+    figure.savefig("/dev/null", format="png")
+    grid, density = np.linspace(0, 4, 5), np.array([1.0, 0.0, 1e-3, 1e-9, 2.0])
+    figure = figures.spectrum_density({"Hessian": density, "prior": density / 2}, grid)
+    (axes,) = figure.axes
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylim() == pytest.approx((2e-7, 6.0))
+    drawn = np.ma.filled(np.ma.asarray(axes.lines[0].get_ydata(orig=True)), np.nan)
+    np.testing.assert_array_equal(drawn, np.where(density == 0, np.nan, density))
+    figure.savefig("/dev/null", format="png")
+
+
+def test_the_progress_of_a_surface_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("torchbayes.driver.progress.FIRST", 0.0)
+    plane = geometry.Plane.through(linear(), normal(3, 4, seed=4))
+    geometry.surface(linear(), (INPUTS, TARGETS), plane, points=2, progress=False)
+    assert not capsys.readouterr().err
+    geometry.surface(linear(), (INPUTS, TARGETS), plane, points=2)
+    assert "loss surface, 0:00:00: 1 of 4 points" in capsys.readouterr().err
+
+
+def test_a_measure_that_is_no_number_is_refused():
+    plane = geometry.Plane.through(linear(), normal(3, 4, seed=4))
+    with pytest.raises(TypeError, match="must return a number for each network; it gave 'many'"):
+        geometry.surface(linear(), (INPUTS, TARGETS), plane, points=2, measure=lambda _: "many")  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("shape", ["filters", "sphere"])
+def test_a_plane_of_one_direction_is_refused(shape: Any):
+    """One weight, and one filter of one weight beside a bias that stays."""
+    model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.3))
+    with pytest.raises(ValueError, match="a plane needs two directions; the 1 random weights"):
+        geometry.Plane.random(model, model.network.weights(), shape=shape)
+    biased = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(0.3))
+    if shape == "filters":
+        with pytest.raises(ValueError, match="a plane needs two directions"):
+            geometry.Plane.random(biased, biased.network.weights())
+    else:
+        assert geometry.Plane.random(biased, biased.network.weights(), shape=shape).axes_2D.shape == (2, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,8 @@ def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
 
 def test_without_a_start_the_ends_are_trained(tmp_path: Path):
     model, rows = model_of(), rows_of(rows=18)  # too few to hold some out for the length of the training
-    found: Any = tb.fit(model, rows, tb.Curve(**SMALL, members=2), callbacks=(), directory=tmp_path)
+    method = tb.Curve(**{**SMALL, "epochs": 500}, members=2)
+    found: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)
     assert found.points_MPD.shape == (2, 3, model.layout.size)
     again: Any = tb.load(tmp_path / "posterior.safetensors", model)
     assert_close(again.points_MPD, found.points_MPD, rtol=0)
@@ -254,8 +256,45 @@ def test_positions_outside_of_a_curve_are_refused(t: float):
         fitted(curves=1).at(t)
 
 
+@pytest.mark.parametrize("t", ["middle", None])
+def test_positions_that_are_no_numbers_are_refused(t: Any):
+    with pytest.raises(TypeError, match="`t` must be numbers"):
+        tb.CurvePosterior(model_of(), ends("mlp", 1)[None]).at(t)
+
+
 def test_a_curve_that_is_nowhere_near_a_solution_says_so():
     model, rows = model_of(), rows_of()
     far = 100 * normal(1, model.layout.size, seed=3).expand(2, -1)
     with pytest.warns(tb.ProblemWarning):
         tb.fit(model, rows, tb.Curve(epochs=2), start=far, callbacks=())
+
+
+def line_of(first: Tensor, last: Tensor) -> tuple[tb.Model, tuple[Tensor, Tensor], Tensor]:
+    """A network y = |w|² x of two weights, rows with y = x, and two of its weights."""
+    model = tb.Model(Radius(), tb.likelihoods.Gaussian(0.5), tb.priors.Flat())
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    return model, (inputs, inputs.clone()), torch.stack([first, last])
+
+
+def test_a_barrier_along_a_curve_is_said_with_its_place():
+    """On the chord of the circle |w| = 1 the slope is ½, on the circle 1: the loss rises by (1/2)² E[x²]/(2 · 0.25)."""
+    model, (inputs, targets), start = line_of(*torch.eye(2).double())
+    method = tb.Curve(epochs=2000, optimizer=tb.Adam(0.01))
+    good: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
+    assert not good.problems
+    best = -0.5 * math.log(2 * math.pi * 0.25)
+    said = f"({best - 0.5 * float(inputs.square().mean()):.4g} against {best:.4g} and {best:.4g} nats"
+    with pytest.warns(tb.ProblemWarning, match=r"a barrier along curve 0.*less likely at t = 0\.5") as seen:
+        found: Any = tb.fit(
+            model, (inputs, targets), tb.Curve(epochs=2, optimizer=tb.Adam(1e-12)), start=start, callbacks=()
+        )
+    assert said in str(seen[0].message)
+    with pytest.warns(tb.ProblemWarning, match="a barrier along"):
+        found.at(0.5).functions(1)
+
+
+def test_a_curve_between_a_network_and_itself_says_so():
+    model, rows, start = line_of(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 0.0]).double())
+    with pytest.warns(tb.ProblemWarning, match="both ends of curve 0 are the same network"):
+        tb.fit(model, rows, tb.Curve(epochs=2), start=start, callbacks=())

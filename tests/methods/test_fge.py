@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.methods.cycles.base import Cyclic, kept
 from torchbayes.methods.cycles.fge import triangle
+from torchbayes.methods.cycles.health import alike
+from torchbayes.model.rows.sources import as_source
 
 STEADY = tb.Adam(0.1)
 
@@ -260,3 +262,19 @@ def test_bfloat16(kind: Any) -> None:
     posterior: Any = tb.fit(model, (inputs.bfloat16(), targets), method, callbacks=())
     assert posterior.weights_MSD.dtype == torch.float32  # the network alone computes in bfloat16
     assert tb.evaluate(posterior, (inputs.bfloat16(), targets)).metrics["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("method", [tb.FGE(epochs=40, high_lr=1e-9), tb.Snapshots(epochs=40, optimizer=tb.Adam(1e-9))])
+def test_networks_that_are_one_function_are_told(method: Cyclic) -> None:
+    with pytest.warns(tb.ProblemWarning, match="member 0 are one function"):
+        tb.fit(model_of(), rows_of(), method, callbacks=())
+
+
+def test_how_much_outputs_change_is_measured_in_their_standard_deviations() -> None:
+    model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(1.0))
+    inputs = torch.linspace(-1, 1, 50).double().unsqueeze(1)
+    source = as_source(model, (inputs, inputs), 16)
+    for slope, said in ((1.0009, True), (1.0011, False)):
+        draws = torch.tensor([[[1.0, 3.0], [slope, 3.0]]]).double()
+        assert bool(alike(tb.Draws(model, draws), source)) is said
+    assert not alike(tb.Draws(model, draws[:, :1]), source)

@@ -289,3 +289,21 @@ def test_it_can_be_named_on_the_command_line(tmp_path: Any) -> None:
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert '"SAM"' in json.dumps(written)
     assert '"rho": 0.1' in json.dumps(written)
+
+
+@pytest.mark.parametrize("method", [tb.MAP, tb.SWAG, tb.FGE, tb.Snapshots, tb.MCDropout])
+def test_a_ball_as_large_as_the_weights_is_a_problem(method: Any) -> None:
+    name = "dropout" if method is tb.MCDropout else "mlp"
+    far = tb.SAM(tb.Adam(0.01), rho=1e3)
+    with pytest.warns(tb.ProblemWarning, match=r"rho = 1000, which is more than the norm of the weights of member 0"):
+        tb.fit(model_of(name), rows_of(name), method(epochs=10, batch_size=6, optimizer=far), callbacks=())
+
+
+def test_how_large_the_ball_is_for_the_weights() -> None:
+    weights_MD = torch.tensor([[3.0, 4.0], [30.0, 40.0]])
+    assert not tb.SAM(rho=4.9).problems(weights_MD)
+    assert "norm of the weights of member 0 themselves, 5," in tb.SAM(rho=5.0).problems(weights_MD)[0]
+    scaled = ((3 / 3.01) ** 2 + (4 / 4.01) ** 2) ** 0.5
+    assert not tb.SAM(rho=scaled - 1e-3, adaptive=True).problems(weights_MD)
+    assert "scaled weights of member 0" in tb.SAM(rho=scaled + 1e-3, adaptive=True).problems(weights_MD)[0]
+    assert not tb.SGD().problems(weights_MD)

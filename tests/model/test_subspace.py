@@ -345,3 +345,19 @@ def test_the_principal_components_of_draws() -> None:
 def test_what_is_refused(make: Callable[[tb.Model], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make(linear())
+
+
+def test_what_a_posterior_does_not_span_is_told():
+    model = model_of()
+    with pytest.raises(TypeError, match=r"must be a posterior.* got 'run'.*load\('RUN/posterior.safetensors', model\)"):
+        tb.Subspace.of("run")  # type: ignore[arg-type]
+    weights_D = model.network.weights()
+    same = tb.Point(model, weights_D.expand(3, -1).clone())
+    with pytest.raises(ValueError, match=r"along which the weights vary, 0; got 1\. Give weights .* that differ more"):
+        tb.Subspace.of(same, rank=1)
+    two = tb.Point(model, torch.stack([weights_D, 2 * weights_D, 3 * weights_D]))
+    with pytest.raises(ValueError, match=r"along which the weights vary, 1; got 2\. Lower it to 1, or give"):
+        tb.Subspace.of(two, rank=2)
+    assert tb.Subspace.of(two, rank=1).rank == 1
+    with pytest.raises(ValueError, match=f"at most the {len(weights_D)} random weights"):
+        tb.Subspace.random(model, weights_D, len(weights_D) + 1)

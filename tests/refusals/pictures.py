@@ -120,6 +120,24 @@ PICTURES = {
             "label": (3, None),
         },
     ),
+    "figures.spectrum_density": Case(
+        figures.spectrum_density,
+        lambda: {"densities": {"Hessian": _GRID + 1}, "eigenvalues": _GRID},
+        {
+            "densities": (*_METHODS, {"Hessian": _GRID[:3]}, {"Hessian": -_GRID}, {"Hessian": "text"}),
+            "eigenvalues": (*_CURVE, _GRID[::-1]),
+            "label": (3, None),
+        },
+    ),
+    "figures.ray_profiles": Case(
+        figures.ray_profiles,
+        lambda: {"profiles": {"MAP": np.zeros((3, 5))}, "radii": _GRID},
+        {
+            "profiles": (*_METHODS, {"MAP": np.zeros((3, 4))}, {"MAP": np.full((3, 5), NAN)}, {"MAP": "text"}),
+            "radii": (*_CURVE, _GRID[:3]),
+            "label": (3, None),
+        },
+    ),
     "figures.reliability_diagram": Case(
         figures.reliability_diagram,
         lambda: {"methods": {"HMC": _bins()}},

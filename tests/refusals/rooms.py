@@ -384,6 +384,7 @@ GEOMETRY = {
         shape=(*but(OBJECT, object), "", torch.zeros(3), torch.zeros(things.weights(1).shape[1]), torch.zeros(2, 2)),
         limit=maybe(POSITIVE),
     ),
+    "geometry.rays": _placed(geometry.rays, directions=COUNT, radius=maybe(POSITIVE), points=(*COUNT, 1), shape=WORD),
     "geometry.learning_coefficient": _placed(
         geometry.learning_coefficient,
         inverse_temperature=maybe(POSITIVE),
@@ -583,6 +584,7 @@ SURFACES = {
             "measure": (3, "text"),
             "calibration": _ROWS,
             "chunk_size": COUNT,
+            "progress": FLAG,
         },
         named={"calibration": ("data", "inputs", "batch")},
     ),

@@ -34,6 +34,7 @@ RESULTS |= {
     "geometry.Basin",
     "geometry.Estimate",
     "geometry.Plane",
+    "geometry.Rays",
     "geometry.Surface",
     "geometry.Leading",
     "geometry.LearningCoefficient",

@@ -202,12 +202,15 @@ def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameter
     return torch.cat([_score_root(plain, outputs, y, parameters) for y in drawn_S]) / math.sqrt(samples)
 
 
-def check_curved(likelihood: Likelihood, size: float) -> None:
+def check_curved(
+    likelihood: Likelihood, size: float, *, advice: str = "Use curvature='fisher' or 'empirical'."
+) -> None:
     """Check that the curvature of the whole data is not zero.
 
     Args:
         likelihood: p(y|f).
         size: any measure of the curvature of the whole data that is 0 if there is none.
+        advice: what to do if there is none.
 
     Raises:
         ValueError: if there is none, and the likelihood is not one that always has curvature.
@@ -215,7 +218,7 @@ def check_curved(likelihood: Likelihood, size: float) -> None:
     if size == 0 and not own(unweighted(likelihood), "curvature_root"):
         raise ValueError(
             f"log p(y|f) of {type(unweighted(likelihood)).__name__} has no curvature in f (its second derivative is "
-            f"zero or negative everywhere), so it has no Gauss-Newton matrix. Use curvature='fisher' or 'empirical'."
+            f"zero or negative everywhere), so it has no Gauss-Newton matrix. {advice}"
         )
 
 

@@ -111,6 +111,39 @@ def progress_bar(
     Yields:
         A callback that moves the bar.
     """
+    title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
+    title += f", {doing}" if doing else ""
+    with _shown(title, done, epochs, unit=unit) as tell:
+        yield tell
+
+
+@contextmanager
+def counted(title: str, total: int, *, unit: str, shown: bool = True) -> Iterator[Callable[[int], object]]:
+    """Show how much of some work is done on standard error while the `with` lasts, as that of a fit is shown.
+
+    Args:
+        title: name of the work.
+        total: parts of it.
+        unit: what is counted, in the plural.
+        shown: False shows nothing.
+
+    Yields:
+        A function of the number of parts done.
+    """
+    if not shown:
+        yield lambda _: None
+        return
+    with _shown(title, 0, total, unit=unit) as tell:
+        yield lambda done: tell(Event(done, total, 0, None, None, {}))
+
+
+@contextmanager
+def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback]:
+    """Show a bar on a terminal, else an occasional line.
+
+    Yields:
+        A callback that moves it.
+    """
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -120,13 +153,11 @@ def progress_bar(
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
-    title += f", {doing}" if doing else ""
     if not console.is_terminal:
-        yield Lines(title, done, epochs, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
+        yield Lines(title, done, total, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
         return
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=epochs, completed=done, numbers="")
+        task = progress.add_task(title, total=total, completed=done, numbers="")
 
         def move(event: Event) -> None:
             progress.update(task, completed=event.epoch, total=event.epochs, numbers=summary(event))

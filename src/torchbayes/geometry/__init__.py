@@ -9,7 +9,7 @@ from torchbayes.geometry.curved import curved_directions
 from torchbayes.geometry.lanczos import Leading
 from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
 from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
-from torchbayes.geometry.surfaces import Plane, Surface, surface
+from torchbayes.geometry.surfaces import Plane, Rays, Surface, rays, surface
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, permutation_groups
 from torchbayes.geometry.volumes import Basin, basin
 
@@ -22,6 +22,7 @@ __all__ = [
     "PermutationGroup",
     "PermutationGroups",
     "Plane",
+    "Rays",
     "Spectrum",
     "Surface",
     "align",
@@ -30,6 +31,7 @@ __all__ = [
     "curved_directions",
     "learning_coefficient",
     "permutation_groups",
+    "rays",
     "spectrum",
     "surface",
     "trace",

@@ -123,7 +123,8 @@ def learning_coefficient(
         weights: w*, a minimum: a point posterior of one member, a module, or a tensor (D,). With a function a tensor.
         inverse_temperature: β; None for 1/log n.
         localisation: γ ≥ 0, in inverse squared units of the weights.
-        method: the sampler, its number of chains and their length. None for `HMC` with 4 chains of 2,000 steps, half of
+        method: the sampler, its number of chains and their length; the mass of HMC, and of what takes it from a prior,
+            is adapted here. None for `HMC` with 4 chains of 2,000 steps, half of
             them burn-in, where rows times weights are at most a million, else `SGLD` with 4 chains of 4,000 steps.
         seed: seed of the chains.
         chunk_size: rows that go through a network at once where all are used.
@@ -140,6 +141,8 @@ def learning_coefficient(
     check_not_negative(localisation=localisation)
     check_counts(chunk_size=chunk_size)
     check_kind(Sampler, "a sampler, such as HMC(chains=4)", **given(method=method))
+    if method is not None:
+        method = method.needs.without_prior or method  # the density of the chains knows of no prior
     settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}
     if isinstance(model, Model):
         place = place_of(model, data, weights, batch_size=getattr(method or SGLD(), "batch_size", None) or 128)

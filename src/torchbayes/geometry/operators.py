@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchbayes.curvature.roots import parameter_information, root
+from torchbayes.curvature.roots import check_curved, parameter_information, root
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.precision import full_precision
 from torchbayes.geometry.single import Place
@@ -143,6 +143,9 @@ class Products:
             count = int(_KEPT // max(self._bytes, 1))
             self._kept = [make() for make in parts[:count]]
             self._made = parts[count:]
+            if not (matrix.startswith("hessian") or self._made):
+                largest = max(float(graph.columns.abs().max()) for graph in self._kept if isinstance(graph, Outputs))
+                check_curved(place.model.likelihood, largest, advice="Use matrix='hessian'.")
             if matrix.endswith("prior"):
                 self._kept.append(_prior(place))
         self.together = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import check_kind
@@ -39,6 +40,9 @@ class Place(NamedTuple):
 def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 1024) -> Place:
     """Return where a network is, and its data, after checking both.
 
+    Batch-norm statistics are those of a module, or of a posterior that has them; of the data at other weights
+    than those of the module that the model was made of.
+
     Args:
         model: the model.
         data: as for `fit`.
@@ -66,6 +70,10 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
     source = as_source(model, data, batch_size)
     source.check()
     buffers = {name: buffer_M[0] for name, buffer_M in buffers_M.items()}
+    known = isinstance(weights, nn.Module) or (isinstance(weights, Posterior) and weights.statistics_known)
+    network = model.network
+    if network.batch_norms and not known and not torch.equal(weights_MD[0, : network.layout.size], network.weights()):
+        buffers = network.recalibrate(model.split(weights_MD[0])[0], source.inputs(), buffers)
     return Place(informed_by(model, source), source, source.rows(), weights_MD[0], buffers)
 
 

@@ -118,7 +118,7 @@ class Spectrum:
         """Return the eigenvalues at one end of the spectrum, as far as they have converged.
 
         A node counts whose residual is below a thousandth of the largest absolute one. An eigenvalue of multiplicity
-        two counts once, as one vector sees it once.
+        two counts once, as one vector sees it once. There is a warning where none has converged.
 
         Args:
             count: how many at most.
@@ -140,6 +140,8 @@ class Spectrum:
             converged = int(fine_K[real_K].long().cumprod(0).sum())
             if converged > most:
                 best, most = values_K[real_K][:converged], converged
+        if not len(best):
+            note(f"no eigenvalue has converged in {max(self.steps)} steps. Raise `steps`.")
         return best[:count].clone()
 
     def effective_dimension(self, precision: float) -> Estimate:
@@ -198,7 +200,7 @@ def spectrum(
     The Hessian is that of −Σ_n log p(y_n|f_w(x_n)), without temperature; the Gauss-Newton matrix Σ_n JᵀΛJ has the
     Fisher information Λ of the outputs. Learned parameters of the likelihood belong to the weights; in the
     Gauss-Newton matrix they are on its diagonal. Networks run in evaluation mode: dropout is off and batch norm has its
-    running statistics.
+    running statistics, which for bare weights are those of the data.
 
     Cost: `steps` times `probes` products of the matrix with a vector, each 1.4 to 2.5 gradients of all the data where
     the graphs of all chunks fit in 1 GiB. Memory: these graphs, and the vectors of the iteration, `steps` times

@@ -1,4 +1,4 @@
-"""Loss surfaces: planes in weight space, and the loss on a grid over them."""
+"""Loss surfaces: planes in weight space, the loss on a grid over them, and the log posterior along rays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_choice, check_counts, check_function, check_kind, seen
+from torchbayes.checks import (
+    as_seed,
+    check_choice,
+    check_counts,
+    check_flags,
+    check_function,
+    check_kind,
+    check_memory,
+    check_positive,
+    given,
+    seen,
+)
+from torchbayes.density.density import LogDensity
+from torchbayes.driver.progress import counted
 from torchbayes.geometry.directions import filtered
 from torchbayes.geometry.losses import judged, network_at
 from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
+from torchbayes.geometry.single import Place, Weights, place_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
+
+_STACK = 2**28  # bytes of weights that are looked at together
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,10 @@ class Plane:
         check_kind(Model, "a Model", model=model)
         found = members_of(model, networks, "networks")
         if found.members != 3:
-            raise ValueError(f"`networks` must be three, which span a plane; got {found.members}.")
+            raise ValueError(
+                f"`networks` must be three, which span a plane; got {found.members}. Of a curve with one bend they are "
+                f"`curve.points_MPD[0]`."
+            )
         first_D, second_D, third_D = found.weights_MD.double()
         across_D, up_D = second_D - first_D, third_D - first_D
         u_D = across_D / across_D.norm()
@@ -93,7 +113,8 @@ class Plane:
             The plane, with the network as its mark, at (0, 0).
 
         Raises:
-            ValueError: if there is more than one network, or no filter that is not zero.
+            ValueError: if there is more than one network, no filter that is not zero, or only one direction, as where a
+                single weight is random.
             TypeError: if it is no network.
         """
         check_kind(Model, "a Model", model=model)
@@ -105,6 +126,12 @@ class Plane:
             axes_2D = filtered(model.layout, origin_D, axes_2D)
         else:
             axes_2D /= axes_2D.norm(dim=1, keepdim=True)
+        lengths = torch.linalg.svdvals(axes_2D)
+        if len(lengths) < 2 or not lengths[1] > 1e-9 * lengths[0]:
+            raise ValueError(
+                f"a plane needs two directions; the {len(origin_D)} random weights of this network have one. Follow it "
+                f"by `rays`."
+            )
         return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers_at(found, 0))
 
     def at(self, x: float, y: float) -> Tensor:
@@ -162,6 +189,7 @@ def surface(
     measure: Callable[[Point], float] | None = None,
     calibration: Any = None,
     chunk_size: int = 1024,
+    progress: bool = True,
 ) -> Surface:
     r"""Evaluate the loss on a grid over a plane in weight space.
 
@@ -180,6 +208,7 @@ def surface(
             `lambda network: tb.evaluate(network, test).metrics["ece"]`.
         calibration: training data of which batch-norm statistics are taken; `data` if None.
         chunk_size: rows that go through a network at once.
+        progress: whether progress is shown on standard error, as that of `fit` is: a bar, or lines after 5 s.
 
     Returns:
         The values on the grid. Where a loss is not finite it is NaN or infinite.
@@ -192,6 +221,7 @@ def surface(
     check_kind(Plane, "a Plane, as `Plane.through` makes it", plane=plane)
     check_counts(points=points, least=2)
     check_counts(chunk_size=chunk_size)
+    check_flags(progress=progress)
     if measure is not None:
         check_function("a point posterior -> a number", measure=measure)
     if plane.model.layout.differences(model.layout):
@@ -202,15 +232,31 @@ def surface(
     fitted = source if calibration is None else as_source(model, calibration, chunk_size)
     x_P, y_Q = (torch.linspace(*ends, points, dtype=torch.float64) for ends in ((left, right), (bottom, top)))
     values_SC, kind = [], ""
-    for y, x in product(y_Q.tolist(), x_P.tolist()):
-        functions = network_at(model, plane.at(x, y), plane.buffers, fitted=fitted)
-        found = judged(functions, source, chunk_size)
-        kind = found.kind
-        own = {"statistics_known": True, "buffers_M": functions.buffers_S}
-        point = Point(model, functions.weights_SD, **own) if measure is not None else None
-        values_SC.append((found.nll, found.error, float(measure(point)) if measure and point else 0.0))
+    with counted("loss surface", points**2, unit="points", shown=progress) as tell:
+        for y, x in product(y_Q.tolist(), x_P.tolist()):
+            functions = network_at(model, plane.at(x, y), plane.buffers, fitted=fitted)
+            found = judged(functions, source, chunk_size)
+            kind = found.kind
+            values_SC.append((found.nll, found.error, _measured(measure, functions)))
+            tell(len(values_SC))
     nll_QP, error_QP, own_QP = torch.tensor(values_SC, dtype=torch.float64).T.unflatten(1, (points, points))
     return Surface(x_P, y_Q, nll_QP, error_QP if kind else None, kind, own_QP if measure else None, plane.marks_K2)
+
+
+def _measured(measure: Callable[[Point], float] | None, functions: Functions) -> float:
+    """Return what a measure says of a network; 0 without one.
+
+    Raises:
+        TypeError: if it gives no number.
+    """
+    if measure is None:
+        return 0.0
+    own = {"statistics_known": True, "buffers_M": functions.buffers_S}
+    found = measure(Point(functions.model, functions.weights_SD, **own))
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise TypeError(f"`measure` must return a number for each network; it gave {seen(found)}.") from None
 
 
 def _checked_limits(limits: Any) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -226,3 +272,100 @@ def _checked_limits(limits: Any) -> tuple[tuple[float, float], tuple[float, floa
     if not (-float("inf") < left < right < float("inf") and -float("inf") < bottom < top < float("inf")):
         raise ValueError(f"`limits` must be two finite intervals, low before high; got {seen(limits)}.")
     return (left, right), (bottom, top)
+
+
+@dataclass(frozen=True)
+class Rays:
+    """The log posterior along rays from one network.
+
+    Attributes:
+        radii_P: r, from 0 on, float64.
+        log_density_KP: log p(w, D)/T along each ray, in nats, float64, with the constants of the prior.
+        log_likelihood_KP: Σ log p(y|f_w(x)), in nats, at temperature 1.
+    """
+
+    radii_P: Tensor = field(repr=False)
+    log_density_KP: Tensor = field(repr=False)
+    log_likelihood_KP: Tensor = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as lists of numbers, for JSON."""
+        return {
+            "radii": self.radii_P.tolist(),
+            "log_density": self.log_density_KP.tolist(),
+            "log_likelihood": self.log_likelihood_KP.tolist(),
+        }
+
+
+def rays(
+    model: Model,
+    data: Any,
+    weights: Weights,
+    *,
+    directions: int = 10,
+    radius: float | None = None,
+    points: int = 51,
+    shape: Literal["filters", "sphere"] = "sphere",
+    seed: int = 0,
+) -> Rays:
+    r"""Evaluate the log posterior along random rays from a network (Izmailov et al. 2021).
+
+        log p(w* + r d_k, D)/T,    0 ≤ r ≤ radius,    |d_k| = 1
+
+    with directions that are uniform on the sphere. In many dimensions such a ray leads away from the posterior, however
+    the network was found: how fast the density falls says how narrow the posterior is there, and along how many of the
+    rays it does not fall how many directions the data leave free. Batch norm keeps the statistics that it has at w*.
+    Networks go through the density in stacks of bounded memory.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: w*: a point posterior of one member, a module, or a tensor (D,).
+        directions: K.
+        radius: the largest r; None for the norm of the weights, and for 1 with filters.
+        points: of each ray, evenly spaced, at least 2.
+        shape: "sphere"; or "filters" for directions whose filters have the norms of those of the network, so that r is
+            in units of such a direction (Li et al. 2018).
+        seed: seed of the directions, which are those of `basin` with the same shape and number.
+
+    Returns:
+        The values; where a density is not finite it is NaN or infinite.
+
+    Raises:
+        TypeError: if an argument is of another kind, or the network computes in less than float32.
+        ValueError: if data or weights do not fit, or settings are out of range.
+    """
+    check_counts(directions=directions)
+    check_counts(points=points, least=2)
+    check_positive(**given(radius=radius))
+    check_choice(("sphere", "filters"), shape=shape)
+    seed, place = as_seed(seed), place_of(model, data, weights)
+    size = place.weights_D.numel()
+    check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
+    unit_KD = torch.randn(directions, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+    if shape == "filters":
+        unit_KD = filtered(place.model.layout, place.weights_D, unit_KD)
+    else:
+        unit_KD /= unit_KD.norm(dim=1, keepdim=True)
+    unit_KD = unit_KD.to(place.weights_D)
+    if radius is None:
+        radius = 1.0 if shape == "filters" else float(place.weights_D.double().norm()) or 1.0
+    radii_P = torch.linspace(0, float(radius), points, dtype=torch.float64)
+    density = LogDensity(place.model, place.rows.size, place.rows)
+    found_KP = [_along(density, place, radii_P.to(unit_D), unit_D) for unit_D in unit_KD]
+    return Rays(radii_P, *(torch.stack(each) for each in zip(*found_KP, strict=True)))
+
+
+def _along(density: LogDensity, place: Place, radii_P: Tensor, unit_D: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log density and log likelihood along a ray, float64 (P,) each, on the CPU."""
+    found = []
+    for part_R in radii_P.split(max(_STACK // unit_D.nbytes, 1)):
+        weights_RD = place.weights_D + part_R.unsqueeze(1) * unit_D
+        if place.buffers:  # only a call with a gradient takes buffers
+            stacked = {n: b.expand(len(part_R), *b.shape).clone() for n, b in place.buffers.items()}
+            value = density(weights_RD, buffers=stacked)
+        else:
+            value = density.value(weights_RD)
+        found.append((value.log_density.double().cpu(), value.log_likelihood.double().cpu()))
+    log_density, log_likelihood = zip(*found, strict=True)
+    return torch.cat(log_density), torch.cat(log_likelihood)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchbayes.checks import as_seed, check_kind, check_object, check_positive, check_tensor, given, whole
+from torchbayes.checks import as_seed, check_kind, check_positive, check_tensor, given, seen, whole
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
@@ -114,8 +114,13 @@ class Subspace:
 
         Returns:
             The subspace.
+
+        Raises:
+            ValueError: if there are more directions than weights.
         """
         shape = (whole("rank", rank), _check_weights(model))
+        if rank > shape[1]:
+            raise ValueError(f"`rank` must be at most the {shape[1]} random weights of the network; got {rank}.")
         drawn = torch.randn(shape, generator=generator(Purpose.SUBSPACE, as_seed(seed)), dtype=torch.float64)
         return cls(model, origin, drawn / shape[1] ** 0.5, prior_scale=prior_scale)
 
@@ -137,8 +142,13 @@ class Subspace:
 
         Raises:
             ValueError: if the posterior spans fewer directions, such as a single point mass.
+            TypeError: if it is no posterior, such as the directory of a run.
         """
-        check_object(("model", "sample", "tensors"), "a posterior, as `fit` returns it", posterior=posterior)
+        if not all(hasattr(posterior, part) for part in ("model", "sample", "tensors")):
+            raise TypeError(
+                f"`posterior` must be a posterior, as `fit` returns it; got {seen(posterior)}. Of a run that has been "
+                f"saved, give `load('RUN/posterior.safetensors', model)`."
+            )
         return cls.spanned(posterior.model, _landmarks(posterior, whole("rank", rank)), rank, prior_scale=prior_scale)
 
     @classmethod
@@ -165,10 +175,13 @@ class Subspace:
             )
         mean_D = weights_SD.double().mean(0)
         _, lengths, rows = torch.linalg.svd(weights_SD.double() - mean_D, full_matrices=False)
-        if not lengths[rank - 1] > 1e-6 * lengths[0]:
+        size = torch.linalg.vector_norm(weights_SD.double(), dim=1).max()
+        varied = int((lengths > torch.maximum(1e-6 * lengths[0], 1e-9 * size)).sum())
+        if rank > varied:
+            advice = f"Lower it to {varied}, or give" if varied else "Give"
             raise ValueError(
-                f"`weights_SD` must vary along {rank} directions or more; got shape {tuple(weights_SD.shape)}, which "
-                f"varies along fewer. Lower `rank`, or give other weights."
+                f"`rank` must be at most the number of directions along which the weights vary, {varied}; got {rank}. "
+                f"{advice} weights (`weights_SD`) that differ more."
             )
         scale = (len(weights_SD) - 1) ** 0.5
         return cls(model, mean_D, lengths[:rank, None] / scale * rows[:rank], prior_scale=prior_scale)

@@ -92,7 +92,11 @@ class PermutationGroups:
     found: Found = field(repr=False)
 
     def __repr__(self) -> str:
-        lines = [f"{len(self.groups)} groups of hidden units", *map(str, self.groups), *self.kept]
+        lines = [
+            f"{len(self.groups)} {'group' if len(self.groups) == 1 else 'groups'} of hidden units",
+            *map(str, self.groups),
+            *self.kept,
+        ]
         return "\n  ".join(lines)
 
     def random(self, *, seed: int = 0) -> tuple[Tensor, ...]:

@@ -25,6 +25,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.curves.health import barriers, same_ends
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
@@ -65,9 +66,10 @@ class State:
 class Curve:
     """Curves of low loss between solutions: `fit(model, data, Curve(), start=ensemble)`.
 
-    The start holds the two ends of every curve, one after the other: the 2 M members of a deep ensemble, or rows of
-    weights. Without one, `fit` trains them by `MAP(batch_size=…)`. Several curves are independent of each other; three
-    solutions are joined pairwise with `start=ensemble.weights_MD[[0, 1, 1, 2, 2, 0]]`.
+    The start holds the two ends of every curve, one after the other: the 2 M members of a deep ensemble, rows of
+    weights, or `Point.of(model, [first, second])` of modules. Without one, `fit` trains them by `MAP(batch_size=…)`.
+    Several curves are independent of each other; three solutions are joined pairwise with
+    `start=ensemble.weights_MD[[0, 1, 1, 2, 2, 0]]`.
 
     Attributes:
         bends: J, control points between the ends.
@@ -177,11 +179,12 @@ class Curve:
         return CurvePosterior(density.model, points_MPD, self.shape, buffers_M=state.trajectory.buffers or None)
 
     def problems(self, posterior: CurvePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the networks in the middle of the curves, on the training rows."""
+        """Return the problems of the networks along the curves, on the training rows: see `health`."""
         del history
         middle = posterior.at(0.5)
         ends: Any = _End(replace(state.trajectory, weights_MD=middle.weights_MD))
-        return problems_of(middle, ends, source) or unexplained(middle, source)
+        found = same_ends(posterior) or problems_of(middle, ends, source) or unexplained(middle, source)
+        return [*self.optimizer.problems(middle.weights_MD), *(found or barriers(posterior, source))]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_training
+from torchbayes.methods.cycles.health import alike
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import problems_of
@@ -162,7 +163,8 @@ class Cyclic(ABC):
         about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
         last = Point(posterior.model, posterior.weights_MSD[:, -1], **about)
         found = not_finite(posterior.tensors()) or problems_of(last, state, source)
-        return found or unexplained(posterior, source)
+        found = found or unexplained(posterior, source) or alike(posterior, source)
+        return [*self.optimizer.problems(state.weights_MD), *found]
 
 
 def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int]:

@@ -81,6 +81,29 @@ class SAM:
         """Return what a descent takes loss and gradient of: the density, with gradients where its loss is high."""
         return Ascended(density, self)
 
+    def problems(self, weights_MD: Tensor) -> list[str]:
+        """Return the problem of a ball that is as large as the weights of a member, as one clause.
+
+        Gradients are then those of networks that have nothing to do with the weights: |T⁻¹ε| = ρ ≥ |T⁻¹w|, where
+        T = I unless `adaptive`.
+
+        Args:
+            weights_MD: where a descent ended.
+        """
+        size_MD = weights_MD.double()
+        if self.adaptive:
+            size_MD = size_MD / (size_MD.abs() + _STEADY)
+        size_M = size_MD.norm(dim=1)
+        bad = (size_M <= self.rho).nonzero()[:, 0].tolist()
+        if not bad:
+            return []
+        of = "scaled weights" if self.adaptive else "weights"
+        return [
+            f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {of} of "
+            f"member {bad[0]} themselves, {float(size_M[bad[0]]):.3g}, so that they say nothing of the loss around "
+            f"them (lower `rho`: 0.05 is usual, and ten times as much with `adaptive`)"
+        ]
+
 
 @dataclass(frozen=True)
 class Ascended:

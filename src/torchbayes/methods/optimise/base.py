@@ -73,4 +73,5 @@ class Descent(ABC):
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        return problems_of(posterior, state, source) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source) or unexplained(posterior, source)
+        return [*self.optimizer.problems(state.trajectory.weights_MD), *found]

@@ -209,6 +209,6 @@ def looked_at(now: Trajectory, batch: Batch, *, lr: float, value_M: Tensor, grad
             f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
             f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values "
             f"up to {largest(batch):.3g}: standardise inputs and targets if they are large, or lower the "
-            f"learning rate."
+            f"learning rate, or the `rho` of SAM."
         )
     return ()

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_memory, seen
+from torchbayes.checks import as_numbers, check_choice, check_memory, seen
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
@@ -95,8 +95,9 @@ class CurvePosterior(Posterior):
 
         Raises:
             ValueError: if a position is outside of [0, 1].
+            TypeError: if it is no number.
         """
-        t_T = torch.as_tensor(t, dtype=torch.float64)
+        t_T = as_numbers("t", t)
         if t_T.ndim > 1 or not ((t_T >= 0) & (t_T <= 1)).all():
             raise ValueError(f"`t` must be in [0, 1], from the first end to the second; got {seen(t)}.")
         coefficients_TP = coefficients(self.shape, t_T, self.points_MPD.shape[1]).to(self.points_MPD)
@@ -113,6 +114,7 @@ class CurvePosterior(Posterior):
 
         Raises:
             ValueError: if a position is outside of [0, 1].
+            TypeError: if it is no number.
         """
         weights_SD = self.weights(t).flatten(0, -2)
         rounds = len(weights_SD) // self.members

@@ -10,6 +10,7 @@ from torchbayes.report.figures.decisions import confusion_matrix, referral_curve
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.landscapes import loss_surfaces
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
+from torchbayes.report.figures.profiles import ray_profiles, spectrum_density
 from torchbayes.report.figures.ranked import Dots, ranked_dots
 from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
 from torchbayes.report.figures.severity import severity_panels
@@ -33,11 +34,13 @@ __all__ = [
     "predicted_observed",
     "predictive_band",
     "ranked_dots",
+    "ray_profiles",
     "referral_curves",
     "reliability_diagram",
     "rhat_histogram",
     "severity_curves",
     "severity_panels",
+    "spectrum_density",
     "traces_and_ranks",
     "training_curves",
     "uncertain_images",

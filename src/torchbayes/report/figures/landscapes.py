@@ -72,7 +72,12 @@ def loss_surfaces(
         if kind == "contour":
             _on_top(axes, points, line)
         axes.set_title(name, fontsize=9.5)
+        axes.set_xlabel("first coordinate")
+        axes.set_ylabel("second coordinate")
     remove_spare(axes_RC, len(grids))
+    if kind == "contour":
+        for axes in axes_RC.flat:
+            axes.label_outer()
     bar: Any = figure.colorbar(drawn, ax=axes_RC.ravel().tolist(), label=label, aspect=24, pad=0.03)
     bar.set_ticks(levels[::2], labels=[f"{level:.3g}" for level in levels[::2]])
     return figure
