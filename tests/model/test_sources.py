@@ -94,6 +94,10 @@ def test_every_row_once_per_epoch_and_member(data: Callable[[], Any]) -> None:
         rows_MN = torch.cat(batches, dim=1).sort(dim=1).values
         torch.testing.assert_close(rows_MN, TARGETS.expand(MEMBERS, -1), rtol=0, atol=0)
     torch.testing.assert_close(torch.cat(list(source.inputs())), INPUTS, rtol=0, atol=0)
+    passes = [list(source.batches()) for _ in range(2)]
+    for read in passes:
+        torch.testing.assert_close(torch.cat([batch.inputs for batch in read]), INPUTS, rtol=0, atol=0)
+        torch.testing.assert_close(torch.cat([batch.targets for batch in read]), TARGETS, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("data", SHUFFLED.values(), ids=SHUFFLED.keys())

@@ -65,6 +65,57 @@ class Trajectory(NamedTuple):
     scales: Scales
 
 
+class Ellipses(NamedTuple):
+    """A step of elliptical slice sampling on all the data, which a backend may take in one call.
+
+    Member m goes to l + (w − l) cos φ + ν sin φ, at the first angle φ where factor · log p(D|w) is above its height. An
+    angle that is too low takes the place of the bound of its sign, and the next is drawn between both.
+
+    Attributes:
+        weights_MD: w; not changed.
+        second_MD: ν.
+        location_D: l.
+        height_M: heights, float64.
+        angles_M3: bounds, and the first angle, float64, on the CPU; not changed.
+        shares_MU: where in its interval each later angle is, float64, on the CPU; there are U evaluations at most.
+        factor: of the log likelihood.
+        data: all rows.
+        scales: factors on log likelihood and log prior.
+    """
+
+    weights_MD: Tensor
+    second_MD: Tensor
+    location_D: Tensor
+    height_M: Tensor
+    angles_M3: Tensor
+    shares_MU: Tensor
+    factor: float
+    data: Batch
+    scales: Scales
+
+
+class Landed(NamedTuple):
+    """Where members are after such a step, in which those that found no point stay where they were.
+
+    Attributes:
+        weights_MD: weights.
+        log_density_M: log density there, float64; means nothing where no point was found.
+        log_likelihood_M: log likelihood there, likewise.
+        angle_M: φ, likewise.
+        evaluations_M: how often the likelihood was evaluated.
+        failures_M: how often it was not finite.
+        found_M: whether a point was found.
+    """
+
+    weights_MD: Tensor
+    log_density_M: Tensor
+    log_likelihood_M: Tensor
+    angle_M: Tensor
+    evaluations_M: Tensor
+    failures_M: Tensor
+    found_M: Tensor
+
+
 class Backend(ABC):
     """One way to run the networks of a model. Methods that it does not offer return None.
 
@@ -103,6 +154,9 @@ class Backend(ABC):
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:  # noqa: B027
         """Return where leapfrog steps lead, in one call; None if they must be taken one by one."""
+
+    def slice_along(self, ellipses: Ellipses) -> Landed | None:  # noqa: B027
+        """Return where a step of elliptical slice sampling leads, in one call; None if it does not offer this."""
 
     def outputs(  # noqa: B027
         self,

@@ -10,14 +10,14 @@ the fastest there, else loop or vmap, whichever is measured to be faster. `densi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
 from torchbayes.density.autograd import chunks
-from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.backend import Backend, Ellipses, Evaluation, Landed, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
@@ -213,6 +213,22 @@ class LogDensity:
     def prior_stds(self) -> Tensor:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
+
+
+def slice_along(density: LogDensity, weights_MD: Tensor, second_MD: Tensor, **about: Any) -> Landed | None:
+    """Return where a step of elliptical slice sampling on all the data leads, in one call; None if it cannot be one.
+
+    Args:
+        density: the density.
+        weights_MD: where the members are.
+        second_MD: ν of each ellipse.
+        about: the other attributes of `Ellipses`, but data and scales.
+    """
+    if density.plan is None or density.data is None or density.ranks.data > 1:
+        return None
+    scales = density.model.scales(density.num_data, density.num_data)
+    ellipses = Ellipses(weights_MD.detach(), second_MD, data=density.data, scales=scales, **about)
+    return density._backends[density.plan.backend].slice_along(ellipses)
 
 
 def _scaled(

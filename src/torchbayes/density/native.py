@@ -2,7 +2,8 @@
 
 A model qualifies when its network is one that architecture.py recognises, all of its parameters are random and untied,
 it is on a CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes
-its normal part and that of noise scales, the rest is added here.
+its normal part and that of noise scales, the rest is added here. In a subspace, where it runs the whole network, some
+parameters may be constants.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbayes.checks import SettingError
 from torchbayes.density.architecture import Architecture, architecture
-from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.backend import Backend, Ellipses, Evaluation, Landed, Trajectory
 from torchbayes.density.dynamics import Phase, Value
 from torchbayes.model.dropout import Mask, dropouts
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from torchbayes.model.model import Model
+from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.bound import Segment as PriorSegment
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Flat, Normal
+from torchbayes.model.subspace import in_parameters, space_of
 from torchbayes.native.build import UnavailableError
-from torchbayes.native.dense import DenseKernel
+from torchbayes.native.dense import Affine, DenseKernel
 from torchbayes.native.description import Family, Noise, Segment
+from torchbayes.native.slices import slice_along
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class DenseModel:
         Raises:
             ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
         """
-        self._check(weights_MD, inputs, targets, shared=shared)
+        self.check(weights_MD, inputs, targets, shared=shared)
         into = gradient_MD
         if gradient_MD is not None and not gradient_MD.is_contiguous():
             into = torch.empty_like(gradient_MD).contiguous()
@@ -148,7 +151,7 @@ class DenseModel:
         Raises:
             ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
         """
-        self._check(weights_MD, *rows, shared=True)
+        self.check(weights_MD, *rows, shared=True)
         moved = [
             tensor.clone(memory_format=torch.contiguous_format) for tensor in (weights_MD, momentum_MD, gradient_MD)
         ]
@@ -156,8 +159,8 @@ class DenseModel:
         log_prior_M += self.prior.add_rest_(moved[2], moved[0], 0.0)
         return moved[0], moved[1], moved[2], log_likelihood_M, log_prior_M
 
-    def _check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
-        """Check a batch.
+    def check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
+        """Check weights and rows, as of `takes`.
 
         Raises:
             SettingError: if the kernel does not take it.
@@ -236,6 +239,33 @@ class Native(Backend):
         log_density_M = scales.likelihood * log_likelihood_M + scales.prior * log_prior_M
         return Phase(weights_MD, momentum_MD, Value(log_density_M, gradient_MD, log_likelihood_M))
 
+    def slice_along(self, ellipses: Ellipses) -> Landed:
+        """Return where a step of elliptical slice sampling leads."""
+        kernel, scales, weights_MD = self._kernel, ellipses.scales, ellipses.weights_MD.clone()
+        kernel.check(weights_MD, *ellipses.data, shared=True)
+        angles_M3 = ellipses.angles_M3.clone()
+        found = slice_along(
+            kernel.kernel,
+            weights_MD,
+            (ellipses.data.inputs, ellipses.data.targets),
+            ellipses=(ellipses.second_MD, ellipses.location_D),
+            level=(ellipses.factor, ellipses.height_M),
+            angles_M3=angles_M3,
+            shares_MU=ellipses.shares_MU,
+            chunk_size=self.chunk_size,
+        )
+        log_prior_M = found.log_prior_M + kernel.prior.add_rest_(None, weights_MD, 0.0)
+        log_density_M = scales.likelihood * found.log_likelihood_M + scales.prior * log_prior_M
+        return Landed(
+            weights_MD,
+            log_density_M,
+            found.log_likelihood_M,
+            angles_M3[:, 2],
+            found.visits_M,
+            found.failures_M,
+            found.found_M,
+        )
+
     def outputs(
         self,
         weights_SD: Tensor,
@@ -276,13 +306,31 @@ def dense_model(model: Model) -> DenseModel:
     Raises:
         UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
     """
-    layout, prior, dtype = model.layout, model.prior, next(model.network.module.parameters()).dtype
-    network = architecture(model.network.module, layout, device=model.network.device)
+    module, layout, affine = _within(model)
+    dtype = next(module.parameters()).dtype
+    network = architecture(module, layout, device=model.network.device)
     noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
-    segments = [part for segment in prior.segments for part in _parts(segment)]
-    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, noise=noise, segments=segments)
-    complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in prior.segments)
-    return DenseModel(kernel, prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
+    segments = [part for segment in model.prior.segments for part in _parts(segment)]
+    about: dict[str, Any] = {"noise": noise, "segments": segments, "affine": affine}
+    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, **about)
+    complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in model.prior.segments)
+    return DenseModel(kernel, model.prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
+
+
+def _within(model: Model) -> tuple[nn.Module, Layout, Affine | None]:
+    """Return the network that runs, the layout of its vector, and the subspace that this is in, if it is.
+
+    Raises:
+        UnavailableError: if numbers of unlike precision would be in one vector.
+    """
+    space = space_of(model)
+    if space is None:
+        return model.network.module, model.layout, None
+    module, (layout, *affine) = space.whole.network.module, in_parameters(space)
+    if any(parameter.dtype != affine[0].dtype for parameter in module.parameters()):
+        raise UnavailableError("the network has parameters of several dtypes")
+    learned = {name: model.layout.shapes[name] for name in model.layout.names if name.startswith(PREFIX)}
+    return module, layout + Layout(learned), (affine[0], affine[1])
 
 
 def _parts(segment: PriorSegment) -> list[Segment]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,12 +11,10 @@ from torchbayes.metrics.scoring import hits
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.classes import class_probs
-from torchbayes.predictive.predict import stream
+from torchbayes.predictive.predict import Sampled
 
 
 class Judged(NamedTuple):
@@ -56,7 +53,8 @@ def judged(functions: Functions, source: Source, chunk_size: int) -> Judged:
     """
     sums = torch.zeros(4, dtype=torch.float64)
     kind = ""
-    for predictive, targets in stream(functions, _rows(source), chunk_size=chunk_size):
+    for inputs, targets in source.batches():
+        predictive = Sampled(functions).predictive(inputs, chunk_size=chunk_size)
         found = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
         log_prob = predictive.log_prob(targets).double()
         weights = torch.ones_like(log_prob) if found.row_weights is None else found.row_weights.double()
@@ -71,26 +69,21 @@ def judged(functions: Functions, source: Source, chunk_size: int) -> Judged:
     return Judged(nll, error**0.5 if kind == "rmse" else error, kind)
 
 
-def _rows(source: Source) -> Iterator[Batch]:
-    """Yield the batches of one pass."""
-    for batch in source.epoch([0], 0):
-        yield batch.map(lambda t: t[0])
-
-
 def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tuple[str, Tensor, Tensor]:
     """Return the kind of error, the error of each place of each row, and how often each counts."""
     nothing = "", torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     if not isinstance(targets, Tensor):
         return nothing
-    if isinstance(predictive.distribution, distributions.Categorical | distributions.Bernoulli):
-        probs = class_probs(predictive.distribution)
-        binary = isinstance(predictive.distribution, distributions.Bernoulli)
-        rows, kind = len(probs), "error rate"
-        probs = probs.flatten(0, -2)
-        found = _wrong(probs, targets, binary)
-    elif not predictive.distribution.event_shape and targets.numel() == predictive.mean.numel():
-        rows, kind = len(predictive.mean), "rmse"
-        found = (predictive.mean.flatten() - targets.flatten()).double().square()
+    own = predictive.distribution
+    if isinstance(own, distributions.Categorical | distributions.Bernoulli):
+        binary = isinstance(own, distributions.Bernoulli)
+        scores = torch.as_tensor(own.logits)[0]  # of one function: in the order of its probabilities
+        scores = torch.stack([-scores, scores], dim=-1) if binary else scores
+        rows, kind = len(scores), "error rate"
+        found = _wrong(scores.flatten(0, -2), targets, binary)
+    elif not own.event_shape and targets.numel() == own.mean.numel():
+        rows, kind = len(own.mean[0]), "rmse"
+        found = (own.mean.flatten() - targets.flatten()).double().square()
     else:
         return nothing
     if weights is None:
@@ -99,10 +92,10 @@ def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tup
     return kind, found, each.to(found)
 
 
-def _wrong(probs: Tensor, targets: Tensor, binary: bool) -> Tensor:
-    """Return 1 where the most probable class is not the target, else 0; for soft labels the share of the others."""
+def _wrong(scores: Tensor, targets: Tensor, binary: bool) -> Tensor:
+    """Return 1 where the class of the highest score is not the target, else 0; for soft labels the others' share."""
     if binary and targets.is_floating_point():
         targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
     if targets.is_floating_point():
-        return 1 - hits(probs, targets.reshape(probs.shape))
-    return 1 - hits(probs, targets.flatten())
+        return 1 - hits(scores, targets.reshape(scores.shape))
+    return 1 - hits(scores, targets.flatten())

@@ -15,7 +15,6 @@ after u.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchbayes.checks import as_seed, check_kind, check_positive, check_tensor, given, seen, whole
+from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
@@ -41,25 +41,21 @@ class Reduced(nn.Module):
         coordinates: u, the one random parameter.
         network: the network, whose random parameters are computed from the coordinates at every call.
         derived: names of those parameters; their modules follow training mode, like those of random parameters.
+        space: the subspace.
     """
 
-    def __init__(self, module: nn.Module, place: Callable[[Tensor], dict[str, Tensor]], start_R: Tensor) -> None:
-        """Put a network and the coordinates together.
-
-        Args:
-            module: the network.
-            place: coordinates -> the network's random parameters by name.
-            start_R: coordinates to begin with.
-        """
+    def __init__(self, space: Subspace) -> None:
+        """Put the network of a subspace's model and the coordinates of the origin together."""
         super().__init__()
-        self.coordinates = nn.Parameter(start_R.clone())
-        self.network = module
-        self._place = place
-        self.derived = tuple(NETWORK + name for name in place(start_R))
+        self.coordinates = nn.Parameter(space.coordinates(space.origin_D))
+        self.network, self.space = space.whole.network.module, space
+        self.derived = tuple(NETWORK + name for name in space.whole.network.layout.names)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the network's outputs at the weights that the coordinates stand for."""
-        return functional_call(self.network, self._place(self.coordinates), args, kwargs)
+        network = self.space.whole.network
+        views = network.mask.fill(network.layout.split(self.space.lift(self.coordinates)))
+        return functional_call(self.network, dict(network.precision.cast(views)), args, kwargs)
 
 
 class Subspace:
@@ -69,6 +65,8 @@ class Subspace:
         whole: the model over all weights.
         origin_D: weights at which coordinates are those of `start`.
         basis_RD: P.
+        centre_D: weights at u = 0.
+        axes_RD: what u is multiplied by: w = centre + u axes.
         rank: R.
         prior_scale: s; None for the model's prior.
     """
@@ -97,7 +95,7 @@ class Subspace:
         self.origin_D, self.basis_RD = held
         self.rank, self.prior_scale = len(basis_RD), prior_scale
         centre_D, axes_RD, self._weighted_RD = _axes(model, self.origin_D, self.basis_RD, prior_scale)
-        self._centre_D, self._axes_RD = (t.to(self.basis_RD) for t in (centre_D, axes_RD))
+        self.centre_D, self.axes_RD = (t.to(self.basis_RD) for t in (centre_D, axes_RD))
 
     @classmethod
     def random(
@@ -189,9 +187,8 @@ class Subspace:
     @cached_property
     def model(self) -> Model:
         """The model over the coordinates: as over the weights, but with the prior u ~ N(0, I)."""
-        make = partial(Reduced, self.whole.network.module, self._place, self.coordinates(self.origin_D))
         whole = self.whole.network
-        network = Network(make, "coordinates", class_axis=whole.class_axis)
+        network = Network(partial(Reduced, self), "coordinates", class_axis=whole.class_axis)
         network.precision = replace(network.precision, inputs=whole.precision.inputs)
         return having(
             self.whole,
@@ -215,16 +212,17 @@ class Subspace:
     def lift(self, coordinates: Tensor) -> Tensor:
         """Return the weights (..., D) at coordinates (..., R); learned parameters of the likelihood follow both."""
         own, rest = coordinates[..., : self.rank], coordinates[..., self.rank :]
-        return torch.cat([self._centre_D + own @ self._axes_RD, rest], dim=-1)
+        weights = self.centre_D + own @ self.axes_RD
+        return torch.cat([weights, rest], dim=-1) if rest.shape[-1] else weights
 
     def coordinates(self, weights: Tensor) -> Tensor:
         """Return the coordinates (..., R) of the point nearest to weights (..., D), in the metric of the prior.
 
         With `prior_scale` it is the Euclidean metric.
         """
-        size = len(self._centre_D)
+        size = len(self.centre_D)
         own, rest = weights[..., :size], weights[..., size:]
-        found = (own.double() - self._centre_D.double()) @ self._weighted_RD.T
+        found = (own.double() - self.centre_D.double()) @ self._weighted_RD.T
         return torch.cat([found.to(own), rest], dim=-1)
 
     def lowered(self, buffers: Buffers) -> Buffers:
@@ -234,11 +232,6 @@ class Subspace:
     def lifted(self, buffers: Buffers) -> Buffers:
         """Return buffers of the model over the coordinates under the network's own names."""
         return {name.removeprefix(NETWORK): buffer for name, buffer in buffers.items()}
-
-    def _place(self, coordinates_R: Tensor) -> dict[str, Tensor]:
-        network = self.whole.network
-        views = network.mask.fill(network.layout.split(self._centre_D + coordinates_R @ self._axes_RD))
-        return dict(network.precision.cast(views))
 
 
 class Spread(Protocol):
@@ -261,6 +254,31 @@ class Spread(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Return its tensors by name."""
         ...
+
+
+def space_of(model: Model) -> Subspace | None:
+    """Return the subspace whose coordinates a model is over; None if it is over weights."""
+    module = model.network.module
+    return module.space if isinstance(module, Reduced) else None
+
+
+def in_parameters(space: Subspace) -> tuple[Layout, Tensor, Tensor]:
+    """Return a subspace as one of all parameters of its network, in which those that are not random are constant.
+
+    Returns:
+        Names and shapes of the parameters, w at u = 0, (E,), and the axes, (R, E).
+    """
+    network = space.whole.network
+    if not network.constants and not network.mask.indices:
+        return network.layout, space.centre_D, space.axes_RD
+    layout = Layout({name: tuple(parameter.shape) for name, parameter in network.module.named_parameters()})
+
+    def filled(weights_D: Tensor) -> Tensor:
+        views = {**network.constants, **network.mask.fill(network.layout.split(weights_D))}
+        return layout.join(views).to(weights_D)
+
+    nothing_E = filled(torch.zeros_like(space.centre_D))
+    return layout, filled(space.centre_D), torch.stack([filled(axis_D) - nothing_E for axis_D in space.axes_RD])
 
 
 def having_model(space: Subspace, model: Model) -> Subspace:

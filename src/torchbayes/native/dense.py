@@ -13,14 +13,22 @@ from torch import Tensor
 
 from torchbayes.checks import check_memory
 from torchbayes.native.build import load
-from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Stage, network, prior
+from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Stage, network, prior, space
+
+_LITTLE = 1 << 20  # bytes that are not worth asking the system how many are free
+
+Affine = tuple[Tensor, Tensor]
+"""Centre (E,) and axes (R, E) of a subspace of E weights."""
 
 
 class DenseKernel:
     """Value, gradient and outputs of M networks at once: linear layers, with or without leading convolutions and pools.
 
     Attributes:
-        size: D.
+        size: D; of a subspace, its coordinates and what follows them.
+        affine: the subspace; None if the vector holds weights.
+        outputs: K.
+        target: prior and subspace as the kernel takes them.
     """
 
     def __init__(
@@ -31,25 +39,31 @@ class DenseKernel:
         noise: Noise,
         segments: Sequence[Segment],
         stages: Sequence[Stage] = (),
+        affine: Affine | None = None,
     ) -> None:
         """Describe the network to the kernel.
 
         Args:
-            size: D, the length of the flat vector.
+            size: the length of the flat vector of the network.
             layers: the linear layers in order.
             noise: the likelihood.
-            segments: the prior as far as the kernel has it; contiguous segments that cover the flat vector.
+            segments: the prior as far as the kernel has it; contiguous segments that cover the members' vectors.
             stages: convolutions and pools before the layers, in order; rows are then images.
+            affine: a subspace: the first R numbers of members' vectors are coordinates of the first E of the network's.
 
         Raises:
             UnavailableError: if the kernel cannot be built here.
         """
-        self._made_of = (partial(DenseKernel, noise=noise, segments=segments, stages=stages), (size, layers))
+        made = partial(DenseKernel, noise=noise, segments=segments, stages=stages, affine=affine)
+        self._made_of = (made, (size, layers))
         self._functions = _functions()
-        self.size, self._outputs = size, layers[-1].fan_out
+        self.affine = affine and (affine[0].contiguous(), affine[1].contiguous())
+        self._space = None if self.affine is None else ctypes.byref(space(*self.affine))
+        self.target = (ctypes.byref(prior(segments)), self._space)
+        self.size = size if affine is None else size - affine[1].shape[1] + affine[1].shape[0]
+        self.outputs = layers[-1].fan_out
         self._width, self._images = layers[0].fan_in, bool(stages)
         self._network = network(size, layers, stages=stages, noise=noise)
-        self._prior = prior(segments)
 
     def evaluate(
         self,
@@ -88,7 +102,7 @@ class DenseKernel:
             self,
             "evaluate",
             weights_MD.dtype,
-            ctypes.byref(self._prior),
+            *self.target,
             ctypes.c_int64(members),
             _pointer(weights_MD),
             ctypes.c_double(scale),
@@ -138,7 +152,7 @@ class DenseKernel:
             self,
             "leapfrog",
             dtype,
-            ctypes.byref(self._prior),
+            *self.target,
             ctypes.c_int64(members),
             *map(_pointer, phase),
             None if inverse_mass_MD is None else _pointer(inverse_mass_MD),
@@ -168,12 +182,14 @@ class DenseKernel:
         weights_SD = weights_SD if weights_SD.stride(-1) == 1 else weights_SD.contiguous()
         inputs = inputs.contiguous()
         rows = self._rows(inputs, inputs, 1, chunk_size)
-        needed = len(weights_SD) * rows.count * self._outputs * weights_SD.itemsize
-        check_memory(needed, "outputs of the drawn functions", draws=len(weights_SD))
-        outputs_SBK = weights_SD.new_empty(len(weights_SD), rows.count, self._outputs)
+        needed = len(weights_SD) * rows.count * self.outputs * weights_SD.itemsize
+        if needed > _LITTLE:
+            check_memory(needed, "outputs of the drawn functions", draws=len(weights_SD))
+        outputs_SBK = weights_SD.new_empty(len(weights_SD), rows.count, self.outputs)
         self._functions["predict", weights_SD.dtype](
             ctypes.byref(self._network),
             ctypes.byref(rows),
+            self._space,
             ctypes.c_int64(len(weights_SD)),
             _pointer(weights_SD),
             ctypes.c_int64(weights_SD.stride(0)),
@@ -198,18 +214,6 @@ class DenseKernel:
             image[1],
             image[2],
         )
-
-    def _check_labels(self, fine: bool, targets: Tensor) -> None:
-        """Raise if the kernel found a wrong label.
-
-        Raises:
-            ValueError: if a class label is not one of the network's outputs.
-        """
-        if not fine:
-            raise ValueError(
-                f"class labels must lie in 0..{self._outputs - 1}, as the network has {self._outputs} outputs; "
-                f"got {int(targets.min())}..{int(targets.max())}."
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._made_of  # a loaded library can be neither copied nor pickled
@@ -242,14 +246,18 @@ def call(
     about, threads = kernel._rows(inputs, targets, groups, chunk_size), ctypes.c_int64(torch.get_num_threads())
     function = kernel._functions[name, dtype]
     fine = function(ctypes.byref(kernel._network), ctypes.byref(about), *arguments, threads)
-    kernel._check_labels(bool(fine), targets)
+    if not fine:
+        raise ValueError(
+            f"class labels must lie in 0..{kernel.outputs - 1}, as the network has {kernel.outputs} outputs; "
+            f"got {int(targets.min())}..{int(targets.max())}."
+        )
 
 
 def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """Return the library's functions by name and dtype."""
     library, found = load("dense"), {}
     for dtype in (torch.float32, torch.float64):
-        for name in ("evaluate", "spread", "leapfrog", "predict"):
+        for name in ("evaluate", "spread", "leapfrog", "slice", "predict"):
             found[name, dtype] = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
             found[name, dtype].restype = None if name == "predict" else ctypes.c_bool
     return found

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 _Integers = ctypes.POINTER(ctypes.c_int64)
 _Doubles = ctypes.POINTER(ctypes.c_double)
 
@@ -187,6 +189,17 @@ class PriorStruct(ctypes.Structure):
     ]
 
 
+class SpaceStruct(ctypes.Structure):
+    """`Space` of space.hpp."""
+
+    _fields_ = [
+        ("rank", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("centre", ctypes.c_void_p),
+        ("axes", ctypes.c_void_p),
+    ]
+
+
 def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], noise: Noise) -> NetworkStruct:
     """Return a network as the kernel takes it.
 
@@ -232,6 +245,19 @@ def prior(segments: Sequence[Segment]) -> PriorStruct:
         _doubles([s.precision for s in segments]),
         _doubles([s.degrees for s in segments]),
     )
+
+
+def space(centre_E: Tensor, axes_RE: Tensor) -> SpaceStruct:
+    """Return a subspace as the kernel takes it, which holds no reference to its tensors.
+
+    Args:
+        centre_E: weights at coordinates 0, contiguous.
+        axes_RE: one row for each coordinate, contiguous.
+
+    Returns:
+        The structure.
+    """
+    return SpaceStruct(*axes_RE.shape, centre_E.data_ptr(), axes_RE.data_ptr())
 
 
 def _stage(stage: Stage) -> _Stage:

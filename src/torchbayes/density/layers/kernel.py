@@ -41,11 +41,14 @@ class _Linear(NamedTuple):
 
 
 def kernel_for(density: LogDensity, weights_MD: Tensor, batch: Batch, *, hows: Mapping[str, How]) -> DenseModel | None:
-    """Return the kernel that takes these rows; None if there is none, another plan is set, or layers are drawn."""
+    """Return the kernel that takes these rows; None if there is none, another plan is set, or layers are drawn.
+
+    In a subspace layers have no weights of their own.
+    """
     model = density.model
     kernel = kernel_of(model)
     planned = density.plan is None or density.plan.backend == "native"
-    if not planned or not isinstance(kernel, DenseModel) or dropouts(model.network):
+    if not planned or not isinstance(kernel, DenseModel) or kernel.kernel.affine or dropouts(model.network):
         return None
     if any(layer.how == "drawn" for layer in _layers(kernel, model.layout.slices, hows)):
         return None

@@ -225,6 +225,9 @@ class _Along:
         own_MJ1 = coefficients_MP1[:, 1:-1]
         point_MD = (bends.unflatten(1, shape) * own_MJ1).sum(1)
         point_MD.addcmul_(first_MD, coefficients_MP1[:, 0]).addcmul_(last_MD, coefficients_MP1[:, -1])
-        value = self.density.loss(point_MD, batch, **options)
-        torch.mul(own_MJ1, value.gradient.unsqueeze(1), out=out.unflatten(1, shape))
+        into_MJD = out.unflatten(1, shape)
+        last_MD = into_MJD[:, -1]  # holds the gradient at the point until all others are made of it
+        value = self.density.loss(point_MD, batch, out=last_MD, **options)
+        torch.mul(own_MJ1[:, :-1], last_MD.unsqueeze(1), out=into_MJD[:, :-1])
+        last_MD.mul_(own_MJ1[:, -1])
         return value._replace(gradient=out)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_positive, given
+from torchbayes.density.density import LogDensity, slice_along
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.mass import known_prior
@@ -106,31 +107,11 @@ class EllipticalSlice(Sampler):
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
         del batch, donate
-        ellipse, chains = _Ellipse.of(self, density, state.weights_MD), len(state.seeds)
+        ellipse = _Ellipse.of(self, density, state.weights_MD)
         second_MD, (height_M, interval) = ellipse.drawn(state), _first(state)
-        new, faults = _copied(state), Faults.none(state.weights_MD)
-        evaluations_M, outside_M = torch.zeros(2, chains, dtype=torch.float64)
-        searching_R = torch.arange(chains)
-        for number in range(_MOST):
-            on = searching_R.to(state.weights_MD.device)
-            here_RD = state.weights_MD[on]
-            there_RD = ellipse.at(here_RD, second_MD[on], interval.angle_M[searching_R])
-            value, raised = evaluated(density, there_RD, known_MD=here_RD, gradient=False)
-            level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
-            finite_R = torch.isfinite(level_R)  # an infinite density would hold a chain for ever
-            above_R = finite_R & (level_R > height_M[on])
-            _move(new, on, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
-            found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait of an evaluation
-            evaluations_M[searching_R] += 1
-            outside_M[searching_R] = torch.maximum(outside_M[searching_R], (~inside_R).double())
-            faults = _joined(faults, raised, on)
-            searching_R = searching_R[~found_R]
-            if not len(searching_R):
-                break
-            interval.shrink(searching_R, state, number)
-        moved_M = torch.ones(chains, dtype=torch.float64).index_fill_(0, searching_R, 0.0)
-        seen = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
-        return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, faults)
+        return _at_once(density, state, ellipse, second_MD, height_M, interval) or _in_turn(
+            density, state, ellipse, second_MD, height_M, interval
+        )
 
 
 @dataclass(frozen=True)
@@ -147,12 +128,11 @@ class _Interval:
     high_M: Tensor
     angle_M: Tensor
 
-    def shrink(self, rows_R: Tensor, state: State, number: int) -> None:
-        """Cut the intervals of some chains at their angles, and draw new angles, in place."""
+    def shrink(self, rows_R: Tensor, share_M: Tensor) -> None:
+        """Cut the intervals of some chains at their angles, and move these to a share of the interval, in place."""
         angle_R = self.angle_M[rows_R]
         self.low_M[rows_R] = torch.where(angle_R < 0, angle_R, self.low_M[rows_R])
         self.high_M[rows_R] = torch.where(angle_R < 0, self.high_M[rows_R], angle_R)
-        share_M = uniforms(state.seeds, Purpose.SLICE_ANGLE, state.step, number)
         self.angle_M[rows_R] = torch.lerp(self.low_M[rows_R], self.high_M[rows_R], share_M[rows_R])
 
 
@@ -223,6 +203,69 @@ def _first(state: State) -> tuple[Tensor, _Interval]:
     angle_M = 2 * math.pi * angle_M
     height_M = state.level_M + torch.log1p(-level_M).to(state.level_M.device)
     return height_M, _Interval(angle_M - 2 * math.pi, angle_M.clone(), angle_M)
+
+
+def _shares(state: State) -> Tensor:
+    """Return where in its interval each angle after the first is drawn, (M, U)."""
+    return uniforms(state.seeds, Purpose.SLICE_ANGLE, state.step, count=_MOST)
+
+
+def _at_once(
+    density: Density, state: State, ellipse: _Ellipse, second_MD: Tensor, height_M: Tensor, interval: _Interval
+) -> tuple[State, Info] | None:
+    """Return every chain one step on by a call of the density; None where it does not offer one for this ellipse."""
+    if ellipse.factor is None or not isinstance(density, LogDensity):
+        return None
+    landed = slice_along(
+        density,
+        state.weights_MD,
+        second_MD,
+        location_D=ellipse.loc_D,
+        height_M=height_M,
+        angles_M3=torch.stack((interval.low_M, interval.high_M, interval.angle_M), dim=1),
+        shares_MU=_shares(state),
+        factor=ellipse.factor,
+    )
+    if landed is None:
+        return None
+    found_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
+    there = (landed.log_density_M, landed.log_likelihood_M, level_M)
+    held = {name: torch.where(found_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], there, strict=True)}
+    new = replace(state, weights_MD=landed.weights_MD, **held, step=state.step + 1)
+    moved_M, outside_M = found_M.double(), (landed.failures_M > 0).double()
+    seen = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
+    faults = Faults.none(state.weights_MD)
+    return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, outside_M, faults)
+
+
+def _in_turn(
+    density: Density, state: State, ellipse: _Ellipse, second_MD: Tensor, height_M: Tensor, interval: _Interval
+) -> tuple[State, Info]:
+    """Return every chain one step on, an evaluation of all those that still search after the other."""
+    new, faults = _copied(state), Faults.none(state.weights_MD)
+    evaluations_M, outside_M = torch.zeros(2, len(state.seeds), dtype=torch.float64)
+    searching_R = torch.arange(len(state.seeds))
+    for share_M in _shares(state).unbind(1):
+        on = searching_R.to(state.weights_MD.device)
+        here_RD = state.weights_MD[on]
+        there_RD = ellipse.at(here_RD, second_MD[on], interval.angle_M[searching_R])
+        value, raised = evaluated(density, there_RD, known_MD=here_RD, gradient=False)
+        level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
+        finite_R = torch.isfinite(level_R)  # an infinite density would hold a chain for ever
+        above_R = finite_R & (level_R > height_M[on])
+        found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait of an evaluation
+        if found_R.any():
+            _move(new, on, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
+        evaluations_M[searching_R] += 1
+        outside_M[searching_R[~inside_R]] = 1.0
+        faults = _joined(faults, raised, on) if raised.first else faults
+        searching_R = searching_R[~found_R]
+        if not len(searching_R):
+            break
+        interval.shrink(searching_R, share_M)
+    moved_M = torch.ones_like(evaluations_M).index_fill_(0, searching_R, 0.0)
+    seen = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
+    return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, faults)
 
 
 def _copied(state: State) -> State:

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from torchbayes.checks import seen
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import Batch, concatenate, rows_of
+from torchbayes.model.rows.batch import Batch, concatenate
 from torchbayes.model.rows.first import First, checked_rows
 from torchbayes.model.rows.members import ForMembers, for_members
 from torchbayes.native.seeds import Purpose, generator
@@ -49,6 +49,10 @@ class Source(Protocol):
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs of one pass in a fixed order, for batch-norm statistics."""
+        ...
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of one pass in a fixed order, every tensor (B, ...)."""
         ...
 
     def rows(self) -> Batch:
@@ -135,8 +139,13 @@ class Table:
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
-        for start, stop in zip(self._bounds[:-1], self._bounds[1:], strict=True):
-            yield rows_of(self._rows.inputs, slice(start, stop))
+        for batch in self.batches():
+            yield batch.inputs
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield slices of the table, which are not copied."""
+        for start, stop in pairwise(self._bounds):
+            yield self._rows.map(lambda t, where=slice(start, stop): t[where])
 
     def site(self, number: int, members: int) -> Batch:
         """Return a slice of the table, the same for all members."""
@@ -220,6 +229,11 @@ class Loader:
         """Yield the inputs in a fixed order."""
         for batch in self._read([list(range(a, b)) for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)]):
             yield self._model.unpack(batch).inputs
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield neighbouring rows of the data set."""
+        for batch in self._read([list(range(*ends)) for ends in pairwise(self._bounds)]):
+            yield checked_rows(self._model, self._first, batch)
 
     def rows(self) -> Batch:
         """Return all rows, read and checked in a fixed order."""
@@ -310,9 +324,14 @@ class Stream:
         for batch in self._batches:
             yield self._model.unpack(batch).inputs
 
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of the stream."""
+        for batch in self._batches:
+            yield checked_rows(self._model, self._first, batch)
+
     def rows(self) -> Batch:
         """Return all rows, checked, in the order of the stream."""
-        return concatenate([checked_rows(self._model, self._first, batch) for batch in self._batches])
+        return concatenate([*self.batches()])
 
     def site(self, number: int, members: int) -> Batch:
         """Return a batch of the stream, the same for all members; earlier batches are skipped."""

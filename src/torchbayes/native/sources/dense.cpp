@@ -7,7 +7,8 @@
 //
 //     Z = A W + b,   dL/dW = A^T G,   dL/db = column sums of G,   dL/dA = G W^T.
 //
-// Weights can be distributions in place of points (spread.hpp); layers then have a second product of each kind.
+// Weights can be distributions in place of points (spread.hpp); layers then have a second product of each kind. Or they
+// are points in a subspace, given by coordinates (space.hpp).
 //
 // Threads take whole members, each with single-threaded products and without waiting for one another; members that are
 // left over share the threads, by halves of the rows where there are many, else inside the products.
@@ -23,6 +24,7 @@
 #include "common.hpp"
 #include "images.hpp"
 #include "products.hpp"
+#include "space.hpp"
 #include "spread.hpp"
 
 namespace {
@@ -79,6 +81,20 @@ struct Prior {  // segment by segment normal, or of log scales; precision and de
   const double* locations;
   const double* precisions;
   const double* degrees;  // -degrees (u + exp(-2u) / 2), u = w - location
+};
+
+// The ellipse of member m through its vector w and a second point v around l, and where to go on it.
+struct Ellipses {
+  const void* second;      // v
+  const double* location;  // l, the same for all members
+  const double* heights;   // what factor times the log likelihood must be above
+  const double* shares;    // `most` numbers in [0, 1) of each member, by which angles after the first are drawn
+  int64_t most;            // evaluations at most
+  double factor;
+  double* angles;     // bounds and first angle of each member; the last of these angles afterwards
+  int64_t* visits;    // receives the evaluations of each member,
+  int64_t* failures;  // those where the log likelihood was not finite,
+  bool* found;        // and whether a point was found: its vector, log likelihood and log prior are written only then
 };
 
 }  // extern "C"
@@ -365,7 +381,7 @@ double add_prior(const Prior& prior, const T* weights, T scale, T* gradient, int
     const T factor = -scale * precision;
     const int64_t start = prior.starts[s], size = prior.starts[s + 1] - start, block = 2048;
     double squares = 0.0;
-#pragma omp parallel for num_threads(threads) reduction(+ : squares) if (threads > 1 && size > 32768)
+#pragma omp parallel for num_threads(threads) reduction(+ : squares) if (threads > 1 && size > kWeightsForThreads)
     for (int64_t b = 0; b < (size + block - 1) / block; ++b) {
       const int64_t from = start + b * block, to = std::min(from + block, start + size);
       double sum = 0.0;
@@ -404,21 +420,39 @@ double likelihood(const Network& net, const Rows& rows, int64_t m, const T* w, d
                       : shared(net, w, x, y, rows, factor, gradient, threads, spread);
 }
 
+// Length of a member's vector: its weights, or its coordinates in a subspace.
+int64_t length(const Network& net, const Space* space) {
+  return space ? net.size - space->size + space->rank : net.size;
+}
+
+// Weights of a member: its vector itself, or the point in a subspace that it stands for.
+template <typename T>
+const T* weights_at(const Network& net, const Space* space, const T* at, int threads) {
+  if (!space) return at;
+  static thread_local Aligned<T> memory;
+  T* weights = memory.at_least(net.size);
+  lift(*space, net.size, at, weights, threads);
+  return weights;
+}
+
 // What the gradient of a member is made of.
 template <typename T>
 struct Density {
   const Network& net;
   const Rows& rows;
   const Prior& prior;
+  const Space* space;
   double scale, prior_scale;
 
-  // Write the gradient of member m at w, unless it is null, and return log likelihood and log prior.
-  void at(int64_t m, const T* w, T* gradient, double& value, double& log_prior, int threads) const {
-    value = likelihood(net, rows, m, w, scale, gradient, threads);
+  // Write the gradient of member m at its vector, unless it is null, and return log likelihood and log prior.
+  void at(int64_t m, const T* at, T* gradient, double& value, double& log_prior, int threads) const {
     // with somewhere to write in any case: compilers sum in another order where nothing is written
-    static thread_local Aligned<T> unused;
-    T* into = gradient ? gradient : unused.at_least(net.size);
-    log_prior = add_prior(prior, w, static_cast<T>(prior_scale), into, threads);
+    static thread_local Aligned<T> unused, by_weights;
+    T* slope = gradient && space ? by_weights.at_least(net.size) : gradient;
+    value = likelihood(net, rows, m, weights_at(net, space, at, threads), scale, slope, threads);
+    if (gradient && space) pull(*space, net.size, slope, gradient, threads);
+    T* into = gradient ? gradient : unused.at_least(length(net, space));
+    log_prior = add_prior(prior, at, static_cast<T>(prior_scale), into, threads);
   }
 };
 
@@ -436,12 +470,14 @@ void for_each_member(int64_t members, int threads, const Function& one) {
 
 // Return false, with nothing done, if a label is not a class.
 template <typename T>
-bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t members, const T* weights,
-              double scale, double prior_scale, T* gradient, double* values, double* priors, int threads) {
+bool evaluate(const Network& net, const Rows& rows, const Prior& prior, const Space* space, int64_t members,
+              const T* weights, double scale, double prior_scale, T* gradient, double* values, double* priors,
+              int threads) {
   if (!labelled(net, rows, members)) return false;
-  const Density<T> density{net, rows, prior, scale, prior_scale};
+  const Density<T> density{net, rows, prior, space, scale, prior_scale};
+  const int64_t size = length(net, space);
   for_each_member(members, threads, [&](int64_t m, int count) {
-    density.at(m, weights + m * net.size, gradient ? gradient + m * net.size : nullptr, values[m], priors[m], count);
+    density.at(m, weights + m * size, gradient ? gradient + m * size : nullptr, values[m], priors[m], count);
   });
   return true;
 }
@@ -450,7 +486,7 @@ bool evaluate(const Network& net, const Rows& rows, const Prior& prior, int64_t 
 template <typename T>
 double finish(int64_t size, const T* factor, const T* gradient, T* into, int threads) {
   double total = 0.0;
-#pragma omp parallel for num_threads(threads) reduction(+ : total) if (threads > 1 && size > 32768)
+#pragma omp parallel for num_threads(threads) reduction(+ : total) if (threads > 1 && size > kWeightsForThreads)
   for (int64_t at = 0; at < size; at += kNear) {
     T sum = T(0);
 #pragma omp simd reduction(+ : sum)
@@ -495,46 +531,84 @@ void move(int64_t size, T kick, const T* g, T* v, T step, const T* mass, T* w) {
 // Move member m by steps[m] leapfrog steps of its step size: v <- v + e/2 g, w <- w + e v / mass, v <- v + e/2 g.
 // `gradient` is that of the density at w, before and after. Return false, with nothing done, if a label is not a class.
 template <typename T>
-bool leapfrog(const Network& net, const Rows& rows, const Prior& prior, int64_t members, T* weights, T* momentum,
-              T* gradient, const T* inverse_mass, const double* step_sizes, const int64_t* steps, double scale,
-              double prior_scale, double* values, double* priors, int threads) {
+bool leapfrog(const Network& net, const Rows& rows, const Prior& prior, const Space* space, int64_t members,
+              T* weights, T* momentum, T* gradient, const T* inverse_mass, const double* step_sizes,
+              const int64_t* steps, double scale, double prior_scale, double* values, double* priors, int threads) {
   if (!labelled(net, rows, members)) return false;
-  const Density<T> density{net, rows, prior, scale, prior_scale};
+  const Density<T> density{net, rows, prior, space, scale, prior_scale};
+  const int64_t size = length(net, space);
   for_each_member(members, threads, [&](int64_t m, int count) {
-    T *w = weights + m * net.size, *v = momentum + m * net.size, *g = gradient + m * net.size;
-    const T* mass = inverse_mass ? inverse_mass + m * net.size : nullptr;
+    T *w = weights + m * size, *v = momentum + m * size, *g = gradient + m * size;
+    const T* mass = inverse_mass ? inverse_mass + m * size : nullptr;
     const T step = static_cast<T>(step_sizes[m]), half = step / 2;
     for (int64_t number = 0; number < steps[m]; ++number) {
       const T kick = number ? step : half;  // two half kicks in a row are one
-#pragma omp parallel for num_threads(count) if (count > 1 && net.size > 32768)
-      for (int64_t d = 0; d < net.size; d += kNear)
-        move(std::min(kNear, net.size - d), kick, g + d, v + d, step, mass ? mass + d : nullptr, w + d);
+#pragma omp parallel for num_threads(count) if (count > 1 && size > kWeightsForThreads)
+      for (int64_t d = 0; d < size; d += kNear)
+        move(std::min(kNear, size - d), kick, g + d, v + d, step, mass ? mass + d : nullptr, w + d);
       density.at(m, w, g, values[m], priors[m], count);
     }
 #pragma omp simd
-    for (int64_t d = 0; d < net.size; ++d) v[d] += half * g[d];
+    for (int64_t d = 0; d < size; ++d) v[d] += half * g[d];
+  });
+  return true;
+}
+
+// Move member m to l + (w - l) cos a + (v - l) sin a, with v given less l, at the first angle a above its height. Return
+// false, with nothing done, if a label is not a class.
+template <typename T>
+bool slice(const Network& net, const Rows& rows, const Prior& prior, const Space* space, int64_t members, T* weights,
+           const Ellipses& to, double* values, double* priors, int threads) {
+  if (!labelled(net, rows, members)) return false;
+  const Density<T> density{net, rows, prior, space, 1.0, 1.0};
+  const int64_t size = length(net, space);
+  for_each_member(members, threads, [&](int64_t m, int count) {
+    static thread_local Aligned<T> memory;
+    T *w = weights + m * size, *there = memory.at_least(size);
+    const T* v = static_cast<const T*>(to.second) + m * size;
+    double *bounds = to.angles + 3 * m, value = 0.0, log_prior = 0.0;
+    for (int64_t number = 0; number < to.most && !to.found[m]; ++number) {
+      const T along = static_cast<T>(std::cos(bounds[2])), across = static_cast<T>(std::sin(bounds[2]));
+      for (int64_t d = 0; d < size; ++d) {
+        const T location = static_cast<T>(to.location[d]);
+        there[d] = location + (w[d] - location) * along + v[d] * across;
+      }
+      density.at(m, there, nullptr, value, log_prior, count);
+      ++to.visits[m];
+      to.failures[m] += !std::isfinite(value);
+      if (std::isfinite(value) && to.factor * value > to.heights[m]) {
+        to.found[m] = true;
+        std::copy_n(there, size, w);
+        values[m] = value;
+        priors[m] = log_prior;
+      } else {
+        bounds[bounds[2] < 0 ? 0 : 1] = bounds[2];
+        bounds[2] = bounds[0] + to.shares[m * to.most + number] * (bounds[1] - bounds[0]);
+      }
+    }
   });
   return true;
 }
 
 template <typename T>
-void predict(const Network& net, const Rows& rows, int64_t members, const T* weights, int64_t stride, T* outputs,
-             int threads) {
+void predict(const Network& net, const Rows& rows, const Space* space, int64_t members, const T* weights,
+             int64_t stride, T* outputs, int threads) {
   const int64_t width = net.widths[net.layers];
   const auto one = [&](int64_t m, int64_t from, int64_t to) {
     Workspace<T>& work = workspace<T>();
+    const T* own = weights_at(net, space, weights + m * stride, 1);
     const T* inputs = static_cast<const T*>(rows.inputs) + m * rows.input_stride;
     const int64_t chunk = evenly<T>(net, rows, to - from);
     if (net.stages) {
       front<T>().prepare(net.stage, net.stages, rows.height, rows.width, chunk, false);
-      front<T>().begin(weights + m * stride, false, nullptr);
+      front<T>().begin(own, false, nullptr);
     }
     for (int64_t at = from; at < to; at += chunk) {
       const int64_t count = std::min(chunk, to - at);
       work.prepare(net, count);
       const T* x = inputs + at * rows.features;
       if (net.stages) x = front<T>().forward(x, count, nullptr);
-      forward<T>(net, weights + m * stride, x, count, work, nullptr);
+      forward<T>(net, own, x, count, work, nullptr);
       const T* f = work.activations[net.layers - 1];
       T* into = outputs + (m * rows.count + at) * width;
       for (int64_t i = 0; i < count; ++i)
@@ -569,17 +643,17 @@ void use_blas(void* single, void* doubled, void* threads) {
   set_threads = reinterpret_cast<int (*)(int)>(threads);
 }
 
-bool evaluate_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, const float* weights,
-                      double scale, double prior_scale, float* gradient, double* values, double* priors,
-                      int64_t threads) {
-  return evaluate(*net, *rows, *prior, members, weights, scale, prior_scale, gradient, values, priors,
+bool evaluate_float32(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                      const float* weights, double scale, double prior_scale, float* gradient, double* values,
+                      double* priors, int64_t threads) {
+  return evaluate(*net, *rows, *prior, space, members, weights, scale, prior_scale, gradient, values, priors,
                   static_cast<int>(threads));
 }
 
-bool evaluate_float64(const Network* net, const Rows* rows, const Prior* prior, int64_t members, const double* weights,
-                      double scale, double prior_scale, double* gradient, double* values, double* priors,
-                      int64_t threads) {
-  return evaluate(*net, *rows, *prior, members, weights, scale, prior_scale, gradient, values, priors,
+bool evaluate_float64(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                      const double* weights, double scale, double prior_scale, double* gradient, double* values,
+                      double* priors, int64_t threads) {
+  return evaluate(*net, *rows, *prior, space, members, weights, scale, prior_scale, gradient, values, priors,
                   static_cast<int>(threads));
 }
 
@@ -597,30 +671,40 @@ bool spread_float64(const Network* net, const Rows* rows, const SpreadWeights* a
                          static_cast<int>(threads));
 }
 
-bool leapfrog_float32(const Network* net, const Rows* rows, const Prior* prior, int64_t members, float* weights,
-                      float* momentum, float* gradient, const float* inverse_mass, const double* step_sizes,
-                      const int64_t* steps, double scale, double prior_scale, double* values, double* priors,
-                      int64_t threads) {
-  return leapfrog(*net, *rows, *prior, members, weights, momentum, gradient, inverse_mass, step_sizes, steps, scale,
+bool leapfrog_float32(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                      float* weights, float* momentum, float* gradient, const float* inverse_mass,
+                      const double* step_sizes, const int64_t* steps, double scale, double prior_scale, double* values,
+                      double* priors, int64_t threads) {
+  return leapfrog(*net, *rows, *prior, space, members, weights, momentum, gradient, inverse_mass, step_sizes, steps, scale,
                   prior_scale, values, priors, static_cast<int>(threads));
 }
 
-bool leapfrog_float64(const Network* net, const Rows* rows, const Prior* prior, int64_t members, double* weights,
-                      double* momentum, double* gradient, const double* inverse_mass, const double* step_sizes,
-                      const int64_t* steps, double scale, double prior_scale, double* values, double* priors,
-                      int64_t threads) {
-  return leapfrog(*net, *rows, *prior, members, weights, momentum, gradient, inverse_mass, step_sizes, steps, scale,
+bool leapfrog_float64(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                      double* weights, double* momentum, double* gradient, const double* inverse_mass,
+                      const double* step_sizes, const int64_t* steps, double scale, double prior_scale, double* values,
+                      double* priors, int64_t threads) {
+  return leapfrog(*net, *rows, *prior, space, members, weights, momentum, gradient, inverse_mass, step_sizes, steps, scale,
                   prior_scale, values, priors, static_cast<int>(threads));
 }
 
-void predict_float32(const Network* net, const Rows* rows, int64_t members, const float* weights, int64_t stride,
-                     float* outputs, int64_t threads) {
-  predict(*net, *rows, members, weights, stride, outputs, static_cast<int>(threads));
+bool slice_float32(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                   float* weights, const Ellipses* to, double* values, double* priors, int64_t threads) {
+  return slice(*net, *rows, *prior, space, members, weights, *to, values, priors, static_cast<int>(threads));
 }
 
-void predict_float64(const Network* net, const Rows* rows, int64_t members, const double* weights, int64_t stride,
-                     double* outputs, int64_t threads) {
-  predict(*net, *rows, members, weights, stride, outputs, static_cast<int>(threads));
+void predict_float32(const Network* net, const Rows* rows, const Space* space, int64_t members,
+                     const float* weights, int64_t stride, float* outputs, int64_t threads) {
+  predict(*net, *rows, space, members, weights, stride, outputs, static_cast<int>(threads));
+}
+
+bool slice_float64(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                   double* weights, const Ellipses* to, double* values, double* priors, int64_t threads) {
+  return slice(*net, *rows, *prior, space, members, weights, *to, values, priors, static_cast<int>(threads));
+}
+
+void predict_float64(const Network* net, const Rows* rows, const Space* space, int64_t members,
+                     const double* weights, int64_t stride, double* outputs, int64_t threads) {
+  predict(*net, *rows, space, members, weights, stride, outputs, static_cast<int>(threads));
 }
 
 }  // extern "C"
