@@ -277,6 +277,10 @@ def test_a_subspace_is_a_model_with_few_weights(tmp_path: Path) -> None:
     coordinates = found.inner.sample(5, seed=1)
     torch.testing.assert_close(space.lift(coordinates), found.sample(5, seed=1))
     assert bool(torch.isfinite(found.inner.log_prob(coordinates)).all())
+    judged = tb.diagnose(found.inner, inputs, targets, draws=50)
+    drawn = found.inner.sample(50)
+    joint = torch.stack([found.inner.model.log_joint(u, tb.Batch(inputs, targets), 40) for u in drawn])
+    torch.testing.assert_close(judged.log_ratios_S, joint - found.inner.log_prob(drawn), rtol=1e-4, atol=1e-3)
 
 
 def test_only_weights_that_are_random_have_a_flow() -> None:

@@ -350,6 +350,62 @@ def test_networks_of_others_are_taken() -> None:
     assert tb.predict(found, x).mean.isfinite().all()
 
 
+class Columns(nn.Module):
+    """A linear layer with a column of weights for each output, as `Conv1D` of GPT-2."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(like.weight.detach().T.clone()), nn.Parameter(like.bias.detach().clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.addmm(self.bias, inputs, self.weight)
+
+
+class Counting(nn.Linear):
+    """A linear layer of a class of its own."""
+
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(input)
+
+
+def _ending_in(kind: Any, outputs: int) -> nn.Module:
+    net: Any = stacked(outputs=outputs, width=3)
+    plain = net[2]
+    net[2] = Columns(plain) if kind is Columns else Counting(3, outputs).double()
+    if kind is Counting:
+        net[2].load_state_dict(plain.state_dict())
+    return net
+
+
+@pytest.mark.parametrize("kind", [Columns, Counting])
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_last_layers_of_any_class_are_those_of_torch(kind: Any, outputs: int) -> None:
+    """With three outputs of three features only numbers tell whether rows or columns of W are outputs."""
+    data, x, method = (
+        regression(30, outputs),
+        normal(7, 2, seed=9),
+        tb.VBLL(epochs=100, optimizer=tb.Adam(0.03), kl_weight=1.0),
+    )
+    found = []
+    for net in (stacked(outputs=outputs, width=3), _ending_in(kind, outputs)):
+        model = tb.Model(net, tb.likelihoods.Gaussian(0.3))
+        found.append(tb.predict(tb.fit(model, data, method, start=net, callbacks=()), x))
+    expected, seen = found
+    assert expected.function_variance is not None
+    assert_close(seen.outputs_SBK, expected.outputs_SBK, rtol=1e-9)
+    assert_close(seen.function_variance, expected.function_variance, rtol=1e-9)
+
+
+class Scaled(nn.Linear):
+    """Not linear in its weights: they are taken to unit length."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self.weight / self.weight.norm(dim=1, keepdim=True), self.bias)
+
+
 def test_one_weight_and_one_row() -> None:
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5))
     data = (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
@@ -378,6 +434,11 @@ def test_refusals_say_what_to_do() -> None:
     wide = (normal(20, 4, seed=1), normal(20, 4, seed=2))
     refused(Elsewhere().double(), "must return what its last linear layer `body` gives", rows=wide)
     refused(Elsewhere(tied=True).double(), "used by no other layer", rows=wide)
+    ended: Any = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), Scaled(3, 2)).double()
+    refused(ended, r"`2` computes something else. Use VI")
+    ended[2] = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).double())
+    with pytest.raises(ValueError, match=r"`2` computes its weights from others. Use VI"):
+        tb.fit(tb.Model(ended, noise), data, method, start=ended, callbacks=())
     hooked = stacked()
     hooked[2].register_forward_hook(lambda *_: None)  # type: ignore[index]
     refused(hooked, "has hooks")

@@ -22,13 +22,14 @@ from torchbayes.checks import seen
 from torchbayes.diagnostics.importance import psis
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.posteriors.flows.posterior import FlowPosterior
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 
-Approximating = Gaussian | LaplacePosterior | RadialPosterior
+Approximating = Gaussian | LaplacePosterior | RadialPosterior | FlowPosterior
 DRAWS = 400
 _GOOD, _USABLE, _LARGE = 0.5, 0.7, 20
 _BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their outputs

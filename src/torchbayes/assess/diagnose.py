@@ -83,9 +83,9 @@ def diagnose(
 
     Args:
         posterior: draws in the order they were taken, at least 4 of each chain. The chains of `sample` are judged by
-            their parameters and by what their steps reported, and take no other argument. A Gaussian, Laplace or radial
-            posterior, as of variational inference, is judged by its importance weights, which takes as many forward
-            passes of all rows as there are draws.
+            their parameters and by what their steps reported, and take no other argument. A Gaussian, Laplace, radial
+            or flow posterior, as of variational inference, is judged by its importance weights, which takes as many
+            forward passes of all rows as there are draws.
         inputs: where functions are compared, or for a posterior with a density all rows that it was fitted to, as
             `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
         targets: targets of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where

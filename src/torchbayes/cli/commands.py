@@ -165,7 +165,7 @@ def diagnose(argv: list[str]) -> None:
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, VI, Laplace, ...")
     parser.add_argument("--inputs", type=int, default=200, help="test rows at which functions are compared")
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
-    parser.add_argument("--draws", type=int, default=DRAWS, help="of a Gaussian: a pass of the training rows for each")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="where there is a density: a pass of the rows each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parse(parser, argv)
     if chosen["run"] is None:

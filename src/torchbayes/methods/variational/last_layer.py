@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -24,11 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchbayes.curvature.layers import Call, linear_by
 from torchbayes.linalg import Blocks, Dense, Diagonal, LowRankPlusDiagonal, Structure
 from torchbayes.methods.variational.target import is_normal
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import widened
+from torchbayes.native.seeds import Purpose, generator
 
 Covariance = Literal["dense", "diagonal", "low_rank"]
 _UNIT = 10.0
@@ -57,6 +59,7 @@ class LastLayer:
         prior_mean_KI: means of their normal priors, float64.
         prior_std_KI: standard deviations of these.
         bias: whether there is that column.
+        transposed: whether the network keeps the weights with a column for each output, as `Conv1D` of GPT-2 does.
         covariance: of the weights of each output.
         rank: R, rows of F.
     """
@@ -66,6 +69,7 @@ class LastLayer:
     prior_mean_KI: Tensor
     prior_std_KI: Tensor
     bias: bool
+    transposed: bool
     covariance: Covariance
     rank: int
 
@@ -163,22 +167,16 @@ class LastLayer:
 def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:
     """Return the last layer of a network: the last linear one, by the order in which the network holds its modules.
 
-    Whether the network returns what that layer gives is seen when rows go through it (`outputs_of`).
+    Of any class that turns out to compute x Wᵀ + b or x W + b. Whether the network returns what that layer gives is
+    seen when rows go through it (`outputs_of`).
 
     Raises:
         ValueError: if there is none whose weights are random and its own, or their prior is not normal.
     """
     network, names = model.network, {*model.network.layout.names}
-    linear = {n: m for n, m in network.module.named_modules() if isinstance(m, nn.Linear)}
-    if not linear:
-        raise ValueError(
-            f"the network has no linear layer, so that none can be its last. {_ADVICE}, or end it in an nn.Linear."
-        )
-    name, part = [*linear.items()][-1]
+    name, part, axis = _last_linear(network.module)
     begin = f"{name}." if name else ""
     own = [n for n, p in part._parameters.items() if p is not None]
-    if type(part).forward is not nn.Linear.forward or "weight" not in own or not {"weight", "bias"} >= {*own}:
-        raise ValueError(f"the last layer must be a plain nn.Linear; `{name}` is another one. {_ADVICE}.")
     if part._forward_hooks or part._forward_pre_hooks:
         raise ValueError(f"the last layer `{name}` has hooks, which may change what it computes. {_ADVICE}.")
     weight = part.weight
@@ -190,10 +188,49 @@ def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:
         )
     places = model.layout.split(torch.arange(model.layout.size, device=network.device))
     bias = [places[f"{begin}bias"].unsqueeze(1)] if f"{begin}bias" in names else []
-    grid_KI = torch.cat([places[f"{begin}weight"], *bias], dim=1)
+    weight_KI = places[f"{begin}weight"].T if axis == "columns" else places[f"{begin}weight"]
+    grid_KI = torch.cat([weight_KI, *bias], dim=1)
     _check_prior(model, grid_KI)
     means_KI, stds_KI = (each.to(grid_KI.device)[grid_KI] for each in (model.prior.locs(), model.prior.stds()))
-    return LastLayer(name, grid_KI, means_KI, stds_KI, bool(bias), covariance, rank)
+    return LastLayer(name, grid_KI, means_KI, stds_KI, bool(bias), axis == "columns", covariance, rank)
+
+
+def _last_linear(network: nn.Module) -> tuple[str, nn.Module, str]:
+    """Return name, module and axis of the outputs ("rows" or "columns" of its weights) of the last linear layer.
+
+    Raises:
+        ValueError: if there is none, or a linear layer of torch after it computes something else.
+    """
+    for name, part in reversed([*network.named_modules()]):
+        axis = _axis(part)
+        if axis:
+            return name, part, axis
+        if isinstance(part, nn.Linear):
+            whole = part._parameters.get("weight") is not None
+            reason = "computes something else" if whole else "computes its weights from others"
+            raise ValueError(f"the last layer must give x Wᵀ + b, by weights of its own; `{name}` {reason}. {_ADVICE}.")
+    raise ValueError(
+        f"the network has no linear layer, so that none can be its last. {_ADVICE}, or end it in an nn.Linear."
+    )
+
+
+def _axis(part: nn.Module) -> str | None:
+    """Return which axis of its weights is that of the outputs if a module is a linear layer, by random numbers."""
+    own = {n: p for n, p in part._parameters.items() if p is not None}
+    if "weight" not in own or not {"weight", "bias"} >= own.keys() or own["weight"].ndim != 2:
+        return None
+    if type(part).forward is nn.Linear.forward:
+        return "rows"
+    if isinstance(part, nn.Embedding | nn.EmbeddingBag) or part._forward_hooks or part._forward_pre_hooks:
+        return None
+    weight = own["weight"]
+    source = generator(Purpose.LAYERS, device=weight.device)
+    about = {"generator": source, "device": weight.device}
+    held = {n: torch.randn(p.shape, **about).to(p.dtype) for n, p in own.items()}
+    for size in dict.fromkeys((weight.shape[1], weight.shape[0])):
+        with suppress(RuntimeError, TypeError, ValueError):  # of another width, or of several inputs
+            return linear_by(part, Call(torch.randn(2, size, **about).to(weight.dtype), None, held))
+    return None
 
 
 def _check_prior(model: Model, grid_KI: Tensor) -> None:
@@ -250,7 +287,8 @@ def outputs_of(
         features = widened(seen[0]).to(views[f"{begin}weight"].dtype)
         if not check:
             return Outputs(mean, features)
-        made = F.linear(features, views[f"{begin}weight"], None if bias is None else bias.to(features.dtype))
+        weight = views[f"{begin}weight"].mT if layer.transposed else views[f"{begin}weight"]
+        made = F.linear(features, weight, None if bias is None else bias.to(features.dtype))
         rounding = 1e3 * torch.finfo(seen[0].dtype).eps
         if made.numel() == mean.numel() and bool(
             ((made.detach().reshape(mean.shape) - mean.detach()).abs() <= rounding * made.detach().abs().max()).all()

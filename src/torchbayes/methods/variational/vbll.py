@@ -57,8 +57,9 @@ State = Trajectory
 class VBLL:
     """Variational Bayesian last layer: points for the features, a normal distribution for the last layer.
 
-    For networks that return what their last nn.Linear gives, under a Gaussian, Categorical or Bernoulli likelihood and
-    a normal prior of that layer's weights. `predict` is in closed form for normal noise, and draws outputs for classes:
+    For networks that return what their last linear layer gives, an nn.Linear or any other that computes x Wᵀ + b or
+    x W + b by weights of its own, under a Gaussian, Categorical or Bernoulli likelihood and a normal prior of these
+    weights. `predict` is in closed form for normal noise, and draws outputs for classes:
     one pass through the network either way.
 
     Attributes:
