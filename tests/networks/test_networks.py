@@ -19,9 +19,9 @@ def conv(fan_in: int, fan_out: int, side: int, *, bias: bool = True) -> int:
     return fan_out * (fan_in * side * side + bias)
 
 
-def resnet_convs(channels: int, *, bias: bool) -> int:
-    total = conv(channels, 16, 3, bias=bias) + 6 * conv(16, 16, 3, bias=bias)
-    for fan_in, fan_out in ((16, 32), (32, 64)):
+def resnet_convs(channels: int, *, bias: bool, width: int = 16) -> int:
+    total = conv(channels, width, 3, bias=bias) + 6 * conv(width, width, 3, bias=bias)
+    for fan_in, fan_out in ((width, 2 * width), (2 * width, 4 * width)):
         total += conv(fan_in, fan_out, 3, bias=bias) + 5 * conv(fan_out, fan_out, 3, bias=bias)
         total += conv(fan_in, fan_out, 1, bias=bias)
     return total
@@ -57,6 +57,14 @@ HEAD = 64 * 10 + 10
         ("resnet20_frn", (3, 32, 32), {"bias": True, "threshold": True}, 274_042),
         ("preresnet20", (3, 32, 32), {}, resnet_convs(3, bias=False) + 2 * PRENORMED + HEAD),
         ("preresnet20", (1, 8, 8), {}, resnet_convs(1, bias=False) + 2 * PRENORMED + HEAD),
+        # all that passes a normalisation grows with the width, and so does the head but for its biases
+        ("resnet20_frn", (1, 8, 8), {"width": 4}, resnet_convs(1, bias=False, width=4) + (2 * NORMED + 640) // 4 + 10),
+        (
+            "preresnet20",
+            (3, 8, 8),
+            {"width": 5},
+            resnet_convs(3, bias=False, width=5) + 5 * (2 * PRENORMED + 640) // 16 + 10,
+        ),
     ],
 )
 def test_outputs_and_number_of_weights(name: str, shape: tuple[int, ...], settings: dict, expected: int):
@@ -269,6 +277,9 @@ def test_unknown_names_and_settings_suggest_the_close_ones():
         networks.mlp(4, 1, hidden=(3, 0))
     with pytest.raises(ValueError, match="`num_outputs` must be a whole number of at least 1; got 0"):
         networks.mlp(4, 0)
+    for name in ("resnet20_frn", "preresnet20"):
+        with pytest.raises(ValueError, match="`width` must be a whole number of at least 1; got 0"):
+            networks.build(name, (1, 8, 8), 10, width=0)
 
 
 def shapes_of_numpy(*shapes: list[int]) -> tuple[Any, ...]:

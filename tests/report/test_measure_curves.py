@@ -39,3 +39,13 @@ def test_what_does_not_fit_is_refused():
         figures.measure_curves({"evidence": VALUES}, (0, 1, 2), percent=["error"])
     with pytest.raises(ValueError, match="at least one entry; got none"):
         figures.measure_curves({}, (0, 1, 2))
+
+
+@pytest.mark.parametrize(("places", "place", "expected"), [(("a", "b", "c"), "b", 1.0), ((0, 0.5, 4), 4, 4.0)])
+def test_a_place_is_marked_in_every_panel(places, place, expected):
+    figure = figures.measure_curves({"evidence": VALUES, "error": VALUES}, places, mark=("threshold", place))
+    for axes in figure.axes:
+        np.testing.assert_array_equal(np.asarray(axes.lines[-1].get_xydata())[:, 0], [expected, expected])
+    assert "threshold" in [text.get_text() for text in figure.legends[0].get_texts()]
+    with pytest.raises(ValueError, match=r"one of the `places`, .*; got 'z'"):
+        figures.measure_curves({"evidence": VALUES}, places, mark=("threshold", "z"))

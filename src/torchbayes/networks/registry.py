@@ -23,8 +23,11 @@ _FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
         "LeNet 20-50-500: two 5x5 convolutions and a hidden layer; images from 16x16 (channels, hidden, dropout)",
     ),
     "small_cnn": (small_cnn, "two 3x3 convolutions and a linear head, about 10,000 weights; images from 8x8 (dropout)"),
-    "resnet20_frn": (resnet20_frn, "ResNet-20, filter response normalisation and swish; images from 8x8"),
-    "preresnet20": (preresnet20, "pre-activation ResNet-20, batch normalisation and ReLU; images from 8x8"),
+    "resnet20_frn": (
+        resnet20_frn,
+        "ResNet-20, filter response normalisation and swish; images from 8x8 (bias, threshold, width)",
+    ),
+    "preresnet20": (preresnet20, "pre-activation ResNet-20, batch normalisation and ReLU; images from 8x8 (width)"),
 }
 
 

@@ -1,8 +1,8 @@
 """Residual networks of 20 layers for small images, with filter response or batch normalisation.
 
-Both have three stages of three blocks with 16, 32 and 64 channels; the first block of the second and third stage halves
-the image by stride. Convolutions and the head start as He et al. (2015), N(0, 2/fan_in), biases at zero; normalisation
-layers start at scale one and shift zero.
+Both have three stages of three blocks with 16, 32 and 64 channels, or with w, 2w and 4w for another width w; the first
+block of the second and third stage halves the image by stride. Convolutions and the head start as He et al. (2015),
+N(0, 2/fan_in), biases at zero; normalisation layers start at scale one and shift zero.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch._C._functorch import peek_interpreter_stack  # no public way says whe
 from torchbayes.checks import check_counts, check_flags, check_positive
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
 
-WIDTHS = (16, 32, 64)
-BLOCKS = 3
+WIDTH = 16  # channels of the first stage; each further stage has twice as many as the one before
+STAGES = BLOCKS = 3
 
 
 def _he_normal(layer: nn.Conv2d | nn.Linear) -> None:
@@ -222,22 +222,23 @@ class _PreActivationBlock(nn.Module):
         return self.shortcut(inputs) + self.conv2(self.activation(self.norm2(hidden)))
 
 
-def _block_sizes() -> list[tuple[int, int, int]]:
+def _block_sizes(width: int) -> list[tuple[int, int, int]]:
     """Return (channels in, channels out, stride) of the nine blocks."""
-    sizes, fan_in = [], WIDTHS[0]
-    for stage, fan_out in enumerate(WIDTHS):
+    sizes, fan_in = [], width
+    for stage in range(STAGES):
+        fan_out = width << stage
         for block in range(BLOCKS):
             sizes.append((fan_in, fan_out, 2 if stage > 0 and block == 0 else 1))
             fan_in = fan_out
     return sizes
 
 
-def _head(num_outputs: int) -> list[nn.Module]:
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), _Linear(WIDTHS[-1], num_outputs)]
+def _head(width: int, num_outputs: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), _Linear(width << STAGES - 1, num_outputs)]
 
 
 def resnet20_frn(
-    input_shape: InputShape, num_outputs: int, *, bias: bool = False, threshold: bool = False
+    input_shape: InputShape, num_outputs: int, *, bias: bool = False, threshold: bool = False, width: int = WIDTH
 ) -> nn.Sequential:
     """Return ResNet-20 with filter response normalisation and swish: 272,474 weights for CIFAR-10.
 
@@ -251,26 +252,28 @@ def resnet20_frn(
         num_outputs: K.
         bias: give the convolutions biases.
         threshold: give the normalisation layers learned thresholds.
+        width: w, the channels of the first stage; the others have 2w and 4w.
 
     Returns:
         A module (B, *input_shape) -> (B, K).
 
     Raises:
-        ValueError: if the input is not an image or too small.
+        ValueError: if the input is not an image or too small, or the width is not positive.
     """
     check_outputs(num_outputs)
     check_flags(bias=bias, threshold=threshold)
+    check_counts(width=width)
     channels, *_ = image_shape(input_shape, smallest=8, network="resnet20_frn")
     stem = [
-        _Conv2d(channels, WIDTHS[0], 3, padding=1, bias=bias),
-        FilterResponseNorm2d(WIDTHS[0], threshold=threshold),
+        _Conv2d(channels, width, 3, padding=1, bias=bias),
+        FilterResponseNorm2d(width, threshold=threshold),
         nn.SiLU(),
     ]
-    blocks = [_FilterResponseBlock(*sizes, bias=bias, threshold=threshold) for sizes in _block_sizes()]
-    return nn.Sequential(*stem, *blocks, *_head(num_outputs))
+    blocks = [_FilterResponseBlock(*sizes, bias=bias, threshold=threshold) for sizes in _block_sizes(width)]
+    return nn.Sequential(*stem, *blocks, *_head(width, num_outputs))
 
 
-def preresnet20(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
+def preresnet20(input_shape: InputShape, num_outputs: int, *, width: int = WIDTH) -> nn.Sequential:
     """Return the pre-activation ResNet-20 with batch normalisation and ReLU: 272,282 weights for CIFAR-10.
 
     Source: He et al. (2016), "Identity mappings in deep residual networks".
@@ -278,15 +281,17 @@ def preresnet20(input_shape: InputShape, num_outputs: int) -> nn.Sequential:
     Args:
         input_shape: (channels, height, width) of one image, at least 8x8.
         num_outputs: K.
+        width: w, the channels of the first stage; the others have 2w and 4w.
 
     Returns:
         A module (B, *input_shape) -> (B, K).
 
     Raises:
-        ValueError: if the input is not an image or too small.
+        ValueError: if the input is not an image or too small, or the width is not positive.
     """
     check_outputs(num_outputs)
+    check_counts(width=width)
     channels, *_ = image_shape(input_shape, smallest=8, network="preresnet20")
-    stem = _Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False)
-    blocks = [_PreActivationBlock(*sizes) for sizes in _block_sizes()]
-    return nn.Sequential(stem, *blocks, nn.BatchNorm2d(WIDTHS[-1]), nn.ReLU(), *_head(num_outputs))
+    stem = _Conv2d(channels, width, 3, padding=1, bias=False)
+    blocks = [_PreActivationBlock(*sizes) for sizes in _block_sizes(width)]
+    return nn.Sequential(stem, *blocks, nn.BatchNorm2d(width << STAGES - 1), nn.ReLU(), *_head(width, num_outputs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,13 @@ def best_device() -> str:
 
 
 def classifier(
-    network: str, shape: Sequence[int], classes: int, *, prior: Normal, hidden: Sequence[int] | None = None
+    network: str,
+    shape: Sequence[int],
+    classes: int,
+    *,
+    prior: Normal,
+    hidden: Sequence[int] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Model:
     """Return a classifier on `best_device()`.
 
@@ -34,12 +40,13 @@ def classifier(
         classes: number of classes.
         prior: of every weight.
         hidden: widths of the hidden layers of `mlp`, its default if None; other networks ignore them.
+        settings: of the network, beside these.
 
     Returns:
         The model.
     """
-    settings: dict[str, Any] = {"hidden": tuple(hidden)} if network == "mlp" and hidden is not None else {}
-    module = networks.build(network, tuple(shape), classes, **settings)
+    widths = {"hidden": tuple(hidden)} if network == "mlp" and hidden is not None else {}
+    module = networks.build(network, tuple(shape), classes, **widths, **(settings or {}))
     return Model(module.to(best_device()), Categorical(), prior)
 
 

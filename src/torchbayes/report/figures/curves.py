@@ -37,6 +37,7 @@ def measure_curves(
     over: str = "seeds",
     levels: Mapping[str, tuple[str, float]] | None = None,
     percent: Collection[str] = (),
+    mark: tuple[str, float | str] | None = None,
 ) -> Figure:
     """Draw measures of several models at the same places, the mean over repeats with a band of two standard errors.
 
@@ -47,12 +48,14 @@ def measure_curves(
         over: what the R repeats are.
         levels: measure -> (name, value) of a level to compare with, drawn dashed.
         percent: measures that are shares, written as per cent from 0 on; the label where the places are shares.
+        mark: (name, place) of a place to point out in every panel, drawn dotted.
 
     Returns:
         The figure, one axes per measure.
 
     Raises:
-        ValueError: if there is no measure, shapes do not fit the places, or a level or share is of no measure.
+        ValueError: if there is no measure, shapes do not fit the places, a level or share is of no measure, or the
+            mark is at no place.
     """
     levels = {} if levels is None else levels
     check_panels(panels=panels)
@@ -79,12 +82,10 @@ def measure_curves(
         if measure in levels:
             title, level = levels[measure]
             handles[title] = axes.axhline(level, color=QUIET, linewidth=1.1, linestyle=(0, (4, 2)))
+        if mark is not None:
+            handles[mark[0]] = axes.axvline(_place(places, mark[1]), color=QUIET, linewidth=1.1, linestyle=(0, (1, 2)))
         axes.set_ylabel(measure.replace(", ", "\n"))
-        if measure in percent:
-            percent_axis(axes.yaxis)
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-        if label in percent:
-            percent_axis(axes.xaxis)
+        _per_cent(axes, measure in percent, label in percent)
     remove_spare(grid, len(panels))
     said = [label] if label else []
     if repeats != {1}:
@@ -92,6 +93,26 @@ def measure_curves(
     note_below(figure, *said)
     legend_above(figure, handles)
     return figure
+
+
+def _place(places: Sequence[float] | Sequence[str], wanted: float | str) -> float:
+    """Return where a place is on the horizontal axis.
+
+    Raises:
+        ValueError: if it is none of the places.
+    """
+    if wanted not in places:
+        raise ValueError(f"`mark` must be at one of the `places`, {', '.join(map(str, places))}; got {wanted!r}.")
+    return float(list(places).index(wanted) if isinstance(wanted, str) else wanted)
+
+
+def _per_cent(axes: Axes, vertical: bool, horizontal: bool) -> None:
+    """Write the axes that hold shares as per cent, the vertical one from 0 on."""
+    if vertical:
+        percent_axis(axes.yaxis)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if horizontal:
+        percent_axis(axes.xaxis)
 
 
 def _line(axes: Axes, places: Sequence[float] | Sequence[str], array: np.ndarray, look: Any) -> Any:
