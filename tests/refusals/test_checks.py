@@ -126,7 +126,10 @@ def test_pages_of_files_count_as_free_in_a_container_used_lately_or_not(tmp_path
     [
         (lambda: tb.predict(things.point(), things.INPUTS, draws=10**9), "`draws` must be smaller; got 1,000,000,000"),
         (lambda: things.gaussian().sample(10**9), "the drawn weights would take 100.6 GiB, and 0.1 MiB are free"),
-        (lambda: tb.predict(things.point(), things.INPUTS.repeat(20_000, 1), draws=4), "outputs of the drawn functions"),
+        (
+            lambda: tb.predict(things.point(), things.INPUTS.repeat(20_000, 1), draws=4),
+            "outputs of the drawn functions",
+        ),
         (lambda: things.predictive().sample(10**9), "`count` must be smaller; got 1,000,000,000: samples would take"),
         (lambda: fitted(tb.MAP(members=10**6)), "`members` must be smaller; got 1,000,000: weights and gradients"),
         (lambda: fitted(tb.HMC(chains=10**6)), "`chains` must be smaller; got 1,000,000"),
