@@ -186,8 +186,8 @@ def test_from_a_trained_network_without_burn_in() -> None:
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (tb.FGE(epochs=2, cycle=3), r"a cycle of 12 steps does not fit in the 4 steps after burn-in, of 8 in all"),
-        (tb.FGE(epochs=1, batch_size=24), r"a cycle of 2 steps does not fit in the 1 steps"),
+        (tb.FGE(epochs=2, cycle=3), r"`cycle` 3, of 12 steps, does not fit .* of 8 steps: 4. Raise `epochs` to 6 "),
+        (tb.FGE(epochs=1, batch_size=24), r"a run of 1 step has no room for a cycle.* lower `batch_size`"),
         (tb.FGE(epochs=4, batch_size=24, cycle=1), r"at least 2 steps.* got `cycle` 1, which is 1 step"),
     ],
 )
@@ -200,6 +200,21 @@ def test_runs_without_room_for_a_cycle_are_refused(method: tb.FGE, said: str) ->
 def test_a_low_rate_above_the_high_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`low_lr` must be at most .* 0.05; got 0.06"):
         tb.FGE(optimizer=STEADY, low_lr=0.06)
+
+
+@pytest.mark.parametrize(("cycle", "burn_in", "epochs"), [(2, 0.8, 10), (3, 0.5, 6), (1, 0.3, 2), (3, 0.7, 10)])
+def test_the_epochs_that_a_message_names_are_the_fewest(cycle: int, burn_in: float, epochs: int) -> None:
+    method = tb.FGE(epochs=epochs, cycle=cycle, burn_in=burn_in)
+    assert method.bounds.epochs == epochs
+    assert method.cycles(epochs * 20, 20)[2] == 1
+    with pytest.raises(ValueError, match=f"Raise `epochs` to {epochs} or more"):
+        method.cycles((epochs - 1) * 20, 20)
+
+
+def test_more_draws_than_cycles_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`draws` must be at most the 5 `cycles`.* got 8"):
+        tb.Snapshots(draws=8)
+    assert tb.Snapshots(cycles=8, draws=8).draws == 8
 
 
 def test_held_out_rows_leave_room_for_a_cycle() -> None:

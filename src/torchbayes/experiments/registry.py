@@ -27,6 +27,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "bayes_by_backprop",
     "multiplicative_flows",
     "double_descent",
+    "fast_ensembling",
 )
 
 

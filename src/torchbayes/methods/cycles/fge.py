@@ -43,7 +43,7 @@ class FGE(Cyclic):
             last whole cycle is added to it.
         high_lr: α₁; None for half of the optimiser's rate.
         low_lr: α₂; None for a tenth of α₁.
-        draws: S, networks kept, those of the last cycles; None keeps one of each.
+        draws: S, networks kept, those of the last cycles; fewer where the run has fewer; None keeps one of each.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
         adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
@@ -87,7 +87,8 @@ class FGE(Cyclic):
         if self.cycle is None:
             return Bounds(1, _CYCLES)
         after = (1 - self.burn_in) * (self.epochs or USUAL_EPOCHS)
-        return Bounds(math.ceil(self.cycle / (1 - self.burn_in)), max(1, math.ceil(after / self.cycle)))
+        least = math.ceil(self.cycle / (1 - self.burn_in) - 1e-9)  # 2/(1 − 0.8) is a little more than 10
+        return Bounds(least, max(1, math.ceil(after / self.cycle)))
 
     def cycles(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:
         """Return the steps before the cycles, the steps of a cycle, and the number of cycles.
@@ -102,7 +103,12 @@ class FGE(Cyclic):
         Raises:
             ValueError: if no cycle fits in the run, or one has a single step, and so no lowest rate.
         """
-        after = total_steps - min(round(self.burn_in * total_steps), max(0, total_steps - 2))
+        if total_steps < 2:
+            raise ValueError(
+                "a run of 1 step has no room for a cycle, which takes at least 2. Raise `epochs`, or lower "
+                "`batch_size`."
+            )
+        after = total_steps - min(round(self.burn_in * total_steps), total_steps - 2)
         steps = max(2, after // _CYCLES) if self.cycle is None else self.cycle * steps_per_epoch
         if steps < 2:
             raise ValueError(
@@ -111,8 +117,9 @@ class FGE(Cyclic):
             )
         if steps > after:
             raise ValueError(
-                f"a cycle of {steps} steps does not fit in the {after} steps after burn-in, of {total_steps} in all. "
-                f"Shorten `cycle`, lower `burn_in` of {self.burn_in:g}, or raise `epochs`."
+                f"`cycle` {self.cycle}, of {steps} steps, does not fit in what burn-in leaves of {total_steps} steps: "
+                f"{after}. Raise `epochs` to {self.bounds.epochs} or more, shorten `cycle`, or lower `burn_in`, which "
+                f"is {self.burn_in:g}."
             )
         count = after // steps
         if self.cycle is None:

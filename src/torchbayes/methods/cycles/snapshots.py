@@ -50,6 +50,11 @@ class Snapshots(Cyclic):
     def __post_init__(self) -> None:
         check_cyclic(self)
         check_counts(cycles=self.cycles)
+        if self.draws is not None and self.draws > self.cycles:
+            raise ValueError(
+                f"`draws` must be at most the {self.cycles} `cycles`, each of which gives a network; got {self.draws}. "
+                f"Raise `cycles`, or lower `draws`."
+            )
 
     @property
     def bounds(self) -> Bounds:
