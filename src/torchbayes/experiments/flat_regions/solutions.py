@@ -190,7 +190,7 @@ def curvature(recipe: Solutions, model: Model, clean: Pair, point: Point, *, see
         seed: of the probes.
 
     Returns:
-        `effective` and `effective_error`; `trace`; `top`, the largest eigenvalue; `density`, eigenvalues per decade
+        `effective` and `effective_error`; `trace`; `top`, the largest Ritz value; `density`, eigenvalues per decade
         at `GRID`.
     """
     settings: dict[str, Any] = {"steps": recipe.steps, "probes": recipe.probes, "seed": seed}
@@ -200,7 +200,7 @@ def curvature(recipe: Solutions, model: Model, clean: Pair, point: Point, *, see
         "effective": size.value,
         "effective_error": size.error,
         "trace": found.trace.value,
-        "top": float(found.top(1)[0]),
+        "top": float(found.values_PK.max()),
         "density": [float(f"{value:.4g}") for value in per_decade(found)],
     }
 
