@@ -28,6 +28,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "multiplicative_flows",
     "double_descent",
     "fast_ensembling",
+    "flat_regions",
 )
 
 

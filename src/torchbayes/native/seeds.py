@@ -113,6 +113,7 @@ class Purpose(enum.IntEnum):
     INDEPENDENT = 84  # draws of an ideal sampler
     FOREIGN_RESAMPLES = 85
     CURVE = 86  # training rows of the regression of Blundell et al.
+    POISON = 87  # which rows have wrong labels, and which ones
     # particles
     PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
     PRIOR_NETWORK = 96  # what these draw
