@@ -223,8 +223,9 @@ class _Along:
         first_MD, last_MD = self.state.first_MD, self.state.last_MD
         shape, coefficients_MP1 = (-1, first_MD.shape[1]), self.coefficients_MP.to(bends).unsqueeze(-1)
         own_MJ1 = coefficients_MP1[:, 1:-1]
-        point_MD = (bends.unflatten(1, shape) * own_MJ1).sum(1)
-        point_MD.addcmul_(first_MD, coefficients_MP1[:, 0]).addcmul_(last_MD, coefficients_MP1[:, -1])
+        point_MD = torch.mul(first_MD, coefficients_MP1[:, 0]).addcmul_(last_MD, coefficients_MP1[:, -1])
+        for bend_MD, own_M1 in zip(bends.unflatten(1, shape).unbind(1), own_MJ1.unbind(1), strict=True):
+            point_MD.addcmul_(bend_MD, own_M1)  # in place: a product of all bends would be as large as they are
         into_MJD = out.unflatten(1, shape)
         last_MD = into_MJD[:, -1]  # holds the gradient at the point until all others are made of it
         value = self.density.loss(point_MD, batch, out=last_MD, **options)
