@@ -60,7 +60,7 @@ def again(rows, place):
     name, share = SOLUTIONS.trained()[place]
     clean, poison = solutions.divided(SOLUTIONS, rows.train, share, seed=3)
     model = tb.Model(tb.networks.mlp((1, 8, 8), 10, hidden=(16,)), tb.likelihoods.Categorical(), tb.priors.Flat())
-    point, epochs = solutions.trained(SOLUTIONS, model, clean, poison, name=name, seed=3)
+    point, epochs = solutions.trained(SOLUTIONS, model, clean, poison=poison, name=name, seed=3)
     return model, point, epochs, clean, poison
 
 
@@ -104,22 +104,22 @@ def test_training_ends_at_the_first_epoch_that_fits(rows, monkeypatch):
     model, point, epochs, clean, poison = again(rows, 1)
     assert 1 < epochs < 120
     short = replace(SOLUTIONS, method=replace(SOLUTIONS.method, epochs=epochs - 1))
-    before, last = solutions.trained(short, model, clean, poison, name="SGD", seed=3)
+    before, last = solutions.trained(short, model, clean, poison=poison, name="SGD", seed=3)
     assert last == epochs - 1
     scores = tb.evaluate(before, clean).metrics
     assert scores["nll"] > SOLUTIONS.level or scores["accuracy"] < 1
     full = replace(SOLUTIONS, method=replace(SOLUTIONS.method, epochs=epochs))
-    same, _ = solutions.trained(full, model, clean, poison, name="SGD", seed=3)
+    same, _ = solutions.trained(full, model, clean, poison=poison, name="SGD", seed=3)
     assert torch.equal(same.weights_MD, point.weights_MD)
 
 
 def test_scaling_changes_outputs_alone(rows):
     model, point, _, clean, _ = again(rows, 0)
-    before, after = (p.functions()(clean.inputs)[0] for p in (point, solutions.scaled(model, point, clean, 0.3)))
+    before, after = (p.functions()(clean.inputs)[0] for p in (point, solutions.scaled(model, point, clean, level=0.3)))
     ratio = after / before
     assert torch.allclose(ratio, ratio[0, 0].expand_as(ratio), rtol=1e-3)
     assert float(torch.nn.functional.cross_entropy(after, clean.targets)) == pytest.approx(0.3, rel=1e-5)
-    same = solutions.scaled(model, point, clean, 0.05)  # it would have to be scaled up
+    same = solutions.scaled(model, point, clean, level=0.05)  # it would have to be scaled up
     assert torch.equal(same.weights_MD, point.weights_MD)
 
 
@@ -143,7 +143,7 @@ def test_effective_dimension_is_that_of_all_eigenvalues(rows):
     place = place_of(model, clean, point)
     matrix = Products(place, "ggn", 100)(torch.eye(point.weights_MD.shape[1])).double()
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).clamp_min(0)
-    found = solutions.curvature(recipe, model, clean, point, seed=0)
+    found = solutions.curvature(recipe, model, clean, point=point, seed=0)
     exact = float((values / (values + 0.5)).sum())
     assert abs(found["effective"] - exact) < 4 * found["effective_error"]
     assert found["effective_error"] < 0.1 * exact

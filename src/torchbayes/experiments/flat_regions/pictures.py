@@ -109,7 +109,7 @@ def draw_volumes(results: Results) -> Figure:
                 style: Any = {"color": look.colour, "marker": look.marker, "linestyle": "none", "alpha": 0.85}
                 (handles[label],) = axes.plot(1 - one["test_error"], height, **style)
         axes.set_title(title)
-        axes.set_ylabel("log₁₀ of the volume, relative to the good network")
+        axes.set_ylabel("log₁₀ of the volume over the good one's")
         axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}".replace("-", "−"))
         percent_axis(axes.xaxis)
     note_below(figure, "test accuracy")

@@ -115,7 +115,7 @@ def fitted(result: Mapping[str, Any], when: str) -> list[dict[str, Any]]:
     return [{"units": one["units"], "weights": one["weights"], **one[when]} for one in rows]
 
 
-def width_ranks(result: Mapping[str, Any], when: str, key: str, place: int | None = None) -> float:
+def width_ranks(result: Mapping[str, Any], when: str, key: str, *, place: int | None = None) -> float:
     """Return the rank correlation of a number and the test loss over the widths that fit their training rows.
 
     Args:
@@ -132,9 +132,9 @@ def width_ranks(result: Mapping[str, Any], when: str, key: str, place: int | Non
 def _width_parts(results: Results) -> list[Part]:
     losses = [np.array([one[END]["test_nll"] for one in result["widths"]]) for result in results]
     counts = [min(len(fitted(result, when)) for when in (END, MATCHED)) for result in results]
-    together = [width_ranks(result, END, "effective", 0) for result in results]
+    together = [width_ranks(result, END, "effective", place=0) for result in results]
     number = [width_ranks(result, END, "weights") for result in results]
-    matched = [width_ranks(result, MATCHED, "effective", 0) for result in results]
+    matched = [width_ranks(result, MATCHED, "effective", place=0) for result in results]
     return [
         below("widths that fit their training rows: at least five", [-count for count in counts], -FEWEST,
               precondition=True),
@@ -249,7 +249,7 @@ def _rank_table(results: Results) -> Table:
     rows: list[list[Any]] = []
     for when, label in ((END, "after the whole training"), (MATCHED, "at equal training loss")):
         sizes = [
-            mean_and_error([width_ranks(result, when, "effective", place) for result in results])
+            mean_and_error([width_ranks(result, when, "effective", place=place) for result in results])
             for place in range(len(precisions))
         ]
         others = [mean_and_error([width_ranks(r, when, key) for r in results]) for key in ("weights", "loss")]

@@ -38,7 +38,9 @@ def run(recipe: FlatRecipe, seed: int, directory: Path) -> dict[str, Any]:
     data = load(recipe.data, train_size=each.rows, seed=seed)
     test = Pair(*(part[: recipe.test_rows] for part in data.test))
     lines = [
-        load_or_compute(directory / f"width_{units}.json", partial(width, each, data.train, test, units, seed=seed))
+        load_or_compute(
+            directory / f"width_{units}.json", partial(width, each, data.train, test, units=units, seed=seed)
+        )
         for units in each.units
     ]
     scales = {"precision": several.precision, "precisions": list(each.precisions)}

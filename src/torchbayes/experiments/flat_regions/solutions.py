@@ -46,13 +46,13 @@ def solution(recipe: Solutions, rows: Pair, test: Pair, *, name: str, share: flo
     """
     clean, poison = divided(recipe, rows, share, seed=seed)
     model = _model(recipe, rows)
-    point, epochs = trained(recipe, model, clean, poison, name=name, seed=seed)
+    point, epochs = trained(recipe, model, clean, poison=poison, name=name, seed=seed)
     own, far = evaluate(point, clean).metrics, evaluate(point, test).metrics
     wrong = 1 - evaluate(point, poison).metrics["accuracy"] if len(poison.targets) else 0.0
     chains = recipe.chains
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ProblemWarning)  # of volumes from few directions, which differences remove
-        basins = {shape: volume(recipe, model, clean, point, shape=shape, seed=seed) for shape in SHAPES}
+        basins = {shape: volume(recipe, model, clean, point=point, shape=shape, seed=seed) for shape in SHAPES}
         local = learning_coefficient(model, clean, point, localisation=recipe.localisation, method=chains, seed=seed)
     return {
         "name": name,
@@ -65,7 +65,7 @@ def solution(recipe: Solutions, rows: Pair, test: Pair, *, name: str, share: flo
         "test_nll": far["nll"],
         "norm": float(point.weights_MD.norm()),
         "basins": basins,
-        "curvature": curvature(recipe, model, clean, point, seed=seed),
+        "curvature": curvature(recipe, model, clean, point=point, seed=seed),
         "coefficient": local.value,
         "coefficient_error": local.error,
     }
@@ -96,7 +96,7 @@ def divided(recipe: Solutions, rows: Pair, share: float, *, seed: int) -> tuple[
     )
 
 
-def trained(recipe: Solutions, model: Model, clean: Pair, poison: Pair, *, name: str, seed: int) -> tuple[Point, int]:
+def trained(recipe: Solutions, model: Model, clean: Pair, *, poison: Pair, name: str, seed: int) -> tuple[Point, int]:
     """Return a network that fits the clean rows at the wanted loss, and the number of epochs.
 
     It is that of the first epoch after which the loss is at most the level and no row is misclassified, with its last
@@ -121,10 +121,10 @@ def trained(recipe: Solutions, model: Model, clean: Pair, poison: Pair, *, name:
     rows = tuple(torch.cat(parts) for parts in zip(clean, poison, strict=True))
     point = fit(model, rows, recipe.trainers()[name], seed=seed, callbacks=(fitted,))
     assert isinstance(point, Point)
-    return scaled(model, point, clean, recipe.level), done
+    return scaled(model, point, clean, level=recipe.level), done
 
 
-def scaled(model: Model, point: Point, clean: Pair, level: float) -> Point:
+def scaled(model: Model, point: Point, clean: Pair, *, level: float) -> Point:
     """Return a network whose last layer is scaled down so that its mean loss is a level; as it is if there is no such.
 
     Where no row is misclassified the loss falls as the scale grows, so that one scale has the level.
@@ -152,7 +152,7 @@ def scaled(model: Model, point: Point, clean: Pair, level: float) -> Point:
     return Point(model, weights_D[None])
 
 
-def volume(recipe: Solutions, model: Model, clean: Pair, point: Point, *, shape: Any, seed: int) -> dict[str, Any]:
+def volume(recipe: Solutions, model: Model, clean: Pair, *, point: Point, shape: Any, seed: int) -> dict[str, Any]:
     """Return radii of a basin, and its volume in units of the ball of radius one.
 
     Args:
@@ -179,7 +179,7 @@ def volume(recipe: Solutions, model: Model, clean: Pair, point: Point, *, shape:
     }
 
 
-def curvature(recipe: Solutions, model: Model, clean: Pair, point: Point, *, seed: int) -> dict[str, Any]:
+def curvature(recipe: Solutions, model: Model, clean: Pair, *, point: Point, seed: int) -> dict[str, Any]:
     """Return the effective dimension, trace and eigenvalues of the Gauss-Newton matrix of the clean rows.
 
     Args:
@@ -230,7 +230,7 @@ def surfaces(recipe: Solutions, rows: Pair, *, seed: int) -> dict[str, Any]:
     model = _model(recipe, rows)
     for share in shares:
         clean, poison = divided(recipe, rows, share, seed=seed)
-        point, _ = trained(recipe, model, clean, poison, name=PLAIN, seed=seed)
+        point, _ = trained(recipe, model, clean, poison=poison, name=PLAIN, seed=seed)
         over = surface(model, clean, Plane.random(model, point, seed=seed), points=recipe.points)
         found |= {"x": over.x_P.tolist(), "y": over.y_Q.tolist()}
         found["nll"].append([[float(f"{value:.4g}") for value in line] for line in over.nll_QP])

@@ -20,7 +20,7 @@ from torchbayes.model.priors.univariate import Flat
 from torchbayes.posteriors import Point
 
 
-def width(recipe: Widths, rows: Pair, test: Pair, units: int, *, seed: int) -> dict[str, Any]:
+def width(recipe: Widths, rows: Pair, test: Pair, *, units: int, seed: int) -> dict[str, Any]:
     """Train a network of one width, and return its effective dimension and losses.
 
     Args:
@@ -50,12 +50,12 @@ def width(recipe: Widths, rows: Pair, test: Pair, units: int, *, seed: int) -> d
     return {
         "units": units,
         "weights": point.weights_MD.shape[1],
-        END: scores(recipe, point, train, test, seed=seed),
-        MATCHED: scores(recipe, early[0], train, test, seed=seed) if early else None,
+        END: scores(recipe, point, train, test=test, seed=seed),
+        MATCHED: scores(recipe, early[0], train, test=test, seed=seed) if early else None,
     }
 
 
-def scores(recipe: Widths, point: Point, train: Pair, test: Pair, *, seed: int) -> dict[str, Any]:
+def scores(recipe: Widths, point: Point, train: Pair, *, test: Pair, seed: int) -> dict[str, Any]:
     """Return losses and effective dimensions of a network.
 
     Args:
