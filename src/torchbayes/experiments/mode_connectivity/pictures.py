@@ -178,7 +178,10 @@ def _log_axis(axes: Axes, *, percent: bool) -> None:
     """Make the vertical axis logarithmic, with plain numbers at it."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    steps = [m * 10.0**e for e in range(-6, 4) for m in (1, 2, 5)]
-    ticks = [tick for tick in steps if low <= tick <= high]
+    ticks: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):  # the first that are enough
+        ticks = [tick for e in range(-6, 4) for m in digits if low <= (tick := m * 10.0**e) <= high]
+        if len(ticks) >= 4:
+            break
     axes.set_yticks(ticks, [f"{100 * tick:g} %" if percent else f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
