@@ -29,6 +29,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "double_descent",
     "fast_ensembling",
     "flat_regions",
+    "mode_connectivity",
 )
 
 
