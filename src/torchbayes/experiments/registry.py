@@ -26,6 +26,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "laplace_redux",
     "bayes_by_backprop",
     "multiplicative_flows",
+    "subspace_inference",
 )
 
 
