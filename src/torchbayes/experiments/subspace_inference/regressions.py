@@ -65,9 +65,9 @@ def fitted(recipe: Regressions, training: Training, rows: Pair, *, seed: int) ->
         method -> posterior.
     """
     network = networks.mlp(tuple(rows.inputs.shape[1:]), 2, hidden=(recipe.hidden,))
-    prior = Normal(training.prior_scale(len(rows.inputs)))
+    prior, noise = Normal(training.prior_scale(len(rows.inputs))), HeteroscedasticGaussian(training.floor)
     model, tempered = (
-        Model(network, HeteroscedasticGaussian(), prior, temperature=temperature, tempering="likelihood")
+        Model(network, noise, prior, temperature=temperature, tempering="likelihood")
         for temperature in (1.0, training.temperature)
     )
     last: list[Tensor] = []
