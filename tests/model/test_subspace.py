@@ -182,6 +182,26 @@ def test_principal_components_of_a_low_rank_gaussian_are_those_of_its_covariance
     assert_close(first.T @ first, wanted, rtol=1e-9, atol=1e-12)
 
 
+def test_a_subspace_of_a_posterior_serves_the_same_network_at_another_temperature() -> None:
+    posterior = tb.Draws(linear(), normal(2, 10, 6, seed=4))
+    tempered = tb.Model(
+        nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian(NOISE), temperature=4.0, tempering="likelihood"
+    )
+    here, there = (tb.Subspace.of(posterior, rank=RANK, prior_scale=0.6, model=model) for model in (None, tempered))
+    assert here.whole is posterior.model
+    assert there.whole is tempered
+    assert torch.equal(here.origin_D, there.origin_D)
+    assert torch.equal(here.basis_RD, there.basis_RD)
+    features_NR = torch.cat([INPUTS, torch.ones(30, 1).double()], 1) @ there.basis_RD.T
+    precision_RR = torch.eye(RANK).double() / 0.6**2 + features_NR.T @ features_NR / NOISE**2 / 4
+    method = tb.Laplace("dense", prior="model", check_mode=False)
+    found: Any = tb.fit(tempered, data(), method, start=there.origin_D, space=there, callbacks=())
+    covariance_RR = 0.6**2 * found.inner.gaussian.covariance.dense()[0]
+    assert_close(covariance_RR, torch.linalg.inv(precision_RR), rtol=1e-8, atol=1e-12)
+    with pytest.raises(ValueError, match="another model's weights"):
+        tb.fit(tempered, data(), method, start=here.origin_D, space=here, callbacks=())
+
+
 def test_draws_and_members_span_subspaces() -> None:
     weights_MSD = normal(2, 10, 6, seed=4)
     rows_SD = weights_MSD.flatten(0, 1)

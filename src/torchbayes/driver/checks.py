@@ -75,7 +75,10 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     space = options.get("space")
     check_kind(Subspace, "a Subspace of the model", **given(space=space))
     if space is not None and space.whole is not model:
-        raise ValueError("`space` is a subspace of another model's weights. Make it of the model that is fitted.")
+        raise ValueError(
+            "`space` is a subspace of another model's weights. Make it of the model that is fitted, such as "
+            "`Subspace.of(posterior, model=model)`."
+        )
 
 
 def _check_prior(model: Model, method: Method) -> None:

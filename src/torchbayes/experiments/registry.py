@@ -30,6 +30,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "fast_ensembling",
     "flat_regions",
     "mode_connectivity",
+    "subspace_inference",
 )
 
 

@@ -123,7 +123,9 @@ class Subspace:
         return cls(model, origin, drawn / shape[1] ** 0.5, prior_scale=prior_scale)
 
     @classmethod
-    def of(cls, posterior: Spread, *, rank: int = 5, prior_scale: float | None = None) -> Subspace:
+    def of(
+        cls, posterior: Spread, *, rank: int = 5, prior_scale: float | None = None, model: Model | None = None
+    ) -> Subspace:
         """Return the subspace through the mean of a posterior, along its principal components.
 
         These are the components of its low-rank part where it has one, as that of SWAG, which holds the last deviations
@@ -134,6 +136,8 @@ class Subspace:
             posterior: any posterior over all weights, such as that of a run.
             rank: R.
             prior_scale: s, as above: 1 is about the spread of the posterior.
+            model: the model of the subspace, where it is another than the posterior's: the same network at another
+                temperature, or with another prior.
 
         Returns:
             The subspace; the length of a direction is the posterior's standard deviation along it.
@@ -147,7 +151,8 @@ class Subspace:
                 f"`posterior` must be a posterior, as `fit` returns it; got {seen(posterior)}. Of a run that has been "
                 f"saved, give `load('RUN/posterior.safetensors', model)`."
             )
-        return cls.spanned(posterior.model, _landmarks(posterior, whole("rank", rank)), rank, prior_scale=prior_scale)
+        landmarks_SD = _landmarks(posterior, whole("rank", rank))
+        return cls.spanned(posterior.model if model is None else model, landmarks_SD, rank, prior_scale=prior_scale)
 
     @classmethod
     def spanned(cls, model: Model, weights_SD: Tensor, rank: int, *, prior_scale: float | None = None) -> Subspace:
