@@ -29,6 +29,8 @@ from torchbayes.experiments.mode_connectivity.recipe import (
 from torchbayes.experiments.shared.classifiers import classifier
 from torchbayes.geometry import align, barrier
 
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # curves of few steps
+
 STEPS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "plan": "loop"}
 ABOUT: dict[str, Any] = {"data": "digits", "decay": 1e-3, "ends": tb.MAP(members=2, **STEPS)}
 TINY = ModeConnectivityRecipe(

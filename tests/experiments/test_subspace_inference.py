@@ -121,7 +121,7 @@ def test_scores_of_a_split_are_those_of_its_posteriors(root):
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     scale = float(data.target_standardise.scale)
-    network, noise = tb.networks.mlp((3,), 2, hidden=(6,)), tb.likelihoods.HeteroscedasticGaussian()
+    network, noise = tb.networks.mlp((3,), 2, hidden=(6,)), tb.likelihoods.HeteroscedasticGaussian(0.02)
     prior = tb.priors.Normal((0.01 * 54) ** -0.5)
     model = tb.Model(network, noise, prior)
     descent = tb.MAP(1, 8, 20, tb.SGD(0.01, momentum=0.9), Constant())
@@ -134,7 +134,7 @@ def test_scores_of_a_split_are_those_of_its_posteriors(root):
     cases = {"SGD": (sgd, None), "SWA": (tb.Point(model, swag.mean_MD), None), "ESS": (ess, None), "VI": (vi, 8)}
     for name, (posterior, draws) in {**cases, "SWAG": (swag, 8)}.items():
         outputs = tb.predict(posterior, data.test.inputs, draws=draws, seed=5).outputs_SBK.double()
-        means, variances = outputs[..., :1], torch.nn.functional.softplus(outputs[..., 1:]) + 1e-6
+        means, variances = outputs[..., :1], torch.nn.functional.softplus(outputs[..., 1:]) + 0.02
         mean = means.mean(0)
         std = (variances.mean(0) + means.var(0, correction=0)).sqrt()
         nll = -torch.distributions.Normal(mean, std).log_prob(data.test.targets).mean() + math.log(scale)
