@@ -47,7 +47,7 @@ def _posteriors(seed: int) -> dict[str, Any]:
             "point": {"weights_MD": shift["mean_MD"]},
             "draws": {"weights_MSD": normal(2, 12, size, seed=seed)},
         }
-        points = {"points_MPD": normal(*made["curve_chain"].points_MPD.shape, seed=seed)}
+        points = {"points_MPD": normal(*made["curve_chain"].tensors()["points_MPD"].shape, seed=seed)}
         fields |= {"curve_bezier": points, "curve_chain": points}
         made = {n: _with(p, fields.get(n, shift)) for n, p in made.items()}
     made["laplace_dense"] = _laplace(DenseCurvature(root @ root.mT), seed)
