@@ -48,7 +48,7 @@ def fit(way: str, method: Any, **options: Any) -> Any:
 
 METHODS = [
     tb.MAP(epochs=2),
-    tb.VI(epochs=2, kl_weight=1.0),
+    tb.VI(epochs=2, kl_weight=1.0, optimizer=tb.Adam(0.3)),
     tb.SGLD(steps=4, burn_in=1, thin=1, step_size=1e-5),
     tb.HMC(steps=2, burn_in=1),
 ]

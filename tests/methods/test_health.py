@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
+from torchbayes.methods.constant import constant_log_likelihood
 from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot, planned_snapshots
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.descent import start as start_at
@@ -24,7 +25,6 @@ from torchbayes.methods.optimise.health import (
     _distances,
     _exploded,
     _unscaled,
-    constant_log_likelihood,
     log_likelihoods,
     problems_of,
 )

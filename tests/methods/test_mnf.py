@@ -256,6 +256,7 @@ def test_a_network_without_such_layers_is_refused(random: str, tmp_path: Path) -
         tb.fit(model, data, tb.MNF(kl_weight=1.0), directory=tmp_path / "run", callbacks=())
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
 def test_its_density_is_refused_with_a_reason() -> None:
     model, data = classifier("dense")
     found = tb.fit(model, data, tb.MNF(kl_weight=1.0, epochs=2, hidden=3), callbacks=())
@@ -264,6 +265,7 @@ def test_its_density_is_refused_with_a_reason() -> None:
         found.log_prob(found.sample(1))
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
 def test_a_file_is_of_one_network(tmp_path: Path) -> None:
     model, data = classifier("convolutional")
     found = tb.fit(model, data, tb.MNF(members=2, kl_weight=1.0, epochs=2, hidden=3), callbacks=())

@@ -15,7 +15,8 @@ import math
 
 import torch
 
-from torchbayes.methods.optimise.health import constant_log_likelihood, log_likelihoods, num_targets
+from torchbayes.methods.constant import constant_log_likelihood, num_targets
+from torchbayes.methods.optimise.health import log_likelihoods
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.curves.curve import CurvePosterior
 

@@ -32,6 +32,7 @@ from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, lo
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.schedules import Schedule
+from torchbayes.methods.spread import unmoved
 from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
 from torchbayes.methods.variational.search import choose_kl_weight
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
@@ -204,9 +205,9 @@ class Fitted(ABC):
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
     def problems(self, posterior: Posterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows: see `torchbayes.methods.flows.health`."""
-        del state, history
-        return problems_of_draws(posterior, source)
+        """Return the problems of the result: see `torchbayes.methods.flows.health` and `torchbayes.methods.spread`."""
+        del history
+        return problems_of_draws(posterior, source) or unmoved(parts_of(state)[1], self.initial_scale)
 
 
 Slopes = tuple[Tensor, ...]  # by the weights, and by the means and variances of normal weights, each (M, S, D)

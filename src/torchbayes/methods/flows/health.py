@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchbayes.methods.optimise.health import constant_log_likelihood, log_likelihoods, num_targets, problems_of
+from torchbayes.methods.constant import best_constant, learned_nothing, num_targets
+from torchbayes.methods.optimise.health import log_likelihoods, problems_of
 from torchbayes.methods.residuals import unexplained
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -87,10 +88,11 @@ def _wide(posterior: Posterior, source: Source, seen_SMB: Tensor) -> list[str]:
     count = num_targets(posterior.model, batches)
     together_M = (seen_SMB.logsumexp(0) - math.log(len(seen_SMB))).sum(-1) / count
     weights_D = posterior.sample(posterior.members)[0]
-    constant = constant_log_likelihood(posterior.model, batches, weights_D)
+    best = best_constant(posterior.model, batches, weights_D)
+    constant = -math.inf if best is None else best.value
     bad = (together_M < constant - _WORTHLESS).nonzero()[:, 0].tolist()
     if not bad:
-        return []
+        return learned_nothing(best, seen_SMB, count)
     return [
         f"the training rows are less likely under the draws of member {bad[0]} together than under a constant "
         f"({float(together_M[bad[0]]):.4g} against {constant:.4g} nats a target), as they are spread wider than the "

@@ -16,6 +16,7 @@ from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.layers.dropout import DropoutPosterior
 
 
 class Descent(ABC):
@@ -73,5 +74,6 @@ class Descent(ABC):
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        found = problems_of(posterior, state, source) or unexplained(posterior, source)
+        learned = isinstance(posterior, DropoutPosterior)
+        found = problems_of(posterior, state, source, learned=learned) or unexplained(posterior, source)
         return [*self.optimizer.problems(state.trajectory.weights_MD), *found]

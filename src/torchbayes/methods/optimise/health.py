@@ -8,28 +8,30 @@ batches, since a network may couple the rows of a batch.
     a    at the average of SWA and SWAG, or its mean over S draws of SWAG
     t    of the average prediction of these draws, (1/n) Σ log (1/S) Σ_s p(y_i | w_s)
 
-A trajectory has learned nothing where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and
-more than half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
-half a nat a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as
-much, or a nat: where noise is learned, single overconfident draws may be far off although their average is not.
+A trajectory is worthless where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and more than
+half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most half a nat
+a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as much, or a
+nat: where noise is learned, single overconfident draws may be far off although their average is not. Where t does not
+exceed c, nothing was learned of how targets depend on inputs (`torchbayes.methods.constant`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.methods.constant import best_constant, learned_nothing, num_targets, outputs_of
 from torchbayes.methods.optimise.interpolation import noise_problems
 from torchbayes.model.likelihoods.protocol import scored
-from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, taking
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
-from torchbayes.model.rows.batch import Batch, tensors_of
+from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
@@ -42,9 +44,7 @@ from torchbayes.posteriors.problems import not_finite
 _ROWS, _DRAWS = 512, 8
 _WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
 _EXPLODED = 100.0  # prior standard deviations
-_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
 _LARGE = 1000.0  # root mean square of inputs
-_RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
 _MOVED = "these still moved too far (lower `averaging_lr`, or train longer before averaging)"
 _BLOCK = 1 << 16  # weights at a time: float64 copies of all of them would be the peak of a small fit
 
@@ -78,6 +78,7 @@ def problems_of(
     source: Source,
     *,
     why: str = _MOVED,
+    learned: bool = False,
 ) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
@@ -88,6 +89,9 @@ def problems_of(
         state: the method's last state, of all members.
         source: the training data.
         why: why draws, or an average, may be worse than the end of a trajectory, with what to do.
+        learned: whether the result is judged by its draws together: it is a problem that they are no better than a
+            constant, and none that the mean alone is far worse. Bounds are highest there where the prior outweighs the
+            data; a plain network that held-out rows stop there is what they ask for.
     """
     found = not_finite(posterior.tensors())
     if found:
@@ -104,13 +108,21 @@ def problems_of(
             "none of the training rows that were looked at counts: all are ignored, or have weight 0, so that the "
             "prior alone was fitted (look at the targets and their weights)"
         ]
-    last_M = seen_MB.sum(-1) / num_targets(last.model, batches)
-    model, weights_D = last.model, end.weights_MD[0]
-    constant = constant_log_likelihood(model, batches, weights_D)
-    found += _worthless(last_M, constant) + _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
-    if averaged:
-        found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why)
-    return found or noise_problems(posterior, source)
+    model, weights_D, count = last.model, end.weights_MD[0], num_targets(last.model, batches)
+    last_M, best = seen_MB.sum(-1) / count, best_constant(model, batches, weights_D)
+    constant = -math.inf if best is None else best.value
+    seen = cache(lambda: log_likelihoods(posterior, batches, draws=1 if isinstance(posterior, Point) else _DRAWS))
+    found += _worthless(last_M.maximum(_together(seen(), count)) if learned else last_M, constant)
+    found += _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
+    if averaged or isinstance(posterior, Gaussian | RadialPosterior):
+        found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why, seen=seen)
+    found = found or noise_problems(posterior, source)
+    return found or (learned_nothing(best, seen(), count) if learned else [])
+
+
+def _together(seen_SMB: Tensor, count: float) -> Tensor:
+    """Return t, the mean log likelihood of a target under the average of the draws of each member."""
+    return (seen_SMB.logsumexp(0) - math.log(len(seen_SMB))).sum(-1) / count
 
 
 def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: int = 1) -> Tensor:
@@ -142,57 +154,6 @@ def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tens
     return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
-def constant_log_likelihood(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> float:
-    """Return the mean log likelihood of the targets under the best constant outputs and learned likelihood parameters.
-
-    Args:
-        model: the model.
-        batches: the rows.
-        weights_D: any weights, which are not part of the result: they tell the shape of outputs.
-
-    Returns:
-        c in nats; −∞ where the rows do not determine it: there are too few of them or too many outputs, output shapes
-        differ, a target is the same in all rows, or the likelihood is unbounded.
-    """
-    shape, *others = {tuple(_outputs(model, batch, weights_D).shape[1:]) for batch in batches}
-    rows = sum(batch.size for batch in batches)
-    own = model.likelihood.parameters()
-    free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
-    if others or rows <= free + 1 or free > _CONSTANTS or _still(model, batches):
-        return -math.inf
-    constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
-    learned = {n: p.start().to(constant).requires_grad_() for n, p in own.items()}
-    return highest(
-        lambda: _total(model, batches, constant, learned) / num_targets(model, batches), [constant, *learned.values()]
-    )
-
-
-def _outputs(model: Model, batch: Batch, weights_D: Tensor) -> Tensor:
-    """Return the outputs of rows."""
-    with torch.no_grad(), taking(batch.inputs):
-        return model.network(model.split(weights_D)[0], batch.inputs)
-
-
-def _still(model: Model, batches: Sequence[Batch]) -> bool:
-    """Return whether a real-valued target, or every target, is the same in all rows.
-
-    A constant then fits it exactly, which means nothing where other rows differ, as with targets that are rarely
-    nonzero. A label or flag may be constant alongside targets that vary.
-    """
-    rows = [tensors_of(observed(model.likelihood, batch.targets)) for batch in batches]
-    if any(len({t.shape[1:] for t in column}) > 1 for column in zip(*rows, strict=True)):
-        return False
-    leaves = [torch.cat(column) for column in zip(*rows, strict=True)]
-    varies = [(t != t[:1]).any(0) for t in leaves]
-    real = [v for v, t in zip(varies, leaves, strict=True) if t.is_floating_point()]
-    return not all(bool(v.all()) for v in real) or not any(bool(v.any()) for v in varies)
-
-
-def num_targets(model: Model, batches: Sequence[Batch]) -> float:
-    """Return the weighted number of targets; 1 if none counts."""
-    return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
-
-
 def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:
     """Return whether any row counts, ignored by none and of a weight above 0."""
     drawn = posterior.functions(posterior.members)
@@ -202,43 +163,6 @@ def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:
         if weights_B is None or weights_B.any():
             return True
     return False
-
-
-def _total(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
-    """Return the log likelihood of all rows under the same outputs."""
-    everywhere = ((constant.expand(b.size, *constant.shape), b.targets) for b in batches)
-    return torch.stack([model.likelihood.log_prob(f, targets, learned).sum() for f, targets in everywhere]).sum()
-
-
-def highest(value: Callable[[], Tensor], free: Sequence[Tensor], *, fine: float = 1e-3) -> float:
-    """Return the highest value of a function of tensors, and leave these where it is; −∞ if none is found.
-
-    Steps use the signs of the gradient, so that targets may have any scale: they grow while a sign persists and shrink
-    when it flips (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
-    maximum, or it is not reached, the last steps still gain much.
-
-    Args:
-        value: the function, of what the tensors hold.
-        free: float64 tensors that require a gradient; they are changed.
-        fine: size of the last steps, relative to 1 + |tensor|.
-    """
-    steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
-    best, second = -math.inf, -math.inf
-    for _ in range(100):
-        try:
-            with torch.enable_grad():
-                found = value()
-                gradients = torch.autograd.grad(found, free)
-        except (ValueError, RuntimeError):  # a likelihood may reject outputs that no network gives
-            break
-        second, best = sorted((second, best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
-        for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
-            step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
-            tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
-            old.copy_(new.nan_to_num(0.0))
-        if all(bool((step <= fine * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
-            return best
-    return best if best - second < _RISING else -math.inf
 
 
 def _worthless(last_M: Tensor, constant: float) -> list[str]:
@@ -252,7 +176,15 @@ def _worthless(last_M: Tensor, constant: float) -> list[str]:
     ]
 
 
-def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, constant: float, why: str) -> list[str]:
+def _broken(
+    posterior: Posterior,
+    batches: Sequence[Batch],
+    *,
+    last_M: Tensor,
+    constant: float,
+    why: str,
+    seen: Callable[[], Tensor],
+) -> list[str]:
     """Return the problems of the mean of the snapshots, and of draws around it."""
     count = num_targets(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
@@ -265,9 +197,7 @@ def _broken(posterior: Posterior, batches: Sequence[Batch], *, last_M: Tensor, c
     found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M, why=why)
     if found or mean is posterior:
         return found
-    seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
-    single_M = seen_SMB.sum(-1).mean(0) / count
-    together_M = (seen_SMB.logsumexp(0) - math.log(_DRAWS)).sum(-1) / count
+    single_M, together_M = seen().sum(-1).mean(0) / count, _together(seen(), count)
     broken_M = (single_M < last_M - bearable_M) & (together_M < last_M - bearable_M.clamp_max(_WORTHLESS))
     return _lost("draws", single_M, last_M, broken_M, why=why)
 
@@ -337,7 +267,7 @@ def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float
     layers = [m for m in owners.values() if type(m).__module__.startswith("torch.nn.") and not any(m.children())]
     hooks = [layer.register_forward_pre_hook(see) for layer in layers]
     try:
-        _outputs(model, batch, weights_D)
+        outputs_of(model, batch, weights_D)
     finally:
         for hook in hooks:
             hook.remove()

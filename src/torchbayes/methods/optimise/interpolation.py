@@ -7,7 +7,9 @@ Williams 2006, section 5.4.2; T is 1 unless the likelihood alone is tempered):
 
     y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
 
-A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows.
+A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows. Where there
+are many rows, a part of them is looked at: from fewer others a row is predicted no better, so that a σ far above these
+residuals is too large all the same. That it is too small cannot be seen there, nor is it likely.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.rows.batch import Batch, concatenate
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
@@ -33,14 +35,17 @@ from torchbayes.posteriors.point import Point
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
 _WIDE = 2.5  # times the residuals, beyond which a scale costs more than log 2.5 − ½ + 1/(2 · 2.5²) = 0.5 nats a value
 _LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Jacobian in factors
+_SOME = 512  # rows that are looked at where there are more than `_LARGEST`, or many for each weight
+_WEIGHTS = 10**6  # in a network that is looked at for these
 _CHUNK = 2**24
 
 
 def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPosterior, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
 
-    Members do not differ in this respect, so one is checked; and only small data, of at most 2,048 values, under a
-    network with half as many weights or more: fewer cannot make residuals a third of what they should be.
+    Members do not differ in this respect, so one is checked. That it is too small is said only of small data, of at
+    most 2,048 values, under a network with half as many weights or more: fewer cannot make residuals a third of what
+    they should be.
 
     Args:
         posterior: a point, a Gaussian or radial law, or a network with dropout, which is judged with all units.
@@ -49,13 +54,11 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
     model, likelihood = posterior.model, posterior.model.likelihood
     if type(likelihood) is not GaussianLikelihood or likelihood.scale != "learned":
         return []
-    if source.num_data > min(_LARGEST, 2 * model.layout.size) or (
-        model.network.batch_norms and not posterior.statistics_known
-    ):
+    if model.network.batch_norms and not posterior.statistics_known:
         return []
-    try:
-        rows = source.rows()
-    except (ValueError, RuntimeError):  # batches that cannot be concatenated, such as texts padded batch by batch
+    all_ = source.num_data <= min(_LARGEST, 2 * model.layout.size)
+    rows = _rows(source, all_=all_) if all_ or model.layout.size <= _WEIGHTS else None
+    if rows is None:
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
     mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian | RadialPosterior) else posterior.weights_MD
@@ -66,7 +69,7 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
     each_K = residuals_NK.square().mean(0) if len(scale_K) > 1 else residuals_NK.square().mean().unsqueeze(0)
     suggested_K = each_K.sqrt()
     small, wide = int((suggested_K / scale_K).argmax()), int((scale_K / suggested_K).argmax())
-    if scale_K[small] * _RATIO < suggested_K[small]:
+    if all_ and scale_K[small] * _RATIO < suggested_K[small]:
         reason = (
             "as the network interpolates its training rows (fix a noise scale near that, or train for fewer epochs)"
         )
@@ -79,6 +82,14 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
         f"the learned noise scale of member 0 is {float(scale_K[worst]):.3g}, but its residuals would be about "
         f"{float(suggested_K[worst]):.2g} on rows left out, {reason}"
     ]
+
+
+def _rows(source: Source, *, all_: bool) -> Batch | None:
+    """Return all rows, or some; None for batches that cannot be concatenated, such as texts padded batch by batch."""
+    try:
+        return source.rows() if all_ else concatenate(source.some(_SOME))
+    except (ValueError, RuntimeError):
+        return None
 
 
 def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers | None = None) -> Tensor | None:

@@ -22,9 +22,10 @@ from typing import Protocol
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.constant import num_targets
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, descend, start
-from torchbayes.methods.optimise.health import log_likelihoods, num_targets
+from torchbayes.methods.optimise.health import log_likelihoods
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.optimise.health import log_likelihoods, num_targets
+from torchbayes.methods.constant import num_targets
+from torchbayes.methods.optimise.health import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Fold
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Batch

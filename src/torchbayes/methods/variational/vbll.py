@@ -201,7 +201,9 @@ class VBLL:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
-        return problems_of(posterior, weights_only, source) or unexplained(posterior, source)
+        why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
+        found = problems_of(posterior, weights_only, source, why=why, learned=True)
+        return found or unexplained(posterior, source)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.spread import unmoved
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
 from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
@@ -240,7 +241,14 @@ class VI:
         return Gaussian(model, mean_MD, self.family(model.layout).covariance(parameters_MP), buffers_M=buffers)
 
     def problems(self, posterior: Any, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
+        """Return the problems of the result on the training rows, and of scales that have not moved.
+
+        Those of `torchbayes.methods.optimise.health`, `residuals` and `spread`.
+        """
         del history
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        return problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, why=why, learned=True) or unexplained(posterior, source)
+        if found or self.relative_scale is not None:
+            return found
+        variance_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD)
+        return unmoved(variance_MD.sqrt(), self.initial_scale)

@@ -1,0 +1,160 @@
+r"""The best constant: what explains rows without looking at their inputs, and results that do no better.
+
+    c = max_f (1/n) Σ_i log p(y_i | f)
+
+where the outputs f, and learned parameters of the likelihood, are the same for all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.model.likelihoods.weighted import num_values, observed
+from torchbayes.model.model import Model
+from torchbayes.model.network import taking
+from torchbayes.model.rows.batch import Batch, tensors_of
+
+_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
+_RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
+_NOTHING = 0.005  # nats a target
+_FEWEST = 100  # rows: to fewer, the best constant itself is fitted too well
+
+
+class Constant(NamedTuple):
+    """The constant that explains rows best.
+
+    Attributes:
+        value: c, its mean log likelihood of a target, in nats.
+        rows_B: its log likelihood of each row, float64.
+    """
+
+    value: float
+    rows_B: Tensor
+
+
+def constant_log_likelihood(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> float:
+    """Return c, in nats; −∞ where the rows do not determine it: see `best_constant`."""
+    found = best_constant(model, batches, weights_D)
+    return -math.inf if found is None else found.value
+
+
+def best_constant(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> Constant | None:
+    """Return the best constant outputs and learned likelihood parameters for the targets.
+
+    Args:
+        model: the model.
+        batches: the rows.
+        weights_D: any weights, which are not part of the result: they tell the shape of outputs.
+
+    Returns:
+        The constant; None where the rows do not determine it: there are too few of them or too many outputs, output
+        shapes differ, a target is the same in all rows, or the likelihood is unbounded.
+    """
+    shape, *others = {tuple(outputs_of(model, batch, weights_D).shape[1:]) for batch in batches}
+    size = sum(batch.size for batch in batches)
+    own = model.likelihood.parameters()
+    free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
+    if others or size <= free + 1 or free > _CONSTANTS or _still(model, batches):
+        return None
+    constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
+    learned = {n: p.start().to(constant).requires_grad_() for n, p in own.items()}
+    rows = partial(_rows, model, batches, constant, learned)
+    value = highest(lambda: rows().sum() / num_targets(model, batches), [constant, *learned.values()])
+    return Constant(value, rows().detach()) if math.isfinite(value) else None
+
+
+def _rows(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Mapping[str, Tensor]) -> Tensor:
+    """Return the log likelihood of each row under the same outputs, (B,)."""
+    everywhere = ((constant.expand(b.size, *constant.shape), b.targets) for b in batches)
+    return torch.cat([model.likelihood.log_prob(f, targets, learned) for f, targets in everywhere])
+
+
+def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -> list[str]:
+    """Return the problem of members whose draws together explain rows no better than a constant.
+
+    A member is named where the mean of log (1/S) Σ_s p(y_i | w_s) − log p(y_i | constant), and two standard errors of
+    it over the rows more, are below 0.005 nats. Fewer than 100 rows, or some that decide, name nobody.
+
+    Args:
+        constant: the best constant for these rows; None names nobody.
+        seen_SMB: log likelihood of each row under each draw of each member.
+        count: of targets.
+    """
+    if constant is None or len(constant.rows_B) < _FEWEST:
+        return []
+    together_MB = seen_SMB.logsumexp(0) - math.log(len(seen_SMB))
+    gain_MB = together_MB - constant.rows_B.to(together_MB.device)
+    gain_M = gain_MB.sum(-1) / count
+    error_M = gain_MB.std(-1) * math.sqrt(gain_MB.shape[-1]) / count
+    bad = (gain_M + 2 * error_M < _NOTHING).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"member {bad[0]} explains the training rows no better than a constant does ("
+        f"{constant.value + float(gain_M[bad[0]]):.4g} against {constant.value:.4g} nats a target), so nothing was "
+        f"learned of how targets depend on inputs (train longer or at a lower learning rate, or give the data more "
+        f"weight than the prior; or the inputs tell nothing)"
+    ]
+
+
+def outputs_of(model: Model, batch: Batch, weights_D: Tensor) -> Tensor:
+    """Return the outputs of rows."""
+    with torch.no_grad(), taking(batch.inputs):
+        return model.network(model.split(weights_D)[0], batch.inputs)
+
+
+def _still(model: Model, batches: Sequence[Batch]) -> bool:
+    """Return whether a real-valued target, or every target, is the same in all rows.
+
+    A constant then fits it exactly, which means nothing where other rows differ, as with targets that are rarely
+    nonzero. A label or flag may be constant alongside targets that vary.
+    """
+    rows = [tensors_of(observed(model.likelihood, batch.targets)) for batch in batches]
+    if any(len({t.shape[1:] for t in column}) > 1 for column in zip(*rows, strict=True)):
+        return False
+    leaves = [torch.cat(column) for column in zip(*rows, strict=True)]
+    varies = [(t != t[:1]).any(0) for t in leaves]
+    real = [v for v, t in zip(varies, leaves, strict=True) if t.is_floating_point()]
+    return not all(bool(v.all()) for v in real) or not any(bool(v.any()) for v in varies)
+
+
+def num_targets(model: Model, batches: Sequence[Batch]) -> float:
+    """Return the weighted number of targets; 1 if none counts."""
+    return sum(num_values(model.likelihood, batch.targets) for batch in batches) or 1.0
+
+
+def highest(value: Callable[[], Tensor], free: Sequence[Tensor], *, fine: float = 1e-3) -> float:
+    """Return the highest value of a function of tensors, and leave these where it is; −∞ if none is found.
+
+    Steps use the signs of the gradient, so that targets may have any scale: they grow while a sign persists and shrink
+    when it flips (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
+    maximum, or it is not reached, the last steps still gain much.
+
+    Args:
+        value: the function, of what the tensors hold.
+        free: float64 tensors that require a gradient; they are changed.
+        fine: size of the last steps, relative to 1 + |tensor|.
+    """
+    steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
+    best, second = -math.inf, -math.inf
+    for _ in range(100):
+        try:
+            with torch.enable_grad():
+                found = value()
+                gradients = torch.autograd.grad(found, free)
+        except (ValueError, RuntimeError):  # a likelihood may reject outputs that no network gives
+            break
+        second, best = sorted((second, best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
+        for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
+            step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
+            tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
+            old.copy_(new.nan_to_num(0.0))
+        if all(bool((step <= fine * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
+            return best
+    return best if best - second < _RISING else -math.inf
