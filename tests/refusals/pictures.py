@@ -232,6 +232,7 @@ PICTURES = {
             "over": NAMED,
             "levels": ("text", 3, {"other": ("exact", 1.0)}),
             "percent": (3, None),
+            "mark": (3, "text", ("name", 7), ("name",)),
         },
     ),
     "figures.metric_dots": Case(

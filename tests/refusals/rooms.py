@@ -488,8 +488,8 @@ NETWORKS = {
         dropout=SHARE,
     ),
     "networks.small_cnn": _network(networks.small_cnn, dropout=SHARE),
-    "networks.preresnet20": _network(networks.preresnet20),
-    "networks.resnet20_frn": _network(networks.resnet20_frn, bias=FLAG, threshold=FLAG),
+    "networks.preresnet20": _network(networks.preresnet20, width=COUNT),
+    "networks.resnet20_frn": _network(networks.resnet20_frn, bias=FLAG, threshold=FLAG, width=COUNT),
     "networks.DropConnect": Case(
         networks.DropConnect,
         lambda: {"layer": torch.nn.Linear(2, 2)},

@@ -425,7 +425,7 @@ VERBS = {
     "Subspace.of": Case(
         tb.Subspace.of,
         lambda: {"posterior": tb.Draws(things.regression(), things.weights(4)[:, :3].unsqueeze(0)), "rank": 2},
-        {"posterior": OBJECT, "rank": COUNT, **_SCALED},
+        {"posterior": OBJECT, "rank": COUNT, "model": _MODEL[1:], **_SCALED},
     ),
     "CurvePosterior": Case(
         tb.CurvePosterior,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import PREFIX
+from torchbayes.native.seeds import Purpose, generator
+
+
+def normal(count: int, size: int, *, seed: int) -> Tensor:
+    """Return the standard normal numbers of which directions are made, float64 (K, D): of K and D, the same for all."""
+    return torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
 
 
 def filtered(layout: Layout, weights_D: Tensor, normal_KD: Tensor) -> Tensor:

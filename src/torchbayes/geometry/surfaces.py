@@ -24,7 +24,7 @@ from torchbayes.checks import (
 )
 from torchbayes.density.density import LogDensity
 from torchbayes.driver.progress import counted
-from torchbayes.geometry.directions import filtered
+from torchbayes.geometry.directions import filtered, normal
 from torchbayes.geometry.losses import judged, network_at
 from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
 from torchbayes.geometry.single import Place, Weights, place_of
@@ -342,7 +342,7 @@ def rays(
     seed, place = as_seed(seed), place_of(model, data, weights)
     size = place.weights_D.numel()
     check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
-    unit_KD = torch.randn(directions, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+    unit_KD = normal(directions, size, seed=seed)
     if shape == "filters":
         unit_KD = filtered(place.model.layout, place.weights_D, unit_KD)
     else:

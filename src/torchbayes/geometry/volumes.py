@@ -24,10 +24,9 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, given, seen
 from torchbayes.density.density import LogDensity
-from torchbayes.geometry.directions import filtered
+from torchbayes.geometry.directions import filtered, normal
 from torchbayes.geometry.single import Place, Weights, place_of
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import is_finite, warn_of
 
 _TOLERANCE = 1e-3  # relative, of a radius
@@ -191,7 +190,7 @@ def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> 
         ValueError: if the shape is unknown, or a matrix does not fit, is not finite or not invertible.
     """
     size = place.weights_D.numel()
-    normal_KD = torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+    normal_KD = normal(count, size, seed=seed)
     if isinstance(shape, str):
         if shape == "filters":
             moved_KD = filtered(place.model.layout, place.weights_D, normal_KD)

@@ -133,6 +133,7 @@ class Purpose(enum.IntEnum):
     # last layers
     LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
     LAST_LAYER_MASKS = 131  # what the network draws in a step
+    LAST_LAYER = 132  # inputs and weights by which a linear layer is told
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
     GRADIENT_TRIAL = 134  # where it is looked for what has a gradient

@@ -121,7 +121,7 @@ class PermutationGroups:
 
         Args:
             weights_D: all random weights.
-            permutations: for each group int64 (size,); unit i of the result is unit permutations[g][i].
+            permutations: for each group int64 (size,); unit i of the result is unit `permutations[g][i]`.
             buffers: buffers of the network, without a leading axis; the network's own if None.
 
         Returns:

@@ -224,12 +224,15 @@ def _axis(part: nn.Module) -> str | None:
     if isinstance(part, nn.Embedding | nn.EmbeddingBag) or part._forward_hooks or part._forward_pre_hooks:
         return None
     weight = own["weight"]
-    source = generator(Purpose.LAYERS, device=weight.device)
-    about = {"generator": source, "device": weight.device}
-    held = {n: torch.randn(p.shape, **about).to(p.dtype) for n, p in own.items()}
+    source = generator(Purpose.LAST_LAYER, device=weight.device)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=source, device=weight.device).to(weight.dtype)
+
+    held = {name: drawn(*parameter.shape) for name, parameter in own.items()}
     for size in dict.fromkeys((weight.shape[1], weight.shape[0])):
         with suppress(RuntimeError, TypeError, ValueError):  # of another width, or of several inputs
-            return linear_by(part, Call(torch.randn(2, size, **about).to(weight.dtype), None, held))
+            return linear_by(part, Call(drawn(2, size), None, held))
     return None
 
 

@@ -56,6 +56,7 @@ def measure_curves(
     Raises:
         ValueError: if there is no measure, shapes do not fit the places, a level or share is of no measure, or the
             mark is at no place.
+        TypeError: if the mark is no name and place.
     """
     levels = {} if levels is None else levels
     check_panels(panels=panels)
@@ -83,7 +84,8 @@ def measure_curves(
             title, level = levels[measure]
             handles[title] = axes.axhline(level, color=QUIET, linewidth=1.1, linestyle=(0, (4, 2)))
         if mark is not None:
-            handles[mark[0]] = axes.axvline(_place(places, mark[1]), color=QUIET, linewidth=1.1, linestyle=(0, (1, 2)))
+            name, at = _place(places, mark)
+            handles[name] = axes.axvline(at, color=QUIET, linewidth=1.1, linestyle=(0, (1, 2)))
         axes.set_ylabel(measure.replace(", ", "\n"))
         _per_cent(axes, measure in percent, label in percent)
     remove_spare(grid, len(panels))
@@ -95,15 +97,19 @@ def measure_curves(
     return figure
 
 
-def _place(places: Sequence[float] | Sequence[str], wanted: float | str) -> float:
-    """Return where a place is on the horizontal axis.
+def _place(places: Sequence[float] | Sequence[str], mark: tuple[str, float | str]) -> tuple[str, float]:
+    """Return the name of a marked place, and where it is on the horizontal axis.
 
     Raises:
-        ValueError: if it is none of the places.
+        TypeError: if the mark is no name and place.
+        ValueError: if its place is none of the places.
     """
+    if not isinstance(mark, tuple) or len(mark) != 2 or not isinstance(mark[0], str):
+        raise TypeError(f"`mark` must be a name and one of the `places`, such as ('peak', 3); got {mark!r}.")
+    name, wanted = mark
     if wanted not in places:
         raise ValueError(f"`mark` must be at one of the `places`, {', '.join(map(str, places))}; got {wanted!r}.")
-    return float(list(places).index(wanted) if isinstance(wanted, str) else wanted)
+    return name, float(list(places).index(wanted) if isinstance(wanted, str) else wanted)
 
 
 def _per_cent(axes: Axes, vertical: bool, horizontal: bool) -> None:
