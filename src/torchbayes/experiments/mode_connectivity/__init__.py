@@ -33,7 +33,7 @@ EXPERIMENT = Experiment(
     "published numbers as their measure, and were set before any whole run.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "small": "COST",
+        "small": "nine minutes of one core",
         "paper": "12 trainings, four of them of PreResNet-20 for 200 epochs on 50,000 images: hours on one GPU (an "
         "estimate; it has not been run)",
     },
