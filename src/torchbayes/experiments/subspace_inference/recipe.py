@@ -212,24 +212,24 @@ SMALL = SubspaceRecipe(
         concrete=Training(decay=0.01, epochs=1000, burn_in=0.5, batch_size=100, temperature=10.0, floor=0.05),
         energy=Training(decay=0.1, epochs=1000, burn_in=0.5, batch_size=100, temperature=1.0, floor=0.002),
         yacht=Training(decay=1e-3, epochs=1000, burn_in=0.5, batch_size=30, temperature=1.0, floor=0.0005),
-        elliptical=EllipticalSlice(4, 100, 50, plan="vmap"),
+        elliptical=EllipticalSlice(4, 100, 50, plan="native"),
         variational=VI(
             epochs=200, batch_size=100_000, optimizer=Adam(0.1), estimator="weights", draws=4, kl_weight=1.0,
-            plan="vmap",
+            plan="native",
         ),
     ),
     toy=Toy(
         swag=SWAG(1, 3000, 50, _TOY_SGD, _TOY_SGD.lr, 2 / 3, per_epoch=1, rank=20),
         curve=Curve(epochs=3000, batch_size=50, optimizer=_TOY_SGD),
         sampling=Sampling(
-            method=EllipticalSlice(4, 400, 100, plan="vmap"), temperature=1.5, scale=20.0, curve_temperature=0.75
+            method=EllipticalSlice(4, 400, 100, plan="native"), temperature=1.5, scale=20.0, curve_temperature=0.75
         ),
     ),
     images=Images(
-        swag=SWAG(1, 24, 100, _IMAGE_SGD, 0.02, 0.5, per_epoch=4, rank=20, plan="loop"),
-        curve=Curve(epochs=12, batch_size=100, optimizer=_IMAGE_SGD, plan="loop"),
+        swag=SWAG(1, 24, 100, _IMAGE_SGD, 0.02, 0.5, per_epoch=4, rank=20, plan="native"),
+        curve=Curve(epochs=12, batch_size=100, optimizer=_IMAGE_SGD, plan="native"),
         sampling=Sampling(
-            method=EllipticalSlice(2, 35, 5, plan="vmap"), temperature=1000.0, scale=4.0, curve_temperature=1000.0
+            method=EllipticalSlice(2, 35, 5, plan="native"), temperature=1000.0, scale=4.0, curve_temperature=1000.0
         ),
         prior_scale=0.4,
         test_rows=5000,
