@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
     "trajectories.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "small": "about a quarter of an hour of one core, most of it for the table, which only the first seed runs",
+        "small": "one minute of one core, and two more for the table, which only the first seed runs",
         "paper": "two ResNets of 300 epochs, a curve of 600 and 120 passes of sampling: a day on one GPU (an estimate; "
         "it has not been run)",
     },

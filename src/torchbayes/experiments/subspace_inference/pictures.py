@@ -80,7 +80,7 @@ def _bands(toy: Mapping[str, Any]) -> Figure:
         panel_title(axes, name, look)
         axes.margins(x=0)
     low, high = min(toy["y"]), max(toy["y"])
-    panels[0].set_ylim(low - (high - low), high + (high - low))
+    panels[0].set_ylim(low - 0.5 * (high - low), high + 0.75 * (high - low))
     panels[0].set_ylabel("y")
     note_below(figure, "x")
     legend_above(figure, handles)
