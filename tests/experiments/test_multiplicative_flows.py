@@ -32,6 +32,8 @@ from torchbayes.experiments.multiplicative_flows.recipe import (
     Photographs,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
+
 STEPS: dict[str, Any] = {"epochs": 2, "batch_size": 50}
 ABOUT: dict[str, Any] = {
     "data": "mnist",

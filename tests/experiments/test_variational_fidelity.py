@@ -16,6 +16,8 @@ from torchbayes.experiments.variational_fidelity import EXPERIMENT, report, run
 from torchbayes.experiments.variational_fidelity.recipe import Curve, FidelityRecipe, Methods
 from torchbayes.model.likelihoods import Categorical, Gaussian
 
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
+
 SHORT = Methods(
     mean_field=tb.VI(members=2, epochs=3, batch_size=20, draws=2, antithetic=True, kl_weight=1.0),
     ivon=tb.IVON(members=2, epochs=3, batch_size=20),

@@ -15,6 +15,8 @@ from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments.variational_uci import EXPERIMENT, recipe, report, run
 
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
+
 TINY = replace(recipe.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4)
 
 

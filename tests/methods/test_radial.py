@@ -153,6 +153,7 @@ def test_a_fit_meets_the_optimum_of_a_linear_model(tmp_path: Path) -> None:
     assert tb.predict(posterior, x).outputs_SBK.shape[0] == 30
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
 def test_learned_noise_and_members_are_taken() -> None:
     net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
     model = tb.Model(net, tb.likelihoods.Gaussian("learned", outputs=2))

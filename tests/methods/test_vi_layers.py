@@ -338,6 +338,7 @@ def test_where_a_network_uses_a_weight_otherwise_the_pass_draws_all(otherwise: s
             torch.testing.assert_close(buffers_M[name][m], buffer)
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few steps move no scale
 def test_layers_without_a_bias_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.LayerNorm(4)).double()
     model, passed = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal()), []
