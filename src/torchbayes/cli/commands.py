@@ -232,7 +232,11 @@ def reproduce(argv: list[str]) -> None:
     parser = new_parser("reproduce", _first_line(reproduce))
     parser.add_argument("name", nargs="?", default=None, help="experiment")
     parser.add_argument("--list", action="store_true", help="list the experiments")
-    parser.add_argument("--scale", default="small", help="small (minutes on 2 cores) or paper (for a GPU)")
+    parser.add_argument(
+        "--scale",
+        default="small",
+        help="small (minutes on 2 cores), paper (for a GPU), or another that the experiment has",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--directory", default=None, help="where everything goes")
     chosen = parse(parser, argv)
