@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -44,3 +46,20 @@ def filtered(layout: Layout, weights_D: Tensor, normal_KD: Tensor) -> Tensor:
     if not found_KD.any():
         raise ValueError("filters need a random weight matrix that is not zero; got none. Use shape='sphere'.")
     return found_KD
+
+
+def scaled(layout: Layout, weights_D: Tensor, normal_KD: Tensor, *, shape: Literal["filters", "sphere"]) -> Tensor:
+    """Return directions with the norms of the filters of a network, or of length 1, float64 (K, D).
+
+    Args:
+        layout: names and shapes of the weights.
+        weights_D: the network.
+        normal_KD: standard normal numbers, float64, on the CPU.
+        shape: which of the two.
+
+    Raises:
+        ValueError: if no weight matrix is random and not zero, with filters.
+    """
+    if shape == "filters":
+        return filtered(layout, weights_D, normal_KD)
+    return normal_KD / normal_KD.norm(dim=1, keepdim=True)

@@ -123,9 +123,9 @@ def learning_coefficient(
         weights: w*, a minimum: a point posterior of one member, a module, or a tensor (D,). With a function a tensor.
         inverse_temperature: β; None for 1/log n.
         localisation: γ ≥ 0, in inverse squared units of the weights.
-        method: the sampler, its number of chains and their length; the mass of HMC, and of what takes it from a prior,
-            is adapted here. None for `HMC` with 4 chains of 2,000 steps, half of
-            them burn-in, where rows times weights are at most a million, else `SGLD` with 4 chains of 4,000 steps.
+        method: the sampler, its number of chains and their length; a mass that it would take from a prior is adapted
+            here. None for `HMC` with 4 chains of 2,000 steps, half of them burn-in, where rows times weights are at
+            most a million, else `SGLD` with 4 chains of 4,000 steps.
         seed: seed of the chains.
         chunk_size: rows that go through a network at once where all are used.
 

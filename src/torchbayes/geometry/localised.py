@@ -93,11 +93,11 @@ def rise_on_all(place: Place, chunk_size: int) -> tuple[Rise, float]:
         place: model, rows and weights.
         chunk_size: rows that go through a network at once.
     """
-    density, stacked = _density(place, chunk_size)
-    at = float(density.nll(place.weights_D.unsqueeze(0), buffers=stacked(1)).log_likelihood[0])
+    density = _density(place, chunk_size)
+    at = float(density.nll(place.weights_D.unsqueeze(0), buffers=place.stacked(1)).log_likelihood[0])
 
     def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
-        value = density.nll(weights_MD, buffers=stacked(len(weights_MD)))
+        value = density.nll(weights_MD, buffers=place.stacked(len(weights_MD)))
         return at - value.log_likelihood, value.gradient.mul_(place.rows.size)
 
     return rise, -at / place.rows.size
@@ -112,10 +112,10 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
         chains: M: each has its own order of the rows.
         seed: seed of these orders.
     """
-    density, stacked = _density(place, chunk_size)
+    density = _density(place, chunk_size)
     centre_MD = place.weights_D.expand(chains, -1)
     check_memory(4 * centre_MD[0].nbytes * chains, "the chains", centre_MD.device, chains=chains)
-    whole = density.nll(centre_MD[:1], buffers=stacked(1))
+    whole = density.nll(centre_MD[:1], buffers=place.stacked(1))
     slope_D, size = whole.gradient[0].clone(), place.rows.size
     seeds = [mix(Purpose.COEFFICIENT_ROWS, seed, chain) for chain in range(chains)]
     batches = _endless(place, seeds)
@@ -123,7 +123,7 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
     def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
         batch, number = next(batches), len(weights_MD)
         twice = batch.map(lambda t: t.repeat(2, *[1] * (t.ndim - 1)))
-        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=stacked(2 * number))
+        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=place.stacked(2 * number))
         off_MD = (value.gradient[number:] - slope_D).mul_(size)  # what makes w* no minimum on these rows
         known_M = (off_MD * (weights_MD - place.weights_D)).sum(-1, dtype=torch.float64)
         rise_M = value.log_likelihood[number:] - value.log_likelihood[:number] - known_M
@@ -132,13 +132,8 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
     return rise, -float(whole.log_likelihood[0]) / size
 
 
-def _density(place: Place, chunk_size: int) -> tuple[LogDensity, Callable[[int], dict[str, Tensor] | None]]:
-    density = LogDensity(place.model, place.rows.size, place.rows, chunk_size=chunk_size)
-
-    def stacked(number: int) -> dict[str, Tensor] | None:
-        return {n: b.expand(number, *b.shape).clone() for n, b in place.buffers.items()} or None
-
-    return density, stacked
+def _density(place: Place, chunk_size: int) -> LogDensity:
+    return LogDensity(place.model, place.rows.size, place.rows, chunk_size=chunk_size)
 
 
 def _endless(place: Place, seeds: list[int]) -> Iterator[Batch]:

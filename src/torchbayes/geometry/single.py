@@ -36,6 +36,10 @@ class Place(NamedTuple):
     weights_D: Tensor
     buffers: Buffers
 
+    def stacked(self, number: int) -> Buffers | None:
+        """Return copies of the buffers for a stack of networks, (M, ...); None if there are none."""
+        return {n: b.expand(number, *b.shape).clone() for n, b in self.buffers.items()} or None
+
 
 def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 1024) -> Place:
     """Return where a network is, and its data, after checking both.

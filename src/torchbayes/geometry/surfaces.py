@@ -24,7 +24,7 @@ from torchbayes.checks import (
 )
 from torchbayes.density.density import LogDensity
 from torchbayes.driver.progress import counted
-from torchbayes.geometry.directions import filtered, normal
+from torchbayes.geometry.directions import normal, scaled
 from torchbayes.geometry.losses import judged, network_at
 from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
 from torchbayes.geometry.single import Place, Weights, place_of
@@ -121,11 +121,8 @@ class Plane:
         check_choice(("filters", "sphere"), shape=shape)
         found = one_of(model, network, "network")
         origin_D, random = found.weights_MD[0], generator(Purpose.SURFACE, as_seed(seed))
-        axes_2D = torch.randn(2, len(origin_D), generator=random, dtype=torch.float64)
-        if shape == "filters":
-            axes_2D = filtered(model.layout, origin_D, axes_2D)
-        else:
-            axes_2D /= axes_2D.norm(dim=1, keepdim=True)
+        normal_2D = torch.randn(2, len(origin_D), generator=random, dtype=torch.float64)
+        axes_2D = scaled(model.layout, origin_D, normal_2D, shape=shape)
         lengths = torch.linalg.svdvals(axes_2D)
         if len(lengths) < 2 or not lengths[1] > 1e-9 * lengths[0]:
             raise ValueError(
@@ -312,10 +309,10 @@ def rays(
 
         log p(w* + r d_k, D)/T,    0 ≤ r ≤ radius,    |d_k| = 1
 
-    with directions that are uniform on the sphere. In many dimensions such a ray leads away from the posterior, however
-    the network was found: how fast the density falls says how narrow the posterior is there, and along how many of the
-    rays it does not fall how many directions the data leave free. Batch norm keeps the statistics that it has at w*.
-    Networks go through the density in stacks of bounded memory.
+    with directions that are uniform on the sphere. In many dimensions every such ray leads out of the posterior, as
+    the narrow directions of the posterior have a part in all of them; the radius at which the density has fallen says
+    how wide the region around the network is. Batch norm keeps the statistics that it has at w*. Networks go through
+    the density in stacks of bounded memory.
 
     Args:
         model: the model.
@@ -342,12 +339,8 @@ def rays(
     seed, place = as_seed(seed), place_of(model, data, weights)
     size = place.weights_D.numel()
     check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
-    unit_KD = normal(directions, size, seed=seed)
-    if shape == "filters":
-        unit_KD = filtered(place.model.layout, place.weights_D, unit_KD)
-    else:
-        unit_KD /= unit_KD.norm(dim=1, keepdim=True)
-    unit_KD = unit_KD.to(place.weights_D)
+    normal_KD = normal(directions, size, seed=seed)
+    unit_KD = scaled(place.model.layout, place.weights_D, normal_KD, shape=shape).to(place.weights_D)
     if radius is None:
         radius = 1.0 if shape == "filters" else float(place.weights_D.double().norm()) or 1.0
     radii_P = torch.linspace(0, float(radius), points, dtype=torch.float64)
@@ -361,11 +354,8 @@ def _along(density: LogDensity, place: Place, radii_P: Tensor, unit_D: Tensor) -
     found = []
     for part_R in radii_P.split(max(_STACK // unit_D.nbytes, 1)):
         weights_RD = place.weights_D + part_R.unsqueeze(1) * unit_D
-        if place.buffers:  # only a call with a gradient takes buffers
-            stacked = {n: b.expand(len(part_R), *b.shape).clone() for n, b in place.buffers.items()}
-            value = density(weights_RD, buffers=stacked)
-        else:
-            value = density.value(weights_RD)
+        buffers = place.stacked(len(part_R))  # only a call with a gradient takes them
+        value = density.value(weights_RD) if buffers is None else density(weights_RD, buffers=buffers)
         found.append((value.log_density.double().cpu(), value.log_likelihood.double().cpu()))
     log_density, log_likelihood = zip(*found, strict=True)
     return torch.cat(log_density), torch.cat(log_likelihood)

@@ -152,11 +152,11 @@ class _Rise:
         return torch.cat(found)
 
     def _losses(self, weights_MD: Tensor) -> Tensor:
-        if not self._place.buffers:
+        buffers = self._place.stacked(len(weights_MD))
+        if buffers is None:
             total_M = self._density.value(weights_MD).log_likelihood
         else:  # only a call with a gradient takes buffers
-            stacked = {n: b.expand(len(weights_MD), *b.shape).clone() for n, b in self._place.buffers.items()}
-            total_M = self._density.nll(weights_MD, buffers=stacked).log_likelihood
+            total_M = self._density.nll(weights_MD, buffers=buffers).log_likelihood
         return -total_M.double().cpu() / self._place.rows.size
 
 

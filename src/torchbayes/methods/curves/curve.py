@@ -227,8 +227,10 @@ class _Along:
         for bend_MD, own_M1 in zip(bends.unflatten(1, shape).unbind(1), own_MJ1.unbind(1), strict=True):
             point_MD.addcmul_(bend_MD, own_M1)  # in place: a product of all bends would be as large as they are
         into_MJD = out.unflatten(1, shape)
-        last_MD = into_MJD[:, -1]  # holds the gradient at the point until all others are made of it
-        value = self.density.loss(point_MD, batch, out=last_MD, **options)
-        torch.mul(own_MJ1[:, :-1], last_MD.unsqueeze(1), out=into_MJD[:, :-1])
-        last_MD.mul_(own_MJ1[:, -1])
+        slope_MD = into_MJD[
+            :, -1
+        ]  # the gradient at the point, in the place of the last bend's until the others are made
+        value = self.density.loss(point_MD, batch, out=slope_MD, **options)
+        torch.mul(own_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
+        slope_MD.mul_(own_MJ1[:, -1])
         return value._replace(gradient=out)

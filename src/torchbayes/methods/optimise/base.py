@@ -16,11 +16,16 @@ from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import Source
-from torchbayes.posteriors.layers.dropout import DropoutPosterior
 
 
 class Descent(ABC):
-    """What gradient descent methods share: minibatches from the first step to the last, and no draws."""
+    """What gradient descent methods share: minibatches from the first step to the last, and no draws.
+
+    Attributes:
+        by_draws: whether draws of the result are judged together: see `problems_of`.
+    """
+
+    by_draws = False
 
     epochs: int | None
     batch_size: int
@@ -74,6 +79,5 @@ class Descent(ABC):
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        learned = isinstance(posterior, DropoutPosterior)
-        found = problems_of(posterior, state, source, learned=learned) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, learned=self.by_draws) or unexplained(posterior, source)
         return [*self.optimizer.problems(state.trajectory.weights_MD), *found]

@@ -53,6 +53,8 @@ class MCDropout(Descent):
         plan: how the stack of members is run: auto, or loop.
     """
 
+    by_draws = True
+
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
