@@ -85,7 +85,7 @@ def assert_same(fast: tuple[Any, nuts.TreeInfo], slow: tuple[Any, nuts.TreeInfo]
 def test_an_iteration_in_one_call_is_that_by_doublings(
     make: Callable[[], tb.Model], mass: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    density, method = on(make()), tb.NUTS(M, 60, 20, mass=mass, max_doublings=5)
+    density, method = on(make()), tb.NUTS(M, 60, 20, mass=mass, max_doublings=4)
     state = method.init(density, 0.3 * normal(M, density.model.layout.size, seed=2), seeds=member_seeds(0, M))
     assert density.plan is not None
     assert density.plan.backend == "native"
@@ -96,7 +96,7 @@ def test_an_iteration_in_one_call_is_that_by_doublings(
             assert_same(fast, slow, rtol=1e-6)  # trajectories part from each other exponentially
         state, info = method.step(density, state)
         sizes |= set(info.means()["gradients"].tolist())
-    assert len(sizes) > 2
+    assert max(sizes) > 4
 
 
 def test_trajectories_that_diverge_or_leave_the_support_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
