@@ -93,7 +93,7 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
     problem = Problem(name, "small_cnn", data_settings=dict(settings or {}), target=target)
     found = problem.load()
     if not found.is_image:
-        problem = replace(problem, network="mlp", network_settings={"hidden": [64, 64]}, prior_scale=0.2, threads=1)
+        problem = replace(problem, network="mlp", network_settings={"hidden": [64, 64]}, prior_scale=0.3, threads=1)
     if found.task == "regression":
         problem = replace(problem, likelihood="gaussian")
     trained, averaged = MAP(), SWAG()
