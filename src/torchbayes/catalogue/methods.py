@@ -26,6 +26,7 @@ from torchbayes.catalogue.tuned import (
 from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
+from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
 from torchbayes.methods.flat.bsam import BSAM
@@ -56,7 +57,7 @@ from torchbayes.methods.variational.vi import VI
 __all__ = [
     "BSAM", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL",
     "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow",
-    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Snapshots",
+    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
 ]
 # fmt: on
 
@@ -131,6 +132,17 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#7b3294", "d"),
             predicts="drawn",
             cost="Three training runs, and a forward pass for each function drawn.",
+        ),
+        MethodEntry(
+            "simplex",
+            "networks in a simplex of low loss around one solution",
+            "torchbayes.methods.curves.simplex:Simplex",
+            label="simplex",
+            usual=partial(plain_settings, Simplex),
+            look=Look("#5e4fa2", "^"),
+            also=("espro",),
+            predicts="drawn",
+            cost="Two training runs, and a forward pass for each function drawn.",
         ),
         MethodEntry(
             "laplace",
