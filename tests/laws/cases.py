@@ -210,6 +210,10 @@ def _curve(model: tb.Model, members: int, shape: Any = "bezier") -> tb.CurvePost
     return tb.CurvePosterior(model, _weights(model, members * 4).unflatten(0, (members, 4)), shape)
 
 
+def _simplex(model: tb.Model, members: int, modes: int = 1) -> tb.SimplexPosterior:
+    return tb.SimplexPosterior(model, _weights(model, members * 4).unflatten(0, (members, 4)), modes)
+
+
 def _weights(model: tb.Model, rows: int, seed: int = 3) -> Tensor:
     return normal(rows, model.layout.size, seed=seed, dtype=model.network.dtype)
 
@@ -223,6 +227,8 @@ POSTERIORS: dict[str, Callable[[tb.Model, int], Posterior]] = {
     "draws": _draws,
     "curve_bezier": _curve,
     "curve_chain": partial(_curve, shape="chain"),
+    "simplex": _simplex,
+    "simplex_complex": partial(_simplex, modes=2),
     "flow_planar": _flow,
     "flow_radial": partial(_flow, transform="radial"),
     "mnf": _mnf,

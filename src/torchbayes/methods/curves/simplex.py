@@ -89,7 +89,7 @@ class Simplex(Joining):
 
     vertices: int = 3
     modes: int = 1
-    volume_weight: float = 0.01
+    volume_weight: float = 0.03
     epochs: int | None = None
     batch_size: int = 128
     optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))

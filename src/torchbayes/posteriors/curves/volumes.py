@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+_ROUNDING = 1e-14  # share of a squared edge that is left beside the others', below which it is rounding
 _BLOCK = 1 << 20  # columns at a time, which bounds the memory of differences in float64
 
 
@@ -42,17 +43,16 @@ def grams(apexes_MKD: Tensor, others_MRD: Tensor) -> Tensor:
 def log_volumes(gram_MKRR: Tensor) -> Tensor:
     """Return log V, float64 (M, K): −∞ where vertices lie in a plane of fewer dimensions, NaN where not finite."""
     size = gram_MKRR.shape[-1]
-    lower_MKRR, failed_MK = torch.linalg.cholesky_ex(gram_MKRR)
+    lower_MKRR, sound_MK = _factors(gram_MKRR)
     found_MK = lower_MKRR.diagonal(dim1=-2, dim2=-1).log().sum(-1) - math.lgamma(size + 1)
-    found_MK = found_MK.where(failed_MK == 0, -math.inf)
+    found_MK = found_MK.where(sound_MK, -math.inf)
     return found_MK.where(gram_MKRR.isfinite().all(-1).all(-1), math.nan)
 
 
 def inverses(gram_MKRR: Tensor) -> Tensor:
     """Return (E Eᵀ)⁻¹, float64 (M, K, R, R); NaN where there is none."""
-    lower_MKRR, failed_MK = torch.linalg.cholesky_ex(gram_MKRR)
-    found_MKRR = torch.cholesky_inverse(lower_MKRR)
-    return found_MKRR.where((failed_MK == 0)[..., None, None], math.nan)
+    lower_MKRR, sound_MK = _factors(gram_MKRR)
+    return torch.cholesky_inverse(lower_MKRR).where(sound_MK[..., None, None], math.nan)
 
 
 def altitudes(gram_MKRR: Tensor) -> Tensor:
@@ -74,6 +74,13 @@ def add_slopes(into_MRD: Tensor, apexes_MKD: Tensor, others_MRD: Tensor, *, inve
     """
     for where, edges_MKRB in _edges(apexes_MKD, others_MRD):
         into_MRD[..., where].add_((inverse_MKRR @ edges_MKRB).sum(1).to(into_MRD.dtype), alpha=scale)
+
+
+def _factors(gram_MKRR: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Cholesky factors, and whether the edges are linearly independent, (M, K)."""
+    lower_MKRR, failed_MK = torch.linalg.cholesky_ex(gram_MKRR)
+    left_MKR = lower_MKRR.diagonal(dim1=-2, dim2=-1).square() / gram_MKRR.diagonal(dim1=-2, dim2=-1)
+    return lower_MKRR, (failed_MK == 0) & (left_MKR > _ROUNDING).all(-1)
 
 
 def _edges(apexes_MKD: Tensor, others_MRD: Tensor) -> Iterator[tuple[slice, Tensor]]:
