@@ -121,8 +121,8 @@ def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:
 def _trained(kind: type) -> bool:
     """Whether a method is run by members, epochs and rows, as the laws of methods run it."""
     shared = {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
-    several = shared and kind().needs.modes > 1  # which need a start: tests/methods/test_curve.py
-    return shared and not several and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
+    joins = shared and kind().needs.start == "modes"  # which need a start: tests/methods/test_curve.py, test_simplex.py
+    return shared and not joins and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
 
 
 # a method of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small

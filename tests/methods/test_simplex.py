@@ -76,7 +76,9 @@ def test_a_flat_simplex_has_no_volume_and_altitudes_are_distances():
     assert not altitudes(gram).any()
     assert log_volumes(torch.full((1, 1, 2, 2), math.nan).double()).isnan().all()
     right = torch.tensor([[0.0, 0, 0], [3, 0, 0], [0, 4, 0]]).double()
-    assert_close(altitudes(grams(right[None, :1], right[None, 1:]))[0, 0], torch.tensor([2.4, 3.0, 4.0], dtype=torch.float64))
+    assert_close(
+        altitudes(grams(right[None, :1], right[None, 1:]))[0, 0], torch.tensor([2.4, 3.0, 4.0], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("modes", [1, 3])

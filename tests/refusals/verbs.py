@@ -436,7 +436,11 @@ VERBS = {
     "SimplexPosterior": Case(
         tb.SimplexPosterior,
         lambda: {"model": things.model(), "vertices_MPD": things.weights(3).unsqueeze(0)},
-        {"model": _MODEL, "vertices_MPD": tensors((27,), (1, 27), (1, 1, 27), (1, 3, 5), (0, 3, 27)), "modes": (*COUNT, 3)},
+        {
+            "model": _MODEL,
+            "vertices_MPD": tensors((27,), (1, 27), (1, 1, 27), (1, 3, 5), (0, 3, 27)),
+            "modes": (*COUNT, 3),
+        },
         _POSTERIORS,
     ),
     "InSubspace": Case(
