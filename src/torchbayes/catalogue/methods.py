@@ -135,14 +135,15 @@ METHODS: dict[str, MethodEntry] = {
         ),
         MethodEntry(
             "simplex",
-            "networks in a simplex of low loss around one solution",
+            "networks in a simplex of low loss around the single network",
             "torchbayes.methods.curves.simplex:Simplex",
             label="simplex",
             usual=partial(plain_settings, Simplex),
             look=Look("#5e4fa2", "^"),
             also=("espro",),
+            start="single",
             predicts="drawn",
-            cost="Two training runs, and a forward pass for each function drawn.",
+            cost="The single network and another training run, and a forward pass for each function drawn.",
         ),
         MethodEntry(
             "laplace",

@@ -156,7 +156,7 @@ class Interior:
 
     @property
     def mean(self) -> float:
-        """Mean of L over the points, less that over the vertices, in nats: at most 0 for a convex loss, but for chance."""
+        """Mean of L over the points, less that over the vertices, in nats: at most 0 if L is convex, but for chance."""
         return float(self.nll_P.mean() - self.vertices_V.mean())
 
     @property

@@ -104,9 +104,7 @@ class Between:
         for vertex_MD, own_M1 in zip(vertices.unflatten(1, shape).unbind(1), own_MJ1.unbind(1), strict=True):
             point_MD.addcmul_(vertex_MD, own_M1)  # in place: a product of all would be as large as they are
         into_MJD = out.unflatten(1, shape)
-        slope_MD = into_MJD[
-            :, -1
-        ]  # the gradient at the point, in the place of the last one's until all others are made
+        slope_MD = into_MJD[:, -1]  # holds the gradient at the point until those of all others are made of it
         value = self.density.loss(point_MD, batch, out=slope_MD, **options)
         torch.mul(own_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
         slope_MD.mul_(own_MJ1[:, -1])
