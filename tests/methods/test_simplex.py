@@ -13,8 +13,10 @@ from tests.oracles import assert_close
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.change import changes
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.curves.simplex import barycentric, in_complex, spread_evenly
 from torchbayes.posteriors.curves.volumes import add_slopes, altitudes, grams, inverses, log_volumes
@@ -349,6 +351,32 @@ def test_a_simplex_that_has_collapsed_says_so():
     method = Simplex(2, volume_weight=1e-12, epochs=2000, optimizer=tb.Adam(0.01))
     with pytest.warns(tb.ProblemWarning, match="simplex 0 of member 0 has collapsed"):
         tb.fit(model, rows, method, start=start, callbacks=())
+
+
+def test_a_volume_of_weights_on_which_nothing_depends_says_so():
+    """Of four inputs two are always 0; the others' directions cost loss, so that all of the volume is in those two."""
+    model, rows = quadratic([1.0, 1.0, 0.0, 0.0])
+    rows = rows[0], rows[0].sum(1, keepdim=True)  # of weights (1, 1)
+    start = torch.tensor([[1.0, 1.0, 0.0, 0.0]]).double()
+    method = Simplex(2, volume_weight=0.01, epochs=4000, optimizer=tb.SGD(0.1, momentum=0.0))
+    with pytest.warns(tb.ProblemWarning, match="the networks of complex 0 are one function"):
+        found: Any = tb.fit(model, rows, method, start=start, callbacks=())
+    assert float(found.log_volumes()) > 0.0
+
+
+def test_how_far_functions_change():
+    """w x + b with x of mean 0: (Δw² + Δb²/var x)/w² in squares."""
+    model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(1.0))
+    inputs = torch.tensor([[-3.0], [1.0], [2.0]]).double()
+    batches = as_source(model, (inputs, inputs), 2).some(3)
+    before, after = (
+        torch.tensor([[2.0, 5.0], [0.0, 1.0], [0.0, 1.0]]),
+        torch.tensor([[2.3, 5.4], [0.0, 1.0], [1.0, 1.0]]),
+    )
+    found = changes(tb.Point(model, before.double()), tb.Point(model, after.double()), batches)
+    assert found is not None
+    expected = torch.tensor([((0.09 + 0.16 * 3 / 14) / 4) ** 0.5, 0.0, math.inf]).double()
+    assert_close(found, expected, rtol=1e-6)
 
 
 def test_modes_that_are_one_network_say_so():

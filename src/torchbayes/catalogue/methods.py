@@ -302,6 +302,14 @@ def entry_of(name: str, settings: Settings) -> MethodEntry:
     Returns:
         The entry of that name, else the one for the class of the settings, else a new one.
     """
+    found = _entry_for(name, settings)
+    if found.start is not None and settings.needs.modes > 1:  # no entry has as many; `fit` finds them
+        return dataclasses.replace(found, start=None)
+    return found
+
+
+def _entry_for(name: str, settings: Settings) -> MethodEntry:
+    """Return the entry of that name, else the one for the class of the settings, else a new one."""
     if name in METHODS:
         return METHODS[name]
     same = [entry for entry in METHODS.values() if entry.load() is type(settings)]

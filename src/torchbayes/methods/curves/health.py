@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.methods.change import SAME, changes
 from torchbayes.methods.constant import constant_log_likelihood, num_targets
 from torchbayes.methods.optimise.health import log_likelihoods
 from torchbayes.model.rows.batch import Batch
@@ -89,6 +90,29 @@ def collapsed(posterior: SimplexPosterior) -> list[str]:
         f"simplex {k} of member {m} has collapsed: one of its vertices is only {share:.1g} of the size of the weights "
         f"away from the plane of the others, so that its networks are almost one (raise `volume_weight`, or take fewer "
         f"`vertices`)"
+    ]
+
+
+def one_function(posterior: SimplexPosterior, source: Source) -> list[str]:
+    """Return the problem of simplexes whose volume lies in weights that do not matter, as one clause.
+
+    The outputs at all vertices are compared with those at the first mode, on about 512 training rows.
+
+    Args:
+        posterior: the simplexes.
+        source: the training data.
+    """
+    vertices_PP = torch.eye(posterior.vertices_MPD.shape[1], dtype=torch.float64)
+    first, others = vertices_PP[:1].expand_as(vertices_PP[1:]), vertices_PP[1:]
+    share = changes(posterior.at(first), posterior.at(others), source.some(_ROWS))
+    most_M = None if share is None else share.unflatten(0, (len(others), -1)).amax(0)
+    same = [] if most_M is None else (most_M <= SAME).nonzero()[:, 0].tolist()
+    if most_M is None or not same:
+        return []
+    return [
+        f"the networks of complex {same[0]} are one function: from one vertex to the others the outputs change by at "
+        f"most {float(most_M[same[0]]):.1g} standard deviations, so that their average is a single network (raise "
+        f"`volume_weight`, or make random only weights on which the outputs depend)"
     ]
 
 

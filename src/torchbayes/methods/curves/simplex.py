@@ -31,7 +31,7 @@ from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.curves.base import Between, End, Joining
-from torchbayes.methods.curves.health import collapsed, same_modes, worse_inside
+from torchbayes.methods.curves.health import collapsed, one_function, same_modes, worse_inside
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.noise import Purpose, normals, uniforms
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
@@ -71,8 +71,8 @@ class State:
 class Simplex(Joining):
     """Simplexes of low loss around solutions: `fit(model, data, Simplex(), start=network)`.
 
-    The start holds the K modes of every complex, one after the other: with `modes=1` each member of a deep ensemble has
-    a simplex of its own. Without one, `fit` trains them by `MAP(batch_size=…)`.
+    The start holds the K modes of every complex, one after the other: with `modes=1` each member of a deep ensemble, or
+    of `Point.of(model, modules)`, has a simplex of its own. Without one, `fit` trains them by `MAP(batch_size=…)`.
 
     Attributes:
         vertices: R, trained vertices; a simplex has as many dimensions.
@@ -182,7 +182,7 @@ class Simplex(Joining):
         middle = posterior.at(in_complex(centre, torch.tensor(0), self.modes))
         end = End(replace(state.trajectory, weights_MD=middle.weights_MD))
         found = same_modes(posterior) or problems_of(middle, end, source) or unexplained(middle, source)
-        found = found or [*collapsed(posterior), *worse_inside(posterior, source)]
+        found = found or [*(collapsed(posterior) or one_function(posterior, source)), *worse_inside(posterior, source)]
         return [*self.optimizer.problems(middle.weights_MD), *found]
 
 
