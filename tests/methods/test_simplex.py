@@ -85,7 +85,7 @@ def test_a_flat_simplex_has_no_volume_and_altitudes_are_distances():
 
 @pytest.mark.parametrize("modes", [1, 3])
 def test_the_slope_of_the_log_volume_is_that_of_autograd(modes: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchbayes.posteriors.curves.volumes._BLOCK", 4)
+    monkeypatch.setattr("torchbayes.posteriors.curves.volumes._BLOCK", 30)
     apexes, others = normal(2, modes, 9, seed=1), normal(2, 3, 9, seed=2).requires_grad_()
     edges = others.unsqueeze(1) - apexes.unsqueeze(2)
     total = 0.5 * torch.logdet(edges @ edges.mT).sum()
@@ -187,7 +187,8 @@ def test_without_a_volume_a_star_of_two_segments_is_the_best_chain():
     first, last = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
     settings: dict[str, Any] = {"epochs": 6000, "optimizer": tb.SGD(0.02, momentum=0.0), "volume_weight": 0.0}
     start = torch.stack([first, last]).repeat(20, 1)
-    found: Any = tb.fit(model, rows, Simplex(1, 2, **settings), start=start, callbacks=())
+    with pytest.warns(tb.ProblemWarning, match="are one function"):  # no output depends on weights: the row is zeros
+        found: Any = tb.fit(model, rows, Simplex(1, 2, **settings), start=start, callbacks=())
     assert_close(found.vertices_MPD[:, 2].mean(0), -0.25 * (first + last), atol=0.03)
 
 

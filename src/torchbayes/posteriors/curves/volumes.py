@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 _ROUNDING = 1e-14  # share of a squared edge that is left beside the others', below which it is rounding
-_BLOCK = 1 << 20  # columns at a time, which bounds the memory of differences in float64
+_BLOCK = 1 << 20  # numbers at a time, which bounds the memory of differences in float64
 
 
 def grams(apexes_MKD: Tensor, others_MRD: Tensor) -> Tensor:
@@ -85,7 +85,9 @@ def _factors(gram_MKRR: Tensor) -> tuple[Tensor, Tensor]:
 
 def _edges(apexes_MKD: Tensor, others_MRD: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield columns, and E there, float64 (M, K, R, B)."""
-    for begin in range(0, others_MRD.shape[-1], _BLOCK):
-        where = slice(begin, begin + _BLOCK)
+    (members, size, total), modes = others_MRD.shape, apexes_MKD.shape[1]
+    block = max(_BLOCK // (members * modes * size), 1)
+    for begin in range(0, total, block):
+        where = slice(begin, begin + block)
         apexes_MKB, others_MRB = apexes_MKD[..., where].double(), others_MRD[..., where].double()
         yield where, others_MRB.unsqueeze(1) - apexes_MKB.unsqueeze(2)
