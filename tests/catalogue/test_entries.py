@@ -59,6 +59,8 @@ def test_members_decide_which_entry_serves_a_class():
     assert names == ["single", "ensemble", "swag", "multiswag", "sghmc"]
     assert entry_of("other", mine.Mine()).label == label_of("other") == "other"
     assert entry_of("multilaplace", tb.Laplace(prior="model")).start == "ensemble"
+    starts = [entry_of(name, tb.Simplex(modes=modes)).start for name in ("simplex", "other") for modes in (1, 2)]
+    assert starts == ["single", None, "single", None]  # no entry has as many networks as two modes for each member need
 
 
 def test_the_looks_are_those_of_the_entries():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.geometry.networks import filled, made, normal
-from torchbayes.geometry import Barrier, align, barrier
+from torchbayes.geometry import Barrier, align, barrier, interior
 from torchbayes.model.likelihoods import Weighted
 
 
@@ -164,3 +164,50 @@ def test_what_is_refused():
         barrier(model, data, ends[0], second=ends[1], points=1)
     with pytest.raises(ValueError, match="`first` is not finite"):
         barrier(model, data, ends[0] * torch.nan, second=ends[1])
+
+
+# --- in a simplex ---
+
+
+def test_a_quadratic_loss_in_a_simplex():
+    """L(Σ b_v w_v) = Σ b_v L(w_v) − ½ Σ b_v |w_v − w̄|²_H with w̄ the point itself; E b bᵀ is that of Dirichlet(1)."""
+    model, data = regression()
+    vertices = normal(4, 5, seed=3)
+    found = interior(model, data, vertices, points=400, seed=1)
+    design = torch.cat([data[0], torch.ones(30, 1, dtype=torch.float64)], dim=1)
+    points = found.coordinates_PV @ vertices
+    apart = (vertices - points.unsqueeze(1)) @ design.T
+    below = 0.5 * (found.coordinates_PV * apart.square().sum(-1)).sum(-1) / (30 * 0.49)
+    torch.testing.assert_close(found.nll_P, found.coordinates_PV @ found.vertices_V - below, rtol=1e-10, atol=1e-10)
+    assert found.excess < 0
+    assert found.worst < 0
+    moment = (1 + torch.eye(4, dtype=torch.float64)) / 20
+    mean = float((design @ vertices.T @ moment @ vertices @ design.T).trace() / (2 * 30 * 0.49))
+    cross = float(data[1].T @ design @ vertices.mean(0)) / (30 * 0.49)
+    constant = float(data[1].square().mean()) / 0.98 + math.log(0.7) + 0.5 * math.log(2 * math.pi)
+    assert float(found.nll_P.mean()) == pytest.approx(mean - cross + constant, rel=0.1)
+    assert found.mean == pytest.approx(float(found.nll_P.mean() - found.vertices_V.mean()))
+    assert found.kind == "rmse"
+
+
+def test_a_simplex_of_two_networks_is_the_line_between_them():
+    model, data, ends = classifier()
+    found = interior(model, data, ends, points=3, seed=2)
+    share = float(found.coordinates_PV[1, 1])
+    there = torch.lerp(ends[0], ends[1], share)
+    expected = barrier(model, data, there, second=there, points=2)
+    assert float(found.nll_P[1]) == pytest.approx(expected.nll[0], rel=1e-12)
+    assert expected.error is not None
+    assert found.error_P is not None
+    assert float(found.error_P[1]) == pytest.approx(expected.error[0], rel=1e-12)
+    line = barrier(model, data, ends[0], second=ends[1], points=2)
+    assert found.vertices_V.tolist() == pytest.approx(list(line.nll), rel=1e-12)
+    assert interior(model, data, tb.Point(model, ends), points=3, seed=2).to_dict() == found.to_dict()
+    assert json.loads(json.dumps(found.to_dict()))["worst"] == found.worst
+    assert "at the vertices" in repr(found)
+
+
+def test_a_simplex_needs_two_networks():
+    model, data, ends = classifier()
+    with pytest.raises(ValueError, match="at least two, which span a simplex; got 1"):
+        interior(model, data, ends[0])

@@ -121,8 +121,8 @@ def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:
 def _trained(kind: type) -> bool:
     """Whether a method is run by members, epochs and rows, as the laws of methods run it."""
     shared = {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
-    several = shared and kind().needs.modes > 1  # which need a start: tests/methods/test_curve.py
-    return shared and not several and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
+    joins = shared and kind().needs.start == "modes"  # which need a start: tests/methods/test_curve.py, test_simplex.py
+    return shared and not joins and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
 
 
 # a method of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small
@@ -210,6 +210,10 @@ def _curve(model: tb.Model, members: int, shape: Any = "bezier") -> tb.CurvePost
     return tb.CurvePosterior(model, _weights(model, members * 4).unflatten(0, (members, 4)), shape)
 
 
+def _simplex(model: tb.Model, members: int, modes: int = 1) -> tb.SimplexPosterior:
+    return tb.SimplexPosterior(model, _weights(model, members * 4).unflatten(0, (members, 4)), modes)
+
+
 def _weights(model: tb.Model, rows: int, seed: int = 3) -> Tensor:
     return normal(rows, model.layout.size, seed=seed, dtype=model.network.dtype)
 
@@ -223,6 +227,8 @@ POSTERIORS: dict[str, Callable[[tb.Model, int], Posterior]] = {
     "draws": _draws,
     "curve_bezier": _curve,
     "curve_chain": partial(_curve, shape="chain"),
+    "simplex": _simplex,
+    "simplex_complex": partial(_simplex, modes=2),
     "flow_planar": _flow,
     "flow_radial": partial(_flow, transform="radial"),
     "mnf": _mnf,

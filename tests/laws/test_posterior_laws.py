@@ -86,7 +86,9 @@ def test_draw_s_is_from_member_s_mod_m(make: Make) -> None:
     model = model_of()
     posterior = make(model, MEMBERS)
     shift = 1e4 * torch.arange(MEMBERS, dtype=torch.float64)
-    name = next(n for n in posterior.tensors() if n in {"weights_MD", "mean_MD", "weights_MSD", "points_MPD"})
+    name = next(
+        n for n in posterior.tensors() if n in {"weights_MD", "mean_MD", "weights_MSD", "points_MPD", "vertices_MPD"}
+    )
     centre = posterior.tensors()[name]
     moved = centre + shift.view(-1, *[1] * (centre.ndim - 1))
     object.__setattr__(posterior, name, moved)

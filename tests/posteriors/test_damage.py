@@ -49,6 +49,7 @@ def _posteriors(seed: int) -> dict[str, Any]:
         }
         points = {"points_MPD": normal(*made["curve_chain"].tensors()["points_MPD"].shape, seed=seed)}
         fields |= {"curve_bezier": points, "curve_chain": points}
+        fields |= {n: {"vertices_MPD": points["points_MPD"]} for n in ("simplex", "simplex_complex")}
         made = {n: _with(p, fields.get(n, shift)) for n, p in made.items()}
     made["laplace_dense"] = _laplace(DenseCurvature(root @ root.mT), seed)
     made["laplace_diagonal"] = _laplace(DiagonalCurvature(root[:, 0] ** 2), seed)

@@ -533,6 +533,20 @@ PERMUTATIONS = {
         },
         named={"data": ("data", "inputs", "batch"), "method": ("`method`", "method=")},
     ),
+    "geometry.interior": Case(
+        geometry.interior,
+        lambda: {"model": things.model(), "data": things.DATA, "networks": things.weights(2), "points": 1},
+        {
+            "model": _MODEL,
+            "data": (None, *_ROWS),
+            "networks": (None, *_NOT_WEIGHTS, things.weights(1)),
+            "points": COUNT,
+            "calibration": _ROWS,
+            "chunk_size": COUNT,
+            "seed": SEED,
+        },
+        named={"calibration": ("data", "inputs", "batch")},
+    ),
     "geometry.barrier": Case(
         geometry.barrier,
         lambda: {

@@ -211,6 +211,16 @@ METHODS = {
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
     "Curve": Case(tb.Curve, wrong={**_TRAINED, "schedule": _SCHEDULE, "bends": COUNT, "shape": WORD}),
+    "Simplex": Case(
+        tb.Simplex,
+        wrong={
+            **_TRAINED,
+            "schedule": _SCHEDULE,
+            "vertices": COUNT,
+            "modes": COUNT,
+            "volume_weight": NOT_NEGATIVE,
+        },
+    ),
     "EllipticalSlice": Case(tb.EllipticalSlice, wrong={**_SAMPLED, "scale": maybe(POSITIVE)}),
     "SGLD": Case(tb.SGLD, wrong=_STOCHASTIC),
     "SGHMC": Case(

@@ -29,7 +29,7 @@ ROOMS_OF = {
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
-RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
+RESULTS |= {"geometry.Barrier", "geometry.Interior", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {
     "geometry.Basin",
     "geometry.Estimate",

@@ -433,6 +433,16 @@ VERBS = {
         {"model": _MODEL, "points_MPD": tensors((27,), (1, 27), (1, 1, 27), (1, 3, 5), (0, 3, 27)), "shape": WORD},
         _POSTERIORS,
     ),
+    "SimplexPosterior": Case(
+        tb.SimplexPosterior,
+        lambda: {"model": things.model(), "vertices_MPD": things.weights(3).unsqueeze(0)},
+        {
+            "model": _MODEL,
+            "vertices_MPD": tensors((27,), (1, 27), (1, 1, 27), (1, 3, 5), (0, 3, 27)),
+            "modes": (*COUNT, 3),
+        },
+        _POSTERIORS,
+    ),
     "InSubspace": Case(
         tb.InSubspace,
         lambda: {"model": things.space().whole, "inner": things.inner(), "space": things.space()},

@@ -26,6 +26,7 @@ from torchbayes.catalogue.tuned import (
 from torchbayes.catalogue.variational import VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
+from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
 from torchbayes.methods.flat.bsam import BSAM
@@ -56,7 +57,7 @@ from torchbayes.methods.variational.vi import VI
 __all__ = [
     "BSAM", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL",
     "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow",
-    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Snapshots",
+    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
 ]
 # fmt: on
 
@@ -131,6 +132,18 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#7b3294", "d"),
             predicts="drawn",
             cost="Three training runs, and a forward pass for each function drawn.",
+        ),
+        MethodEntry(
+            "simplex",
+            "networks in a simplex of low loss around the single network",
+            "torchbayes.methods.curves.simplex:Simplex",
+            label="simplex",
+            usual=partial(plain_settings, Simplex),
+            look=Look("#5e4fa2", "^"),
+            also=("espro",),
+            start="single",
+            predicts="drawn",
+            cost="The single network and another training run, and a forward pass for each function drawn.",
         ),
         MethodEntry(
             "laplace",
@@ -289,6 +302,14 @@ def entry_of(name: str, settings: Settings) -> MethodEntry:
     Returns:
         The entry of that name, else the one for the class of the settings, else a new one.
     """
+    found = _entry_for(name, settings)
+    if found.start is not None and settings.needs.modes > 1:  # no entry has as many; `fit` finds them
+        return dataclasses.replace(found, start=None)
+    return found
+
+
+def _entry_for(name: str, settings: Settings) -> MethodEntry:
+    """Return the entry of that name, else the one for the class of the settings, else a new one."""
     if name in METHODS:
         return METHODS[name]
     same = [entry for entry in METHODS.values() if entry.load() is type(settings)]

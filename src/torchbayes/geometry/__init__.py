@@ -4,7 +4,7 @@ All functions take a `Model`, weights of its network (a posterior, a module or a
 """
 
 from torchbayes.geometry.alignment import align
-from torchbayes.geometry.barriers import Barrier, barrier
+from torchbayes.geometry.barriers import Barrier, Interior, barrier, interior
 from torchbayes.geometry.curved import curved_directions
 from torchbayes.geometry.lanczos import Leading
 from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
@@ -17,6 +17,7 @@ __all__ = [
     "Barrier",
     "Basin",
     "Estimate",
+    "Interior",
     "Leading",
     "LearningCoefficient",
     "PermutationGroup",
@@ -29,6 +30,7 @@ __all__ = [
     "barrier",
     "basin",
     "curved_directions",
+    "interior",
     "learning_coefficient",
     "permutation_groups",
     "rays",

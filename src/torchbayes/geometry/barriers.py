@@ -1,18 +1,21 @@
-"""The loss along the straight line between two networks, and how high it rises."""
+"""The loss between networks: along the straight line between two, and in the simplex of several."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from torchbayes.checks import check_counts, check_kind
+from torchbayes.checks import as_seed, check_counts, check_kind
 from torchbayes.geometry.losses import judged, network_at
-from torchbayes.geometry.members import Networks, buffers_at, one_of
+from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import as_source
+from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.curves.simplex import barycentric
 
 
 @dataclass(frozen=True)
@@ -131,3 +134,112 @@ def _excess(positions: tuple[float, ...], losses: tuple[float, ...]) -> float:
     """Return how far a curve rises above the line between its ends."""
     first, last = losses[0], losses[-1]
     return max(loss - ((1 - at) * first + at * last) for at, loss in zip(positions, losses, strict=True))
+
+
+@dataclass(frozen=True)
+class Interior:
+    r"""Loss and error in a simplex of networks, and at its vertices.
+
+    Attributes:
+        coordinates_PV: b, barycentric coordinates of the points, float64.
+        nll_P: L(Σ_v b_v w_v), mean negative log likelihood per row at the points, in nats, at temperature 1, float64.
+        vertices_V: L(w_v) at the vertices, float64.
+        error_P: error rate of a classification, root mean squared error of numbers; None for other likelihoods.
+        kind: what the error is, "error rate", "rmse" or "".
+    """
+
+    coordinates_PV: Tensor = field(repr=False)
+    nll_P: Tensor = field(repr=False)
+    vertices_V: Tensor = field(repr=False)
+    error_P: Tensor | None = field(repr=False)
+    kind: str
+
+    @property
+    def mean(self) -> float:
+        """Mean of L over the points, less that over the vertices, in nats: at most 0 if L is convex, but for chance."""
+        return float(self.nll_P.mean() - self.vertices_V.mean())
+
+    @property
+    def worst(self) -> float:
+        """Largest L at a point, less the largest at a vertex, in nats: at most 0 for a convex loss."""
+        return float(self.nll_P.max() - self.vertices_V.max())
+
+    @property
+    def excess(self) -> float:
+        """max_b [L(Σ_v b_v w_v) − Σ_v b_v L(w_v)], in nats: at most 0 for a convex loss."""
+        return float((self.nll_P - self.coordinates_PV @ self.vertices_V).max())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain numbers, for JSON and tables."""
+        return {
+            "coordinates": self.coordinates_PV.tolist(),
+            "nll": self.nll_P.tolist(),
+            "vertices": self.vertices_V.tolist(),
+            "error": None if self.error_P is None else self.error_P.tolist(),
+            "kind": self.kind,
+            "mean": self.mean,
+            "worst": self.worst,
+            "excess": self.excess,
+        }
+
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{float(nll):.4g}" for nll in self.vertices_V)
+        inside = f"{float(self.nll_P.mean()):.4g} in the mean and {float(self.nll_P.max()):.4g} at most inside"
+        return f"Interior(mean {self.mean:.4g}, worst {self.worst:.4g}: nll {ends} at the vertices, {inside})"
+
+
+def interior(
+    model: Model,
+    data: Any,
+    networks: Networks,
+    *,
+    points: int = 25,
+    calibration: Any = None,
+    chunk_size: int = 1024,
+    seed: int = 0,
+) -> Interior:
+    r"""Evaluate the simplex between networks at random points.
+
+        w(b) = Σ_v b_v w_v,    b uniform over the simplex,    L(w) = −(1/N) Σ_n log p(y_n | f_w(x_n)).
+
+    Batch-norm statistics belong to the weights, so at each point, vertices included, they are those of `calibration`;
+    other buffers are those of the nearest vertex. With two networks it is `barrier` at random places.
+    Source: Benton, Maddox, Lotfi and Wilson (2021), "Loss surface simplexes for mode connecting volumes and fast
+    ensembling".
+
+    Args:
+        model: the model.
+        data: the rows of the loss, as for `fit`.
+        networks: the vertices, at least two: weights (V, D) such as `posterior.vertices_MPD[0]` of a `Simplex` with one
+            mode, the members of a point posterior, or a list of modules.
+        points: P, at least 1.
+        calibration: training data of which batch-norm statistics are taken; `data` if None.
+        chunk_size: rows that go through a network at once.
+        seed: seed of the points.
+
+    Returns:
+        The losses, in float64.
+
+    Raises:
+        ValueError: if networks do not belong to the model or are not finite, are fewer than two, data do not fit or no
+            row counts.
+        TypeError: if an argument is of the wrong type.
+    """
+    check_kind(Model, "a Model", model=model)
+    check_counts(points=points, chunk_size=chunk_size)
+    vertices, seed = members_of(model, networks, "networks"), as_seed(seed)
+    if (count := vertices.members) < 2:
+        raise ValueError(f"`networks` must be at least two, which span a simplex; got {count}.")
+    source = as_source(model, data, chunk_size)
+    source.check()
+    fitted = source if calibration is None else as_source(model, calibration, chunk_size)
+    drawn = generator(Purpose.INTERIOR, seed)
+    inside_PV = barycentric(torch.rand(int(points), count - 1, generator=drawn, dtype=torch.float64))
+    own, found = [buffers_at(vertices, v) for v in range(count)], []
+    for share_V in torch.cat([torch.eye(count, dtype=torch.float64), inside_PV]):
+        weights_D = share_V.to(vertices.weights_MD) @ vertices.weights_MD
+        there = network_at(model, weights_D, own[int(share_V.argmax())], fitted=fitted)
+        found.append(judged(there, source, chunk_size))
+    nll, error = (torch.tensor([getattr(one, part) for one in found], dtype=torch.float64) for part in ("nll", "error"))
+    kind = found[0].kind
+    return Interior(inside_PV, nll[count:], nll[:count], error[count:] if kind else None, kind)

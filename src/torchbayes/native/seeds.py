@@ -143,6 +143,10 @@ class Purpose(enum.IntEnum):
     SLICE_ANGLE = 137  # angles after the first
     CURVE_POSITION = 138  # where on a curve a step takes its gradient
     CURVE_DRAW = 139  # where draws are on a curve
+    # simplexes
+    SIMPLEX_START = 190  # where vertices start beside a mode
+    SIMPLEX_POSITION = 191  # where in a simplex a step takes its gradient
+    SIMPLEX_DRAW = 192  # where draws are in a simplex
     # geometry
     MATCHING = 140  # order of the groups in a sweep
     PERMUTED = 141  # units at random
@@ -155,6 +159,7 @@ class Purpose(enum.IntEnum):
     STIFFNESS = 150  # probe of the largest curvature
     SURFACE = 151  # directions of a plane
     CURVED = 152  # vector that an iteration begins with
+    INTERIOR = 193  # points in a simplex
     # flat regions
     PART = 155  # seeds of what a network draws for a part of a batch
     FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at

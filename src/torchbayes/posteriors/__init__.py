@@ -1,6 +1,7 @@
 """What inference returns: distributions over weights from which functions are drawn."""
 
 from torchbayes.posteriors.curves.curve import CurvePosterior
+from torchbayes.posteriors.curves.simplex import SimplexPosterior
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.flows.mnf import MNFPosterior
 from torchbayes.posteriors.flows.posterior import FlowPosterior
@@ -35,6 +36,7 @@ __all__ = [
     "PredictiveModule",
     "ProblemWarning",
     "RadialPosterior",
+    "SimplexPosterior",
     "as_prior",
     "load",
     "load_module",

@@ -22,21 +22,19 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_counts, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.curves.base import Between, End, Joining
 from torchbayes.methods.curves.health import barriers, same_ends
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import History, Needs, Shelf
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.methods.variational.seeker import seeker
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.curves.curve import CurvePosterior, Shape, coefficients
@@ -63,7 +61,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(Joining):
     """Curves of low loss between solutions: `fit(model, data, Curve(), start=ensemble)`.
 
     The start holds the two ends of every curve, one after the other: the 2 M members of a deep ensemble, rows of
@@ -99,23 +97,9 @@ class Curve:
         check_schedule(self.schedule)
 
     @property
-    def seeker(self) -> Any:
-        """What trains the ends where `fit` is given none."""
-        return seeker(self.batch_size)
-
-    @property
     def needs(self) -> Needs:
         """Two trained networks for each curve, and minibatches through a network in training mode."""
         return Needs(batch_size=self.batch_size, start="modes", modes=2, network="train")
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
-
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return how long held-out rows train the ends where none are given."""
-        found = choose_epochs(self.seeker, density, folds, **begin)
-        return Chosen({}, {**found.record, "mode": found.settings})
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -141,11 +125,6 @@ class Curve:
         trajectory = start(bends_MJD.flatten(1), own, seeds, steps_per_epoch=steps_per_epoch, **settings)
         return State(trajectory, first_MD, last_MD)
 
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        now = state.trajectory
-        return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step on the bends, at one position of each curve.
 
@@ -161,14 +140,11 @@ class Curve:
         now = state.trajectory
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         t_M = uniforms(now.seeds, Purpose.CURVE_POSITION, now.step)
-        along: Any = _Along(density, state, coefficients(self.shape, t_M, self.bends + 2))
+        shares_MP, ends = coefficients(self.shape, t_M, self.bends + 2), (state.first_MD, state.last_MD)
+        along: Any = Between(density, ends, shares_MP[:, [0, -1]], shares_MP[:, 1:-1])
         target, rule = self.optimizer.objective(along), self.optimizer.rule
         trajectory, info = descend(target, now, batch, optimizer=rule, lr=lr, donate=donate)
         return replace(state, trajectory=trajectory), info
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> CurvePosterior:
         """Return the uniform distribution along the curves."""
@@ -182,55 +158,6 @@ class Curve:
         """Return the problems of the networks along the curves, on the training rows: see `health`."""
         del history
         middle = posterior.at(0.5)
-        ends: Any = _End(replace(state.trajectory, weights_MD=middle.weights_MD))
+        ends = End(replace(state.trajectory, weights_MD=middle.weights_MD))
         found = same_ends(posterior) or problems_of(middle, ends, source) or unexplained(middle, source)
         return [*self.optimizer.problems(middle.weights_MD), *(found or barriers(posterior, source))]
-
-
-@dataclass(frozen=True)
-class _End:
-    """What the check of a descent reads of its last state."""
-
-    trajectory: Trajectory
-
-
-@dataclass(frozen=True)
-class _Along:
-    """The loss as a function of the bends: at one position of each curve.
-
-    Attributes:
-        density: the loss as a function of weights.
-        state: the ends.
-        coefficients_MP: c_j(t) of each curve, float64.
-    """
-
-    density: LogDensity
-    state: State
-    coefficients_MP: Tensor
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.density.model
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return self.density.num_data
-
-    def loss(self, bends: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
-        """Return the loss of each curve at its position, and the gradient in its bends, written to `out` (M, J D)."""
-        first_MD, last_MD = self.state.first_MD, self.state.last_MD
-        shape, coefficients_MP1 = (-1, first_MD.shape[1]), self.coefficients_MP.to(bends).unsqueeze(-1)
-        own_MJ1 = coefficients_MP1[:, 1:-1]
-        point_MD = torch.mul(first_MD, coefficients_MP1[:, 0]).addcmul_(last_MD, coefficients_MP1[:, -1])
-        for bend_MD, own_M1 in zip(bends.unflatten(1, shape).unbind(1), own_MJ1.unbind(1), strict=True):
-            point_MD.addcmul_(bend_MD, own_M1)  # in place: a product of all bends would be as large as they are
-        into_MJD = out.unflatten(1, shape)
-        slope_MD = into_MJD[
-            :, -1
-        ]  # the gradient at the point, in the place of the last bend's until the others are made
-        value = self.density.loss(point_MD, batch, out=slope_MD, **options)
-        torch.mul(own_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
-        slope_MD.mul_(own_MJ1[:, -1])
-        return value._replace(gradient=out)

@@ -1,41 +1,118 @@
-r"""Checks of curves: whether the networks along them explain the training rows as well as their ends do.
+r"""Checks of curves and simplexes: whether the networks in them explain the training rows as well as those they join.
 
-With ℓ(t) the mean log likelihood of a target at position t, over about 512 training rows, and c that of the best
-constant, a curve has a barrier where
+With ℓ(p) the mean log likelihood of a target at place p, over about 512 training rows, and c that of the best constant,
+there is a barrier where
 
-    (1 − t) ℓ(0) + t ℓ(1) − ℓ(t) > ¼ (ℓ̄ − c),   at least a tenth of a nat and at most half a nat,
+    r(p) − ℓ(p) > ¼ (ℓ̄ − c),   at least a tenth of a nat and at most half a nat,
 
-with ℓ̄ the mean of both ends: such networks have lost a quarter of what the ends have learned, or a likelihood ratio of
-√e for every target.
+with ℓ̄ the mean of the networks that are joined: such networks have lost a quarter of what these have learned, or a
+likelihood ratio of √e for every target. r is (1 − t) ℓ(0) + t ℓ(1) along a curve, and in a simplex ℓ of its mode.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from torchbayes.methods.change import SAME, changes
 from torchbayes.methods.constant import constant_log_likelihood, num_targets
 from torchbayes.methods.optimise.health import log_likelihoods
+from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.curves.curve import CurvePosterior
+from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex, spread_evenly
+from torchbayes.posteriors.curves.volumes import altitudes, grams
+from torchbayes.posteriors.point import Point
 
 _ROWS, _POSITIONS = 512, 9
 _LEAST, _MOST = 0.1, 0.5  # nats a target
 _SAME = 1e-6  # distance of the ends, relative to their size
+_FLAT = 1e-3  # altitude of a vertex, relative to the size of the weights; it begins at ten times as much
 _WHY = "the curve was trained too little (train longer, at a higher learning rate, or with more `bends`)"
+_WHY_WIDE = (
+    "the simplex is too large or was trained too little (lower `volume_weight`, train longer, or at another learning "
+    "rate)"
+)
+
+
+class _Fall(NamedTuple):
+    """Where training rows are least likely, against what is expected there.
+
+    Attributes:
+        member: whose.
+        place: number of the place.
+        seen_TM: ℓ at all places.
+    """
+
+    member: int
+    place: int
+    seen_TM: Tensor
 
 
 def same_ends(posterior: CurvePosterior) -> list[str]:
     """Return the problem of curves that lead nowhere, as one clause: their ends are one network."""
-    first_MD, last_MD = posterior.points_MPD[:, 0].double(), posterior.points_MPD[:, -1].double()
-    same_M = (last_MD - first_MD).norm(dim=1) <= _SAME * first_MD.norm(dim=1)
-    if not same_M.any():
+    pairs = _alike(posterior.points_MPD[:, [0, -1]])
+    if not pairs:
         return []
-    which = int(same_M.nonzero()[0])
     return [
-        f"both ends of curve {which} are the same network, so that it joins nothing (give `start` two networks that "
-        f"were trained from different seeds for each curve)"
+        f"both ends of curve {pairs[0][0]} are the same network, so that it joins nothing (give `start` two networks "
+        f"that were trained from different seeds for each curve)"
+    ]
+
+
+def same_modes(posterior: SimplexPosterior) -> list[str]:
+    """Return the problem of simplexes that connect nothing, as one clause: two modes are one network."""
+    pairs = _alike(posterior.vertices_MPD[:, : posterior.modes])
+    if not pairs:
+        return []
+    m, first, second = pairs[0]
+    return [
+        f"modes {first} and {second} of complex {m} are the same network, so that it connects nothing (give `start` "
+        f"networks that were trained from different seeds)"
+    ]
+
+
+def collapsed(posterior: SimplexPosterior) -> list[str]:
+    """Return the problem of a simplex without volume, as one clause: a vertex lies in the plane of the others."""
+    modes_MKD, shared_MRD = posterior.vertices_MPD.tensor_split([posterior.modes], dim=1)
+    size_MK = modes_MKD.double().norm(dim=-1)
+    least_MK = altitudes(grams(modes_MKD, shared_MRD)).amin(-1)
+    flat = (least_MK <= _FLAT * size_MK).nonzero().tolist()
+    if not flat:
+        return []
+    m, k = flat[0]
+    share = float(least_MK[m, k] / size_MK[m, k])
+    return [
+        f"simplex {k} of member {m} has collapsed: one of its vertices is only {share:.1g} of the size of the weights "
+        f"away from the plane of the others, so that its networks are almost one (raise `volume_weight`, or take fewer "
+        f"`vertices`)"
+    ]
+
+
+def one_function(posterior: SimplexPosterior, source: Source) -> list[str]:
+    """Return the problem of simplexes whose volume lies in weights that do not matter, as one clause.
+
+    The outputs at all vertices are compared with those at the first mode, on about 512 training rows.
+
+    Args:
+        posterior: the simplexes.
+        source: the training data.
+    """
+    vertices_PP = torch.eye(posterior.vertices_MPD.shape[1], dtype=torch.float64)
+    first, others = vertices_PP[:1].expand_as(vertices_PP[1:]), vertices_PP[1:]
+    share = changes(posterior.at(first), posterior.at(others), source.some(_ROWS))
+    most_M = None if share is None else share.unflatten(0, (len(others), -1)).amax(0)
+    same = [] if most_M is None else (most_M <= SAME).nonzero()[:, 0].tolist()
+    if most_M is None or not same:
+        return []
+    return [
+        f"the networks of complex {same[0]} are one function: from one vertex to the others the outputs change by at "
+        f"most {float(most_M[same[0]]):.1g} standard deviations, so that their average is a single network (raise "
+        f"`volume_weight`, or make random only weights on which the outputs depend)"
     ]
 
 
@@ -47,23 +124,82 @@ def barriers(posterior: CurvePosterior, source: Source) -> list[str]:
         source: the training data.
     """
     batches = source.some(_ROWS)
-    posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
     t_T = torch.linspace(0, 1, _POSITIONS, dtype=torch.float64)
-    points = posterior.at(t_T)
-    total_TM = log_likelihoods(points, batches)[0].sum(-1).unflatten(0, (_POSITIONS, -1))
-    seen_TM = total_TM / num_targets(posterior.model, batches)
-    ends_M = 0.5 * (seen_TM[0] + seen_TM[-1])
-    constant = constant_log_likelihood(posterior.model, batches, points.weights_MD[0])
-    gain_M = ends_M - constant if math.isfinite(constant) else torch.full_like(ends_M, math.inf)
-    line_TM = torch.lerp(seen_TM[0], seen_TM[-1], t_T.unsqueeze(1))
-    lost_TM = (line_TM - seen_TM).nan_to_num(nan=math.inf)
-    broken_M = lost_TM.amax(0) > (gain_M / 4).clamp(_LEAST, _MOST)
-    if not broken_M.any():
+    points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(t_T)
+    fall = _fall(points, batches, ends_TP=torch.stack([1 - t_T, t_T], 1), joined=[0, _POSITIONS - 1])
+    if fall is None:
         return []
-    m = int(lost_TM.amax(0).where(broken_M, -math.inf).argmax())
-    at = int(lost_TM[:, m].argmax())
+    m, at, seen_TM = fall
     return [
         f"there is a barrier along curve {m}: the training rows are less likely at t = {float(t_T[at]):g} than at its "
         f"ends ({float(seen_TM[at, m]):.4g} against {float(seen_TM[0, m]):.4g} and {float(seen_TM[-1, m]):.4g} nats a "
         f"target), as {_WHY}"
     ]
+
+
+def worse_inside(posterior: SimplexPosterior, source: Source) -> list[str]:
+    """Return the problem of simplexes whose networks are worse than their modes, as one clause.
+
+    Looked at are all vertices, and points inside that are spread evenly, the centre first.
+
+    Args:
+        posterior: the simplexes, with training inputs for recalibration, if the network needs them.
+        source: the training data.
+    """
+    batches, modes = source.some(_ROWS), posterior.modes
+    places_TP = _places(modes, posterior.vertices_MPD.shape[1] - modes)
+    points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(places_TP)
+    own_TP = places_TP[:, :modes]
+    ends_TP = (own_TP > 0).double() + (own_TP.sum(1, keepdim=True) == 0) / modes  # a shared vertex belongs to all
+    fall = _fall(points, batches, ends_TP=ends_TP, joined=range(modes))
+    if fall is None:
+        return []
+    m, at, seen_TM = fall
+    where = ", ".join(f"{float(share):.2g}" for share in places_TP[at])
+    return [
+        f"the networks of complex {m} are worse than what they surround: the training rows are less likely at the "
+        f"coordinates ({where}) than at its modes ({float(seen_TM[at, m]):.4g} against "
+        f"{float(ends_TP[at] @ seen_TM[:modes, m]):.4g} nats a target), as {_WHY_WIDE}"
+    ]
+
+
+def _places(modes: int, shared: int) -> Tensor:
+    """Return coordinates of all vertices, and of points in every simplex, (T, K + R)."""
+    middle_R = spread_evenly(max(_POSITIONS // modes, 3), torch.full((shared,), 0.5, dtype=torch.float64))
+    inside_IR = torch.cat([torch.full((1, shared + 1), 1 / (shared + 1)).double(), barycentric(middle_R)])
+    each = [in_complex(inside_IR, torch.full((len(inside_IR),), k), modes) for k in range(modes)]
+    return torch.cat([torch.eye(modes + shared, dtype=torch.float64), *each])
+
+
+def _alike(networks_MPD: Tensor) -> list[tuple[int, int, int]]:
+    """Return members, and pairs of networks of theirs that are the same."""
+    wide_MPD = networks_MPD.double()
+    size_MP = wide_MPD.norm(dim=-1)
+    count = wide_MPD.shape[1]
+    pairs = [(first, second) for first in range(count) for second in range(first + 1, count)]
+    near = {(i, j): (wide_MPD[:, i] - wide_MPD[:, j]).norm(dim=-1) <= _SAME * size_MP[:, i] for i, j in pairs}
+    return [(m, i, j) for m in range(len(wide_MPD)) for i, j in pairs if near[i, j][m]]
+
+
+def _fall(points: Point, batches: Sequence[Batch], *, ends_TP: Tensor, joined: Sequence[int]) -> _Fall | None:
+    """Return where training rows are far less likely than at the networks that are joined; None where nowhere.
+
+    Args:
+        points: networks at T places of M members.
+        batches: the rows.
+        ends_TP: r = Σ_p ends_TP ℓ_p at each place, over the networks that are joined.
+        joined: numbers of their places.
+    """
+    places = len(ends_TP)
+    total_TM = log_likelihoods(points, batches)[0].sum(-1).unflatten(0, (places, -1))
+    seen_TM = total_TM / num_targets(points.model, batches)
+    ends_PM = seen_TM[list(joined)]
+    constant = constant_log_likelihood(points.model, batches, points.weights_MD[0])
+    mean_M = ends_PM.mean(0)
+    gain_M = mean_M - constant if math.isfinite(constant) else torch.full_like(mean_M, math.inf)
+    lost_TM = (ends_TP @ ends_PM - seen_TM).nan_to_num(nan=math.inf)
+    broken_M = lost_TM.amax(0) > (gain_M / 4).clamp(_LEAST, _MOST)
+    if not broken_M.any():
+        return None
+    m = int(lost_TM.amax(0).where(broken_M, -math.inf).argmax())
+    return _Fall(m, int(lost_TM[:, m].argmax()), seen_TM)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from torchbayes.methods.change import SAME, changes
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.point import Point
 
 _ROWS = 512
-_SAME = 1e-3  # change of outputs, relative to how much they vary over the rows
 
 
 def alike(posterior: Draws, source: Source) -> list[str]:
@@ -26,25 +24,14 @@ def alike(posterior: Draws, source: Source) -> list[str]:
     """
     if posterior.weights_MSD.shape[1] < 2:
         return []
-    batches, members = source.some(_ROWS), posterior.members
-    about: dict[str, Any] = {
-        "buffers_M": posterior.buffers_M,
-        "statistics_known": posterior.statistics_known,
-        "calibration": lambda: (batch.inputs for batch in batches),
-    }
-    first, last = (Point(posterior.model, posterior.weights_MSD[:, at], **about).functions(members) for at in (0, -1))
-    before, after = ([f(b.inputs, chunk_size=b.size).double().flatten(2) for b in batches] for f in (first, last))
-    if len({outputs.shape[2] for outputs in before}) > 1:  # such as texts that are padded batch by batch
+    about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "statistics_known": posterior.statistics_known}
+    first, last = (Point(posterior.model, posterior.weights_MSD[:, at], **about) for at in (0, -1))
+    share_M = changes(first, last, source.some(_ROWS))
+    same = [] if share_M is None else (share_M <= SAME).nonzero()[:, 0].tolist()
+    if share_M is None or not same:
         return []
-    before_MBK, after_MBK = torch.cat(before, 1), torch.cat(after, 1)
-    moved_M = (after_MBK - before_MBK).square().sum((1, 2))
-    varied_M = (before_MBK - before_MBK.mean(1, keepdim=True)).square().sum((1, 2))
-    same = (moved_M <= _SAME**2 * varied_M).nonzero()[:, 0].tolist()
-    if not same:
-        return []
-    share = float((moved_M / varied_M).nan_to_num(0.0)[same[0]].sqrt())
     return [
         f"the networks kept of member {same[0]} are one function: from the first to the last of them the outputs "
-        f"change by {share:.1g} standard deviations, so that their average is a single network (raise the learning "
-        f"rate of the cycles, or make these longer)"
+        f"change by {float(share_M[same[0]]):.1g} standard deviations, so that their average is a single network "
+        f"(raise the learning rate of the cycles, or make these longer)"
     ]

@@ -116,17 +116,7 @@ class CurvePosterior(Posterior):
             ValueError: if a position is outside of [0, 1].
             TypeError: if it is no number.
         """
-        weights_SD = self.weights(t).flatten(0, -2)
-        rounds = len(weights_SD) // self.members
-        buffers = {n: b.repeat(rounds, *(1,) * (b.ndim - 1)) for n, b in (self.buffers_M or {}).items()}
-        return Point(
-            self.model,
-            weights_SD,
-            buffers_M=buffers or None,
-            statistics_known=self.statistics_known,
-            calibration=self.calibration,
-            problems=self.problems,
-        )
+        return along(self, self.weights(t).flatten(0, -2))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return weights along the curves.
@@ -160,3 +150,22 @@ class CurvePosterior(Posterior):
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> CurvePosterior:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         return cls(model, tensors["points_MPD"], settings["shape"])
+
+
+def along(posterior: Posterior, weights_SD: Tensor) -> Point:
+    """Return networks of a posterior as members of a point posterior, with its buffers and all that is known of it.
+
+    Args:
+        posterior: whose buffers belong to no draw.
+        weights_SD: the weights, those of its members in turn.
+    """
+    rounds = len(weights_SD) // posterior.members
+    buffers = {n: b.repeat(rounds, *(1,) * (b.ndim - 1)) for n, b in (posterior.buffers_M or {}).items()}
+    return Point(
+        posterior.model,
+        weights_SD,
+        buffers_M=buffers or None,
+        statistics_known=posterior.statistics_known,
+        calibration=posterior.calibration,
+        problems=posterior.problems,
+    )

@@ -1,0 +1,111 @@
+"""What methods share that move some vertices between networks which stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
+from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.optimise.descent import Trajectory, epochs_of
+from torchbayes.methods.optimise.length import choose_epochs
+from torchbayes.methods.protocol import Chosen, Fold, Visit
+from torchbayes.methods.schedules import Schedule
+from torchbayes.methods.variational.seeker import seeker
+from torchbayes.model.model import Batch, Model
+
+
+class Moving(Protocol):
+    """A state whose trajectory is that of the vertices that move."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Their descent; its weights are those of all of them, (M, J D)."""
+        ...
+
+
+class Joining:
+    """A descent of vertices between trained networks, which `fit` trains where it is given none."""
+
+    members: int
+    epochs: int | None
+    batch_size: int
+    optimizer: AnyOptimizer
+    schedule: Schedule
+
+    @property
+    def seeker(self) -> Any:
+        """What trains the networks where `fit` is given none."""
+        return seeker(self.batch_size)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
+
+    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
+        """Return how long held-out rows train the networks where none are given."""
+        found = choose_epochs(self.seeker, density, folds, **begin)
+        return Chosen({}, {**found.record, "mode": found.settings})
+
+    def visit(self, state: Moving) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        now = state.trajectory
+        return Visit("minibatch", now.step) if now.step < now.total_steps else None
+
+    def draw(self, state: Moving) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+
+@dataclass(frozen=True)
+class End:
+    """What the check of a descent reads of its last state."""
+
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class Between:
+    """The loss at one point of each member, as a function of the vertices that move.
+
+    Attributes:
+        density: the loss as a function of weights.
+        fixed: vertices that stay, each (M, D).
+        fixed_MF: their coefficients, float64.
+        moving_MJ: those of the others.
+    """
+
+    density: LogDensity
+    fixed: Sequence[Tensor]
+    fixed_MF: Tensor
+    moving_MJ: Tensor
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.density.model
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self.density.num_data
+
+    def loss(self, vertices: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
+        """Return the loss at the points, and the gradient in the vertices that move, written to `out` (M, J D)."""
+        shape, own_MJ1 = (-1, self.fixed[0].shape[1]), self.moving_MJ.to(vertices).unsqueeze(-1)
+        point_MD = torch.zeros_like(self.fixed[0])
+        for fixed_MD, share_M in zip(self.fixed, self.fixed_MF.to(vertices).unbind(1), strict=True):
+            point_MD.addcmul_(fixed_MD, share_M.unsqueeze(-1))
+        for vertex_MD, own_M1 in zip(vertices.unflatten(1, shape).unbind(1), own_MJ1.unbind(1), strict=True):
+            point_MD.addcmul_(vertex_MD, own_M1)  # in place: a product of all would be as large as they are
+        into_MJD = out.unflatten(1, shape)
+        slope_MD = into_MJD[:, -1]  # holds the gradient at the point until those of all others are made of it
+        value = self.density.loss(point_MD, batch, out=slope_MD, **options)
+        torch.mul(own_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
+        slope_MD.mul_(own_MJ1[:, -1])
+        return value._replace(gradient=out)
