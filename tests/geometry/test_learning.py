@@ -135,7 +135,7 @@ def test_the_quadrature_has_the_limit_of_aoyagi_and_watanabe(columns, inner, lim
 @pytest.mark.parametrize(("columns", "inner"), [(1, 1), (2, 1), (3, 2)])
 def test_reduced_rank_regression_has_the_value_of_finite_n(columns, inner):
     start = torch.zeros(inner * (columns + 1), dtype=torch.float64)
-    # A step as small as the arms of the cross a b = 0 are narrow at their ends: one chosen by acceptance enters them too rarely.
+    # The arms of the cross a b = 0 are narrow at their ends; larger steps, chosen by acceptance enter them too rarely.
     method = HMC(chains=64, steps=1600, burn_in=400, thin=1, jitter=0.3, mass="unit", step_size=0.05, trajectory=1.5)
     found = learning_coefficient(reduced_rank(inner, columns), 1000, start, method=method)
     near(found, reduced_rank_exactly(1000 / math.log(1000), columns, inner))

@@ -22,7 +22,7 @@ from torchbayes.model.rows.batch import Batch, tensors_of
 
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
 _RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
-_NOTHING = 0.005  # nats a target
+_NOTHING = 0.005  # nats a target, and at least one nat in all
 _FEWEST = 100  # rows: to fewer, the best constant itself is fitted too well
 
 
@@ -79,7 +79,8 @@ def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -
     """Return the problem of members whose draws together explain rows no better than a constant.
 
     A member is named where the mean of log (1/S) Σ_s p(y_i | w_s) − log p(y_i | constant), and two standard errors of
-    it over the rows more, are below 0.005 nats. Fewer than 100 rows, or some that decide, name nobody.
+    it over the rows more, are below 0.005 nats, or below one nat in all, twice what a superfluous parameter gains.
+    Fewer than 100 rows, or some that decide, name nobody.
 
     Args:
         constant: the best constant for these rows; None names nobody.
@@ -92,7 +93,7 @@ def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -
     gain_MB = together_MB - constant.rows_B.to(together_MB.device)
     gain_M = gain_MB.sum(-1) / count
     error_M = gain_MB.std(-1) * math.sqrt(gain_MB.shape[-1]) / count
-    bad = (gain_M + 2 * error_M < _NOTHING).nonzero()[:, 0].tolist()
+    bad = (gain_M + 2 * error_M < max(_NOTHING, 1 / count)).nonzero()[:, 0].tolist()
     if not bad:
         return []
     return [

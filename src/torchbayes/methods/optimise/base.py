@@ -79,5 +79,5 @@ class Descent(ABC):
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        found = problems_of(posterior, state, source, learned=self.by_draws) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, by_draws=self.by_draws) or unexplained(posterior, source)
         return [*self.optimizer.problems(state.trajectory.weights_MD), *found]

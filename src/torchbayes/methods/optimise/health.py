@@ -78,7 +78,7 @@ def problems_of(
     source: Source,
     *,
     why: str = _MOVED,
-    learned: bool = False,
+    by_draws: bool = False,
 ) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
@@ -89,9 +89,8 @@ def problems_of(
         state: the method's last state, of all members.
         source: the training data.
         why: why draws, or an average, may be worse than the end of a trajectory, with what to do.
-        learned: whether the result is judged by its draws together: it is a problem that they are no better than a
-            constant, and none that the mean alone is far worse. Bounds are highest there where the prior outweighs the
-            data; a plain network that held-out rows stop there is what they ask for.
+        by_draws: whether the result is judged by its draws together, so that it is no problem if the end of the
+            trajectory alone is far worse.
     """
     found = not_finite(posterior.tensors())
     if found:
@@ -112,12 +111,12 @@ def problems_of(
     last_M, best = seen_MB.sum(-1) / count, best_constant(model, batches, weights_D)
     constant = -math.inf if best is None else best.value
     seen = cache(lambda: log_likelihoods(posterior, batches, draws=1 if isinstance(posterior, Point) else _DRAWS))
-    found += _worthless(last_M.maximum(_together(seen(), count)) if learned else last_M, constant)
+    found += _worthless(last_M.maximum(_together(seen(), count)) if by_draws else last_M, constant)
     found += _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
     if averaged or isinstance(posterior, Gaussian | RadialPosterior):
         found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why, seen=seen)
     found = found or noise_problems(posterior, source)
-    return found or (learned_nothing(best, seen(), count) if learned else [])
+    return found or learned_nothing(best, seen(), count)
 
 
 def _together(seen_SMB: Tensor, count: float) -> Tensor:

@@ -245,7 +245,7 @@ class Particles(ABC):
     def problems(self, posterior: Point, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result: particles that are one, and those of any descent."""
         del history
-        found = problems_of(posterior, state.trajectory, source, learned=True)
+        found = problems_of(posterior, state.trajectory, source, by_draws=True)
         return found or [*collapsed(posterior.weights_MD), *unexplained(posterior, source)]
 
 

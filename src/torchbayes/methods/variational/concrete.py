@@ -149,7 +149,7 @@ class ConcreteDropout:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
-        return problems_of(posterior, weights_only, source, learned=True) or unexplained(posterior, source)
+        return problems_of(posterior, weights_only, source, by_draws=True) or unexplained(posterior, source)
 
 
 def learnable(model: Model) -> list[Layer]:

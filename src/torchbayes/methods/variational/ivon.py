@@ -307,7 +307,7 @@ class IVON:
         posterior that is the prior, or whose variances are still those it began with.
         """
         why = "they are spread wider than the data bear (raise `hessian_init`, or train longer)"
-        found = problems_of(posterior, state, source, why=why, learned=True) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, why=why, by_draws=True) or unexplained(posterior, source)
         left = self.decay(state.total_steps) ** state.step
         if left > _STALE:
             found.append(

@@ -202,7 +202,7 @@ class VBLL:
         del history
         weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        found = problems_of(posterior, weights_only, source, why=why, learned=True)
+        found = problems_of(posterior, weights_only, source, why=why, by_draws=True)
         return found or unexplained(posterior, source)
 
 

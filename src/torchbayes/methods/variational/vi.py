@@ -247,7 +247,7 @@ class VI:
         """
         del history
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        found = problems_of(posterior, state, source, why=why, learned=True) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, why=why, by_draws=True) or unexplained(posterior, source)
         if found or self.relative_scale is not None:
             return found
         variance_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD)
