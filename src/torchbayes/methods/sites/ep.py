@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_positive, free_memory, plain, size_of
+from torchbayes.checks import check_choice, check_counts, check_positive, free_memory, given, plain, size_of
 from torchbayes.curvature.discovery import LayerSupport, layer_support
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg import Dense
@@ -38,6 +38,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import not_finite
 
 _MATRICES = 6  # of D by D numbers at a time
+_LEAST_SHARE, _LONGER = 1 / 64, 1.15  # of the way that a site moves; by how much it grows again after a good sweep
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class State:
         sites: by number of the batch and part, each (1, N, ...).
         buffers: the network's, (1, ...).
         found: the support of the network's layers, as `LayerSupport.text`; empty before the first batch.
-        change: how far q moved in the last whole sweep; 0 before.
+        change: how far q moved in the last whole sweep, over the damping; 0 before.
+        share: of the way that a site moves at a visit.
         skipped: sites that were left as they were, in the sweep so far.
         step: batches seen.
         steps_per_epoch: of a sweep.
@@ -70,6 +72,7 @@ class State:
     buffers: Buffers
     found: str
     change: float
+    share: float
     skipped: int
     step: int
     steps_per_epoch: int
@@ -113,7 +116,7 @@ class Info:
     def now(self) -> dict[str, Any]:
         """Return what is true of the last step of a sweep."""
         found = {"log_evidence": float(self.state.log_evidence())} if self.evidence else {}
-        return {"change": self.state.change, "skipped": self.state.skipped, **found}
+        return {"change": self.state.change, "damping": self.state.share, "skipped": self.state.skipped, **found}
 
 
 @dataclass(frozen=True)
@@ -128,36 +131,34 @@ class EP:
 
     Attributes:
         power: a, how much of a site is replaced at a time: 1 is EP, towards 0 it becomes variational inference.
-        order: "sequential", where each row sees those before it, or "parallel", where the rows of a batch move at once:
-            faster, but it may need damping.
+        order: "parallel", where the sites of a batch move at once, or "sequential", where each row sees those before it:
+            fewer sweeps, which take about a hundred times as long.
         sweeps: visits to all rows, at most; it ends sooner where nothing changes.
-        damping: share of the way that a site moves at a visit, above 0 and at most 1.
-        tolerance: largest change of a weight's mean, in its standard deviations, and of the logarithm of its variance
-            over a sweep that ends the run.
+        damping: share of the way that a site moves at a visit, above 0 and at most 1; None begins with 1, halves it
+            after each sweep that changes more than the one before, and lets it grow again after others.
+        tolerance: largest change of a weight's mean, in its standard deviations, and of the logarithm of its variance,
+            over the damping, by a sweep that ends the run.
         batch_size: rows per visit where the data are not batched already.
-        nodes: of an integral over one number.
     """
 
     power: float = 1.0
-    order: Literal["sequential", "parallel"] = "sequential"
-    sweeps: int = 50
-    damping: float = 1.0
+    order: Literal["parallel", "sequential"] = "parallel"
+    sweeps: int = 100
+    damping: float | None = None
     tolerance: float = 1e-4
     batch_size: int = 1000
-    nodes: int = 128
 
     members = 1
     plan = "loop"
 
     def __post_init__(self) -> None:
         plain(self)
-        check_positive(power=self.power, tolerance=self.tolerance, damping=self.damping)
-        check_choice(("sequential", "parallel"), order=self.order)
+        check_positive(power=self.power, tolerance=self.tolerance, **given(damping=self.damping))
+        check_choice(("parallel", "sequential"), order=self.order)
         check_counts(sweeps=self.sweeps, batch_size=self.batch_size)
-        check_counts(least=16, nodes=self.nodes)
         if self.power > 1:
             raise ValueError(f"`power` must be at most 1, which is EP; got {self.power}.")
-        if self.damping > 1:
+        if self.damping is not None and self.damping > 1:
             raise ValueError(f"`damping` must be at most 1, the whole way; got {self.damping}.")
 
     @property
@@ -202,8 +203,8 @@ class EP:
             raise ValueError("the covariance of the prior is not positive definite to rounding. Give a wider one.")
         tensors = (precision_DD, shift_D, prior.log_norm, torch.zeros_like(prior.log_norm))
         sweep = (prior.mean_D, prior.root_DD.square().sum(1))
-        own = {name: buffer.clone() for name, buffer in buffers.items()}
-        return State(*(t.unsqueeze(0) for t in (*tensors, *sweep)), {}, own, "", 0.0, 0, 0, steps_per_epoch)
+        own, share = {name: buffer.clone() for name, buffer in buffers.items()}, self.damping or 1.0
+        return State(*(t.unsqueeze(0) for t in (*tensors, *sweep)), {}, own, "", 0.0, share, 0, 0, steps_per_epoch)
 
     def visit(self, state: State) -> Visit | None:
         """Return the next site; None when the sweeps are over, or the last one changed nothing."""
@@ -232,10 +233,10 @@ class EP:
         model, rows = density.model, batch.map(lambda t: t[0])
         sweep, number = divmod(state.step, state.steps_per_epoch)
         buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
-        found = state.found or layer_support(model, torch.zeros_like(state.shift_MD[0]).to(model.network.dtype), rows.inputs).text()
+        found = state.found or layer_support(model, model.network.weights() * 0, rows.inputs).text()
         factors = factors_of(model, rows, support=LayerSupport.parse(found), buffers=buffers, check=sweep == 0)
         old = _sites(state.sites, number) or Sites.flat(factors.offset_NR)
-        rule = Rule(self.power, 1 / model.scales(1, 1).likelihood, self.damping, self.nodes)
+        rule = Rule(self.power, 1 / model.scales(1, 1).likelihood, state.share)
         before = state.belief
         visited = (in_turn if self.order == "sequential" else at_once)(before, factors, old, rule)
         gained = factors.counts_N @ (visited.sites.log_scale_N - old.log_scale_N)
@@ -250,7 +251,7 @@ class EP:
             step=state.step + 1,
         )
         if number == state.steps_per_epoch - 1:
-            now = _swept(now, visited.belief)
+            now = _swept(now, visited.belief, first=sweep == 0, adapt=self.damping is None)
         return now, Info(now, model.temperature == 1)
 
     def draw(self, state: State) -> None:
@@ -293,10 +294,13 @@ def _sites(held: Mapping[str, Tensor], number: int) -> Sites | None:
     return Sites(*parts) if parts else None
 
 
-def _swept(state: State, now: Belief) -> State:
-    """Return the state at the end of a sweep, with the change that it made."""
+def _swept(state: State, now: Belief, *, first: bool, adapt: bool) -> State:
+    """Return the state at the end of a sweep, with the change that it made, and the share of the next one."""
     variance_D = now.root_DD.square().sum(1)
     moved_D = (now.mean_D - state.mean_MD[0]).abs() / variance_D.sqrt()
     wider_D = (variance_D / state.variance_MD[0]).log().abs()
-    change = float(torch.maximum(moved_D, wider_D).max())
-    return replace(state, mean_MD=now.mean_D.unsqueeze(0), variance_MD=variance_D.unsqueeze(0), change=change)
+    change, share = float(torch.maximum(moved_D, wider_D).max()) / state.share, state.share
+    if adapt and not first:
+        share = max(0.5 * share, _LEAST_SHARE) if change >= state.change else min(_LONGER * share, 1.0)
+    tensors = {"mean_MD": now.mean_D.unsqueeze(0), "variance_MD": variance_D.unsqueeze(0)}
+    return replace(state, **tensors, change=change, share=share)

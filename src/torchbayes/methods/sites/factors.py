@@ -66,8 +66,8 @@ class Factors:
         log_scale_N = -0.5 * (precision_N * apart_N.square() + norm_N)
         return Sites(precision_N[:, None, None], (precision_N * apart_N)[:, None], log_scale_N)
 
-    def log_prob(self, values_QnR: Tensor, where: slice) -> Tensor:
-        """Return log ℓ, (Q, n), of the factors of a slice at values (Q, n, R)."""
+    def log_prob(self, values_QnR: Tensor, where: Tensor) -> Tensor:
+        """Return log ℓ, (Q, n), of the factors of some numbers (n,) at values (Q, n, R)."""
         outputs = values_QnR + self.offset_NR[where]
         if self.classes:
             outputs = torch.cat([outputs, torch.zeros_like(outputs[..., :1])], dim=-1)

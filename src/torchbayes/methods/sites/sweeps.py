@@ -19,13 +19,11 @@ class Rule(NamedTuple):
         power: a.
         temperature: T, of the likelihood.
         damping: share of the way that a site goes to what its factor asks for.
-        nodes: of an integral.
     """
 
     power: float
     temperature: float
     damping: float
-    nodes: int
 
 
 class Visited(NamedTuple):
@@ -90,9 +88,9 @@ def _asked(
     """Return the sites that factors ask for, of the given number on, and where there are such."""
     around = cavity(mean_NR, covariance_NRR, sites, rule.power)
 
-    def log_prob(values_QnR: Tensor, some: slice) -> Tensor:
-        return factors.log_prob(values_QnR, slice(first + some.start, first + min(some.stop, len(mean_NR))))
+    def log_prob(values_QnR: Tensor, some_n: Tensor) -> Tensor:
+        return factors.log_prob(values_QnR, first + some_n)
 
     share = rule.power / rule.temperature
-    seen: Tilted = tilted(log_prob, around.mean_NR, around.root_NRR, power=share, nodes=rule.nodes)
+    seen: Tilted = tilted(log_prob, around.mean_NR, around.root_NRR, power=share)
     return asked(around, seen, rule.power)
