@@ -39,7 +39,7 @@ class Gaussian(Posterior):
         covariance: Σ, one matrix per member.
         linear: whether outputs are linear in all weights whose variance is not 0, as in those of a last layer, so that
             they are normal: predictions are then those of `Linearised` unless draws are asked for.
-        log_evidence_M: estimate of the log evidence by what was fitted, float64 (M,), in nats; None where there is none.
+        log_evidence_M: estimate of the log evidence, float64 (M,), in nats; None where there is none.
     """
 
     mean_MD: Tensor
@@ -139,5 +139,5 @@ class Gaussian(Posterior):
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
         covariance = restore(settings["covariance"], parts)
-        about: dict[str, Any] = {"linear": settings.get("linear", False), "log_evidence_M": tensors.get("log_evidence_M")}
-        return cls(model, tensors["mean_MD"], covariance, **about)
+        linear, evidence_M = settings.get("linear", False), tensors.get("log_evidence_M")
+        return cls(model, tensors["mean_MD"], covariance, linear=linear, log_evidence_M=evidence_M)

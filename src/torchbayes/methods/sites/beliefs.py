@@ -1,4 +1,4 @@
-r"""A normal distribution of weights with sites, and how sites change: prior N(m₀, S₀), sites exp(−½ gᵀT g + νᵀg), g = A w.
+r"""A normal distribution of weights with sites: prior N(m₀, S₀), sites exp(−½ gᵀT g + νᵀg), g = A w.
 
     q:  precision P = S₀⁻¹ + Σ_n c_n A_nᵀ T_n A_n,   shift h = S₀⁻¹ m₀ + Σ_n c_n A_nᵀ ν_n
 
@@ -126,7 +126,7 @@ class Cavity(NamedTuple):
     proper_N: Tensor
 
 
-def cavity(mean_NR: Tensor, covariance_NRR: Tensor, sites: Sites, power: float) -> Cavity:
+def cavity(mean_NR: Tensor, covariance_NRR: Tensor, sites: Sites, *, power: float) -> Cavity:
     """Return the cavities of marginals N(μ, S)."""
     identity = torch.eye(mean_NR.shape[1], dtype=mean_NR.dtype, device=mean_NR.device)
     marginal_NRR = torch.linalg.cholesky_ex(covariance_NRR + _LEAST * identity).L
@@ -157,7 +157,7 @@ def asked(around: Cavity, seen: Tilted, power: float) -> tuple[Sites, Tensor]:
     return sites, finite_N.all(0) & (failed_N == 0) & around.proper_N
 
 
-def added(before: Belief, slopes_NRD: Tensor, old: Sites, new: Sites, *, counts_N: Tensor) -> Belief | None:
+def added(before: Belief, slopes_NRD: Tensor, old: Sites, *, new: Sites, counts_N: Tensor) -> Belief | None:
     """Return q with sites changed; None where it would be no distribution."""
     precision_NRR = counts_N[:, None, None] * (new.precision_NRR - old.precision_NRR)
     shift_NR = counts_N[:, None] * (new.shift_NR - old.shift_NR)
@@ -176,7 +176,7 @@ def together(
     """
     for _ in range(_HALVINGS):
         new = old.towards(to, share, good_N)
-        found = added(before, slopes_NRD, old, new, counts_N=counts_N)
+        found = added(before, slopes_NRD, old, new=new, counts_N=counts_N)
         if found is not None:
             return found, new, True
         share = 0.5 * share

@@ -131,8 +131,8 @@ class EP:
 
     Attributes:
         power: a, how much of a site is replaced at a time: 1 is EP, towards 0 it becomes variational inference.
-        order: "parallel", where the sites of a batch move at once, or "sequential", where each row sees those before it:
-            fewer sweeps, which take about a hundred times as long.
+        order: "parallel", where the sites of a batch move at once, or "sequential", where each row sees those before
+            it: fewer sweeps, which take about a hundred times as long.
         sweeps: visits to all rows, at most; it ends sooner where nothing changes.
         damping: share of the way that a site moves at a visit, above 0 and at most 1; None begins with 1, halves it
             after each sweep that changes more than the one before, and lets it grow again after others.
@@ -201,10 +201,23 @@ class EP:
         prior = belief(precision_DD, shift_D)
         if prior is None:
             raise ValueError("the covariance of the prior is not positive definite to rounding. Give a wider one.")
-        tensors = (precision_DD, shift_D, prior.log_norm, torch.zeros_like(prior.log_norm))
-        sweep = (prior.mean_D, prior.root_DD.square().sum(1))
         own, share = {name: buffer.clone() for name, buffer in buffers.items()}, self.damping or 1.0
-        return State(*(t.unsqueeze(0) for t in (*tensors, *sweep)), {}, own, "", 0.0, share, 0, 0, steps_per_epoch)
+        return State(
+            precision_DD.unsqueeze(0),
+            shift_D.unsqueeze(0),
+            prior.log_norm.unsqueeze(0),
+            torch.zeros_like(prior.log_norm).unsqueeze(0),
+            prior.mean_D.unsqueeze(0),
+            prior.root_DD.square().sum(1).unsqueeze(0),
+            {},
+            own,
+            "",
+            change=0.0,
+            share=share,
+            skipped=0,
+            step=0,
+            steps_per_epoch=steps_per_epoch,
+        )
 
     def visit(self, state: State) -> Visit | None:
         """Return the next site; None when the sweeps are over, or the last one changed nothing."""
@@ -237,8 +250,7 @@ class EP:
         factors = factors_of(model, rows, support=LayerSupport.parse(found), buffers=buffers, check=sweep == 0)
         old = _sites(state.sites, number) or Sites.flat(factors.offset_NR)
         rule = Rule(self.power, 1 / model.scales(1, 1).likelihood, state.share)
-        before = state.belief
-        visited = (in_turn if self.order == "sequential" else at_once)(before, factors, old, rule)
+        visited = (in_turn if self.order == "sequential" else at_once)(state.belief, factors, old, rule=rule)
         gained = factors.counts_N @ (visited.sites.log_scale_N - old.log_scale_N)
         now = replace(
             state,
@@ -262,15 +274,14 @@ class EP:
         """Return q, with log Z at temperature 1."""
         del shelf
         model, found = density.model, state.belief
-        like = dict(dtype=model.network.dtype, device=model.network.device)
         evidence_M = state.log_evidence() if model.temperature == 1 else None
         about: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}
-        root_MDD = found.root_DD.unsqueeze(0).to(**like)
-        mean_MD = found.mean_D.unsqueeze(0).to(**like)
+        root_MDD = found.root_DD.unsqueeze(0).to(model.network.dtype)
+        mean_MD = found.mean_D.unsqueeze(0).to(model.network.dtype)
         return Gaussian(model, mean_MD, Dense(root_MDD), linear=True, log_evidence_M=evidence_M, **about)
 
     def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite, sites were left out, q still changed, or targets are on another scale."""
+        """Return whether numbers are not finite, sites were left out, q still moved, or the scale of targets is odd."""
         del history
         found = not_finite(posterior.tensors())
         if state.sites and not any(part.shape[1] for part in state.sites.values()):
@@ -282,8 +293,9 @@ class EP:
             )
         if self.sweeps > 1 and state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
             found.append(
-                f"it had not converged: in the last of {self.sweeps} sweeps a weight moved by {state.change:.2g} of its "
-                f"standard deviation, or of its log variance (raise `sweeps`, or lower `damping`)"
+                f"it had not converged: at the rate of the last of {self.sweeps} sweeps a weight moves by "
+                f"{state.change:.2g} standard deviations, or its log variance by that (raise `sweeps`, or lower "
+                f"`damping`)"
             )
         return found or unexplained(posterior, source)
 

@@ -20,14 +20,14 @@ from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sites.beliefs import Sites
 from torchbayes.methods.sites.tilted import MOST
-from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Probit, StudentT
 from torchbayes.model.likelihoods.protocol import counted, own
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.seeds import Purpose, generator
 
-_APART = (Bernoulli, Gaussian, Poisson, StudentT)  # log p(y | f) is a sum over outputs
+_APART = (Bernoulli, Gaussian, Poisson, Probit, StudentT)  # log p(y | f) is a sum over outputs
 _TRIALS = 2  # random weights at which linearity is checked
 _CHUNK = 2**24
 
@@ -130,7 +130,11 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
 
 
 def _of_factors(targets: Any, *, apart: bool, classes: bool, count: int) -> Any:
-    """Return targets with one place for each factor, in double precision."""
+    """Return targets with one place for each factor, in double precision.
+
+    Raises:
+        ValueError: if they are not one tensor.
+    """
     if not isinstance(targets, Tensor):
         raise ValueError(f"EP takes targets that are one tensor; got {type(targets).__name__}. Use VI or Laplace.")
     targets = targets.double() if targets.is_floating_point() else targets
@@ -157,10 +161,11 @@ def _check_together(plain: Likelihood, size: int, *, classes: bool) -> None:
 def _linear(
     model: Model, batch: Batch, *, support: LayerSupport, buffers: Buffers, check: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs at w = 0, (B, ..., K), and their slopes in the weights, float64 (B, P, D), P all of a row's outputs.
+    """Return outputs at w = 0, (B, ..., K), and slopes of all P outputs of a row in the weights, float64 (B, P, D).
 
     Raises:
         ValueError: if the network is not linear in them.
+        DivergedError: if they are not finite.
     """
     dtype, device, size = model.network.dtype, model.network.device, model.layout.size
     zero_D = torch.zeros(size, dtype=dtype, device=device)

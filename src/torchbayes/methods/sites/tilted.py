@@ -19,7 +19,7 @@ MOST = 3  # dimensions
 _DROP = 40.0  # nats below the largest value at which the window ends
 _COARSE = {1: 48, 2: 16, 3: 10}  # nodes of each axis of a search
 _FIRST = {1: 97, 2: 33, 3: 17}  # nodes of each axis at first, odd
-_CLOSE = {1: 1e-7, 2: 1e-6, 3: 1e-5}  # half the nodes are then so far off, and all of them by about its square
+_CLOSE = {1: 1e-8, 2: 1e-7, 3: 1e-6}  # half the nodes are then so far off, and all of them by about its square
 _MOST_NODES = 2**17
 _STAGES = 12
 _WIDE = 10.0  # half the width of the first window
@@ -113,7 +113,7 @@ def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor
 def _moments(
     value: Callable[[Tensor, Tensor], Tensor], low_NR: Tensor, high_NR: Tensor, grid_QR: Tensor, some_n: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the moments by the trapezoid rule, and how far off they are with every second node of each axis, (n,)."""
+    """Return the moments by the trapezoid rule, and by how much those with half the nodes of an axis differ, (n,)."""
     low_nR, width_nR = low_NR[some_n], (high_NR - low_NR)[some_n]
     size, count = low_NR.shape[1], round(len(grid_QR) ** (1 / low_NR.shape[1]))
     x_QnR = low_nR + width_nR * grid_QR.unsqueeze(1)
@@ -122,8 +122,13 @@ def _moments(
     half = (slice(None, None, 2),) * size
     x_half, value_half = (t.unflatten(0, (count,) * size)[half].flatten(0, size - 1) for t in (x_QnR, value_Qn))
     coarse = _sums(x_half, value_half, width_nR, (count + 1) // 2)
-    apart = [(a - b).flatten(1).abs().amax(1) for a, b in zip(fine[1:], coarse[1:], strict=True)]
-    return *fine, torch.stack([(fine[0] - coarse[0]).abs(), *apart]).amax(0)
+    apart_n = (fine.log_norm_N - coarse.log_norm_N).abs()
+    for apart, unit in (
+        (fine.mean_NR - coarse.mean_NR, width_nR),
+        (fine.covariance_NRR - coarse.covariance_NRR, width_nR.unsqueeze(2) * width_nR.unsqueeze(1)),
+    ):
+        apart_n = torch.maximum(apart_n, (apart / unit).flatten(1).abs().amax(1))
+    return fine.log_norm_N, fine.mean_NR, fine.covariance_NRR, apart_n
 
 
 def _sums(x_QnR: Tensor, value_Qn: Tensor, width_nR: Tensor, count: int) -> Tilted:
