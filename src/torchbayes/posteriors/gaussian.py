@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, check_object, seen
+from torchbayes.checks import check_flags, check_object, check_tensor, given, seen
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals, readable
@@ -54,6 +54,12 @@ class Gaussian(Posterior):
         check_weights(self.model, "M", mean_MD=self.mean_MD)
         check_flags(linear=self.linear)
         check_object(("sqrt_matvec", "noise_size"), "Diagonal(variance_MD)", covariance=self.covariance)
+        check_tensor("M", **given(log_evidence_M=self.log_evidence_M))
+        if self.log_evidence_M is not None and len(self.log_evidence_M) != len(self.mean_MD):
+            raise ValueError(
+                f"`log_evidence_M` must have one number for each of {len(self.mean_MD)} members; got "
+                f"{len(self.log_evidence_M)}."
+            )
         if self.covariance.size != self.mean_MD.shape[-1]:
             raise ValueError(
                 f"`covariance` must be over the {self.mean_MD.shape[-1]} weights of the means; got one over "

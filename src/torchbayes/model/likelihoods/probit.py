@@ -15,6 +15,7 @@ from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_TURN = -1.0  # below it Φ is small, and its logarithm is that of the scaled complementary error function
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Probit:
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Bernoulli(Φ(f)), by its log odds."""
         del parameters
-        logits = torch.special.log_ndtr(outputs) - torch.special.log_ndtr(-outputs)
+        logits = log_cdf(outputs) - log_cdf(-outputs)
         return distributions.Bernoulli(logits=logits, validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k log Φ(±f_k), + where y_k is 1."""
         del parameters
         sign = 2 * like(targets, outputs.shape[-1]).to(outputs.dtype) - 1
-        return per_datum(torch.special.log_ndtr(sign * outputs), targets)
+        return per_datum(log_cdf(sign * outputs), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check shape and values of binary targets.
@@ -54,5 +55,16 @@ class Probit:
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of the Fisher information, diag(φ(f)²/(Φ(f) Φ(−f))), (K, B, ...)."""
         del targets, parameters
-        both = torch.special.log_ndtr(outputs) + torch.special.log_ndtr(-outputs)
+        both = log_cdf(outputs) + log_cdf(-outputs)
         return columns_of((-0.5 * (outputs.square() + both) - _HALF_LOG_2PI).exp())
+
+
+def log_cdf(values: Tensor) -> Tensor:
+    """Return log Φ, elementwise, with the precision of the values wherever they are.
+
+    `torch.special.log_ndtr` is the same, but cannot be vectorised by `vmap`.
+    """
+    low, high = values.clamp_max(_TURN), values.clamp_min(_TURN)  # so that no branch has a slope that is not finite
+    below = (0.5 * torch.special.erfcx(-low / math.sqrt(2))).log() - 0.5 * low.square()
+    above = torch.log1p(-0.5 * torch.erfc(high / math.sqrt(2)))
+    return torch.where(values < _TURN, below, above)
