@@ -20,6 +20,8 @@ from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Dense
 from torchbayes.methods.sites.beliefs import Sites, cavity
 from torchbayes.methods.sites.tilted import tilted
+from torchbayes.model.priors.joint import Joint
+from torchbayes.posteriors.problems import ProblemWarning
 
 ROWS, WIDE = 12, 2.0
 X = normal(ROWS, 1, seed=1)
@@ -152,8 +154,8 @@ def test_normal_noise_is_exact_for_every_power(power: float, order: Any, rows: i
     evidence, mean, covariance = moments(fitted(model, (x, y), power=power, order=order, batch_size=11))
     assert_close(evidence, linear_gaussian_evidence(model, (x, y)).log_evidence)
     design = torch.func.jacrev(lambda w: model.network(model.split(w)[0], x))(mean).flatten(0, 1)
-    inverse = torch.tensor(noise).double().pow(-2).repeat(rows)
-    precision = design.T @ (inverse.unsqueeze(1) * design) + torch.eye(8) / 1.4**2
+    inverse = torch.tensor(noise, dtype=torch.float64).pow(-2).repeat(rows)
+    precision = design.T @ (inverse.unsqueeze(1) * design) + torch.eye(8, dtype=torch.float64) / 1.4**2
     assert_close(covariance, torch.linalg.inv(precision))
     assert_close(mean, torch.linalg.solve(precision, design.T @ (inverse * y.flatten()) + 0.2 / 1.4**2))
 
@@ -217,8 +219,8 @@ def test_a_power_near_0_is_variational_inference_with_a_full_covariance() -> Non
     descent.step(closure)
     assert_close(evidence, bound().detach(), rtol=1e-5)
     assert_close(mean, parameters[:2].detach(), rtol=1e-4, atol=1e-4)
-    lower = torch.tensor([[float(parameters[2].exp()), 0.0], [float(parameters[4]), float(parameters[3].exp())]])
-    assert_close(covariance, (lower @ lower.T).double(), rtol=1e-3)
+    a, b, c = parameters.detach()[2].exp(), parameters.detach()[3].exp(), parameters.detach()[4]
+    assert_close(covariance, [[a * a, a * c], [a * c, b * b + c * c]], rtol=1e-3)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -383,11 +385,11 @@ def test_filtering_of_classes_goes_on_where_it_was() -> None:
 
 def test_correlated_priors_count_as_they_are() -> None:
     root = torch.tensor([[1.0, 0.6], [0.0, 0.5]], dtype=torch.float64)
-    model = linear(tb.likelihoods.Gaussian(0.4), prior=tb.Joint(torch.tensor([0.3, -0.2]).double(), Dense(root[None])))
+    model = linear(tb.likelihoods.Gaussian(0.4), prior=Joint(torch.tensor([0.3, -0.2]).double(), Dense(root[None])))
     y = X + 0.4 * normal(ROWS, 1, seed=3)
     found = moments(fitted(model, (X, y)))
     design = torch.cat([X, torch.ones_like(X)], 1)
-    marginal = design @ root @ root.T @ design.T + 0.16 * torch.eye(ROWS)
+    marginal = design @ root @ root.T @ design.T + 0.16 * torch.eye(ROWS, dtype=torch.float64)
     expected = MultivariateNormal(design @ torch.tensor([0.3, -0.2]).double(), marginal).log_prob(y[:, 0])
     assert_close(found[0], expected)
     precision = torch.linalg.inv(root @ root.T) + design.T @ design / 0.16
@@ -419,7 +421,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(order: Any, tmp_path: Path
     loaded = tb.load(tmp_path / "cut" / "posterior.safetensors", model)
     assert_same_tensors(loaded.tensors(), whole.tensors())
     assert isinstance(loaded, tb.Gaussian)
-    assert_close(loaded.log_evidence(), losses(tmp_path / "whole")[-1]["log_evidence"])
+    assert_close(loaded.log_evidence(), [losses(tmp_path / "whole")[-1]["log_evidence"]])
 
 
 def test_networks_in_single_precision_give_such_posteriors() -> None:
@@ -431,14 +433,14 @@ def test_networks_in_single_precision_give_such_posteriors() -> None:
 
 def test_sweeps_that_do_not_suffice_and_sites_left_out_are_problems() -> None:
     model = linear(tb.likelihoods.Bernoulli())
-    with pytest.warns(tb.ProblemWarning, match="had not converged: at the rate of the last of 2 sweeps"):
+    with pytest.warns(ProblemWarning, match="had not converged: at the rate of the last of 2 sweeps"):
         tb.fit(model, (X, Y), tb.EP(sweeps=2), callbacks=())
-    y = X + 0.05 * normal(ROWS, 1, seed=3)
-    y[::3] += 5 * normal(4, 1, seed=4)
-    with pytest.warns(tb.ProblemWarning, match="sites were left as they were"):
-        tb.fit(linear(tb.likelihoods.StudentT(1.0, 0.02)), (X, y), tb.EP(sweeps=3, order="sequential"), callbacks=())
+    x, y = normal(30, 5, seed=4), normal(30, 1, seed=5)
+    y[::3] += 5 * normal(10, 1, seed=6)
+    with pytest.warns(ProblemWarning, match="sites were left as they were"):
+        tb.fit(linear(tb.likelihoods.StudentT(1.0, 0.02), 5), (x, y), tb.EP(5e-1, "sequential", sweeps=3), callbacks=())
     nothing = linear(tb.likelihoods.Weighted(tb.likelihoods.Bernoulli()))
-    with pytest.warns(tb.ProblemWarning, match="no row counts"):
+    with pytest.warns(ProblemWarning, match="no row counts"):
         found = tb.fit(nothing, (X, (Y, torch.zeros(ROWS).double())), tb.EP(), callbacks=())
     assert_close(found.tensors()["mean_MD"], torch.zeros(1, 2))
 
@@ -457,9 +459,9 @@ def test_sweeps_that_do_not_suffice_and_sites_left_out_are_problems() -> None:
         (
             lambda: linear(tb.likelihoods.Gaussian(1.0), prior=tb.priors.Laplace()),
             Y,
-            r"a prior that is normal; got Laplace",
+            "a prior that is normal; got Laplace",
         ),
-        (lambda: linear(tb.likelihoods.Gaussian(1.0), prior=tb.priors.Flat()), Y, r"a prior that is normal; got Flat"),
+        (lambda: linear(tb.likelihoods.Gaussian(1.0), prior=tb.priors.Flat()), Y, "a prior that is normal; got Flat"),
         (
             lambda: linear(tb.likelihoods.Categorical(), outputs=9),
             torch.arange(ROWS) % 9,

@@ -38,8 +38,8 @@ class Probit:
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k log Φ(±f_k), + where y_k is 1."""
         del parameters
-        sign = 2 * like(targets, outputs.shape[-1]).to(outputs.dtype) - 1
-        return per_datum(log_cdf(sign * outputs), targets)
+        targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
+        return per_datum(log_cdf((2 * targets - 1) * outputs), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check shape and values of binary targets.
