@@ -29,7 +29,7 @@ from torchbayes.linalg import Dense
 from torchbayes.methods.protocol import DivergedError, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
-from torchbayes.methods.sites.factors import check_likelihood, factors_of
+from torchbayes.methods.sites.factors import check_likelihood, factors_of, is_exact
 from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
@@ -291,12 +291,8 @@ class EP:
                 f"{state.skipped} sites were left as they were in the last sweep, as what is left without them is no "
                 f"distribution, or their rows are impossible (lower `power` or `damping`)"
             )
-        if self.sweeps > 1 and state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
-            found.append(
-                f"it had not converged: at the rate of the last of {self.sweeps} sweeps a weight moves by "
-                f"{state.change:.2g} standard deviations, or its log variance by that (raise `sweeps`, or lower "
-                f"`damping`)"
-            )
+        if state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
+            found += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
         return found or unexplained(posterior, source)
 
 
@@ -304,6 +300,21 @@ def _sites(held: Mapping[str, Tensor], number: int) -> Sites | None:
     """Return the sites of a batch; None before its first visit."""
     parts = [held[f"{number}.{name}"][0] for name in Sites._fields if f"{number}.{name}" in held]
     return Sites(*parts) if parts else None
+
+
+def _unsettled(method: EP, state: State, *, exact: bool) -> list[str]:
+    """Return that the sweeps of a run did not suffice; nothing where a single one is all that there is to do."""
+    if method.sweeps > 1:
+        return [
+            f"it had not converged: at the rate of the last of {method.sweeps} sweeps a weight moves by "
+            f"{state.change:.2g} standard deviations, or its log variance by that (raise `sweeps`, or lower `damping`)"
+        ]
+    if method.damping in {None, 1.0} and (exact or method.order == "sequential"):
+        return []
+    return [
+        "it had not converged: after one sweep, in parallel or damped, sites are not what their rows ask for (raise "
+        "`sweeps`, or give order='sequential' without damping for assumed density filtering)"
+    ]
 
 
 def _swept(state: State, now: Belief, *, first: bool, adapt: bool) -> State:

@@ -58,7 +58,7 @@ class Factors:
 
     def exact(self, temperature: float) -> Sites | None:
         """Return the sites that are ℓ^(1/T) themselves, under normal noise; None under other likelihoods."""
-        if not isinstance(self.likelihood, Gaussian) or not own(self.likelihood, "curvature_root"):
+        if not is_exact(self.likelihood):
             return None
         precision_N = 1 / (temperature * self.noise_N.square())
         apart_N = self.targets - self.offset_NR[:, 0]
@@ -73,6 +73,12 @@ class Factors:
             outputs = torch.cat([outputs, torch.zeros_like(outputs[..., :1])], dim=-1)
         outputs = outputs.view(*outputs.shape[:2], *self.shape)
         return self.likelihood.log_prob(outputs, self.targets[where])
+
+
+def is_exact(likelihood: Likelihood) -> bool:
+    """Return whether sites are the factors themselves, so that one sweep is all there is to do."""
+    plain = unweighted(likelihood)
+    return isinstance(plain, Gaussian) and own(plain, "curvature_root")
 
 
 def check_likelihood(likelihood: Likelihood) -> None:
