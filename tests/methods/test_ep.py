@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from tests.laws.cases import assert_same_tensors, losses
 from tests.oracles import assert_close, normal
+from tests.ranks import check, launch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -364,6 +365,23 @@ def test_filtering_in_pieces_is_exact_for_normal_noise_and_sees_each_row_once() 
     assert_close(found[-1][2], whole[2])
 
 
+def test_filtering_of_probit_is_its_closed_form() -> None:
+    """One row after the other by m + S x y r/√(1 + v) and S − S x xᵀS r(ζ + r)/(1 + v); the evidence is Σ log Φ(ζ)."""
+    mean, covariance = torch.zeros(2, dtype=torch.float64), WIDE**2 * torch.eye(2, dtype=torch.float64)
+    total = 0.0
+    for x, y in zip(torch.cat([X, torch.ones_like(X)], 1), 2 * Y[:, 0] - 1, strict=True):
+        along, root = covariance @ x, float((1 + x @ covariance @ x).sqrt())
+        zeta = float(y * (x @ mean)) / root
+        ratio = math.exp(stats.norm.logpdf(zeta) - stats.norm.logcdf(zeta))
+        total += stats.norm.logcdf(zeta)
+        mean = mean + along * y * ratio / root
+        covariance = covariance - along.outer(along) * ratio * (zeta + ratio) / root**2
+    found = moments(fitted(linear(tb.likelihoods.Probit()), (X, Y), order="sequential", sweeps=1))
+    assert_close(found[0], total, rtol=1e-9)
+    assert_close(found[1], mean, rtol=1e-7)
+    assert_close(found[2], covariance, rtol=1e-7)
+
+
 def test_filtering_of_classes_goes_on_where_it_was() -> None:
     """A stream in two pieces is the stream in one; the evidence is the product of predictive probabilities."""
     model, filtering = linear(tb.likelihoods.Probit()), tb.EP(sweeps=1, order="sequential")
@@ -421,6 +439,22 @@ def test_interrupted_and_resumed_equals_uninterrupted(order: Any, tmp_path: Path
     assert_same_tensors(loaded.tensors(), whole.tensors())
     assert isinstance(loaded, tb.Gaussian)
     assert_close(loaded.log_evidence(), [losses(tmp_path / "whole")[-1]["log_evidence"]])
+
+
+def share(folder: Path) -> None:
+    """Fit in one of two processes that share the rows."""
+    with tb.Ranks.grid(2, 1) as ranks:
+        found = tb.fit(linear(tb.likelihoods.Bernoulli()), (X, Y), tb.EP(batch_size=5), ranks=ranks, callbacks=())
+        found.save(folder / f"{ranks.data_rank}.safetensors")
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_rows_find_what_one_does(tmp_path: Path) -> None:
+    check(launch(share, 2, tmp_path, tmp_path))
+    model = linear(tb.likelihoods.Bernoulli())
+    alone = tb.fit(model, (X, Y), tb.EP(batch_size=5), callbacks=())
+    for rank in range(2):
+        assert_same_tensors(tb.load(tmp_path / f"{rank}.safetensors", model).tensors(), alone.tensors())
 
 
 def test_networks_in_single_precision_give_such_posteriors() -> None:
