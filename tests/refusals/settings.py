@@ -114,7 +114,7 @@ METHODS = {
     "EP": Case(
         tb.EP,
         wrong={
-            "power": (*POSITIVE, 1.5),
+            "power": (*POSITIVE, 1.5, 1e-9),
             "order": WORD,
             "sweeps": COUNT,
             "damping": (*maybe(POSITIVE), 1.5),

@@ -37,6 +37,7 @@ from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import not_finite
 
+_LEAST_POWER = 1e-6  # below it rounding counts, as sites are differences divided by it
 _MATRICES = 6  # of D by D numbers at a time
 _LEAST_SHARE, _LONGER = 1 / 64, 1.15  # of the way that a site moves; by how much it grows again after a good sweep
 
@@ -130,7 +131,7 @@ class EP:
     assumed density filtering: every row is seen once, and `as_prior` goes on with the next data.
 
     Attributes:
-        power: a, how much of a site is replaced at a time: 1 is EP, towards 0 it becomes variational inference.
+        power: a, how much of a site is replaced at a time: 1 is EP, towards 0 (1e-6) it becomes variational inference.
         order: "parallel", where the sites of a batch move at once, or "sequential", where each row sees those before
             it: fewer sweeps, which take about a hundred times as long.
         sweeps: visits to all rows, at most; it ends sooner where nothing changes.
@@ -156,8 +157,11 @@ class EP:
         check_positive(power=self.power, tolerance=self.tolerance, **given(damping=self.damping))
         check_choice(("parallel", "sequential"), order=self.order)
         check_counts(sweeps=self.sweeps, batch_size=self.batch_size)
-        if self.power > 1:
-            raise ValueError(f"`power` must be at most 1, which is EP; got {self.power}.")
+        if not _LEAST_POWER <= self.power <= 1:
+            raise ValueError(
+                f"`power` must be from {_LEAST_POWER}, which is variational inference to rounding, to 1, which is EP; "
+                f"got {self.power}."
+            )
         if self.damping is not None and self.damping > 1:
             raise ValueError(f"`damping` must be at most 1, the whole way; got {self.damping}.")
 
