@@ -72,11 +72,11 @@ def quadrature(likelihood: Any, data: tuple[Tensor, Tensor], reach: float = 14.0
 
 
 def test_probit_moments_are_those_of_quadrature() -> None:
-    """Wherever the mass is, for both labels."""
-    m = torch.tensor([0.3, -2.0, 4.0, -30.0, 0.0, -80.0], dtype=torch.float64)
-    v = torch.tensor([0.5, 3.0, 1e-4, 7.0, 1e4, 30.0], dtype=torch.float64)
+    """Wherever the mass is, for both labels; the quadrature of the sites and one by a grid of ours."""
+    m = torch.tensor([0.3, -2.0, 4.0, -30.0, 0.0, -80.0, -400.0, 900.0], dtype=torch.float64)
+    v = torch.tensor([0.5, 3.0, 1e-4, 7.0, 1e4, 30.0, 2.0, 0.3], dtype=torch.float64)
     for sign in (1.0, -1.0):
-        targets = torch.full((6, 1), (1 + sign) / 2, dtype=torch.float64)
+        targets = torch.full((8, 1), (1 + sign) / 2, dtype=torch.float64)
 
         def log_prob(f_QnR: Tensor, some_n: Tensor, targets: Tensor = targets) -> Tensor:
             return tb.likelihoods.Probit().log_prob(f_QnR, targets[some_n])
@@ -87,17 +87,13 @@ def test_probit_moments_are_those_of_quadrature() -> None:
         assert_close(found.log_norm_N, by_nodes.log_norm_N, rtol=1e-9)
         assert_close(found.mean_NR, by_nodes.mean_NR, rtol=1e-8, atol=1e-14)
         assert_close(found.covariance_NRR, by_nodes.covariance_NRR, rtol=1e-6)
-
-
-def test_probit_moments_far_out_are_those_of_an_exponential_tail() -> None:
-    """r = φ(ζ)/Φ(ζ) is −ζ − 1/ζ + 2/ζ³ − …, and 1 − r(ζ + r) is 1/ζ² − 6/ζ⁴ + …, to rounding where ζ is −789."""
-    m, v = torch.tensor([900.0], dtype=torch.float64), torch.tensor([0.3], dtype=torch.float64)
-    zeta = -m / (1 + v).sqrt()
-    found = tilted_by_probit(m, v.sqrt(), -torch.ones(1).double())
-    assert_close(found.log_norm_N, stats.norm.logcdf(zeta), rtol=1e-12)
-    ratio = -zeta - 1 / zeta + 2 / zeta**3
-    assert_close(found.mean_NR[:, 0], -v.sqrt() * ratio / (1 + v).sqrt(), rtol=1e-12)
-    assert_close(found.covariance_NRR[:, 0, 0], (1 + v * (1 / zeta**2 - 6 / zeta**4)) / (1 + v), rtol=1e-12)
+    x = torch.linspace(-12, 12, 20_001, dtype=torch.float64)
+    share = (
+        tb.likelihoods.Probit().log_prob((m[1] + v[1].sqrt() * x)[:, None], torch.ones(20_001, 1)) - x**2 / 2
+    ).softmax(0)
+    found = tilted_by_probit(m[1:2], v[1:2].sqrt(), torch.ones(1).double())
+    assert_close(found.mean_NR[0, 0], share @ x, rtol=1e-9)
+    assert_close(found.covariance_NRR[0, 0, 0], share @ x**2 - (share @ x) ** 2, rtol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 0.05, 1.0, 1e3])

@@ -3,7 +3,7 @@ r"""Moments of a normal distribution tilted by a likelihood, p(x) ∝ N(x; 0, I)
 By the trapezoid rule on the window in which log p is less than 40 below its largest value. It is found by ever finer
 grids, as a likelihood may be far narrower than the normal distribution, or centred where that has next to no mass. The
 error of the rule falls exponentially in the number of nodes, which is doubled until every second of them says the same.
-Under ℓ(f) = Φ(±f) and a = 1 they have a closed form.
+Under ℓ(f) = Φ(±f) with a = 1 there is a closed form.
 """
 
 from __future__ import annotations
