@@ -52,7 +52,6 @@ def main() -> None:
         for features in (50, 200):
             case(tb.likelihoods.Probit(), features=features)
         case(tb.likelihoods.Bernoulli(), features=50)
-        case(tb.likelihoods.Bernoulli(), features=200)
         case(tb.likelihoods.Gaussian(1.0), features=50)
         case(tb.likelihoods.Probit(), features=50, rows=2_000)
         case(tb.likelihoods.Categorical(), features=50, outputs=3, rows=2_000)

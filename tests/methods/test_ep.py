@@ -20,7 +20,7 @@ import torchbayes as tb
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Dense
 from torchbayes.methods.sites.beliefs import Sites, cavity
-from torchbayes.methods.sites.tilted import tilted, tilted_by_probit
+from torchbayes.methods.sites.tilted import tilted
 from torchbayes.model.priors.joint import Joint
 from torchbayes.posteriors.problems import ProblemWarning
 
@@ -71,29 +71,23 @@ def quadrature(likelihood: Any, data: tuple[Tensor, Tensor], reach: float = 14.0
 # --- moments of one site
 
 
-def test_probit_moments_are_those_of_quadrature() -> None:
-    """Wherever the mass is, for both labels; the quadrature of the sites and one by a grid of ours."""
-    m = torch.tensor([0.3, -2.0, 4.0, -30.0, 0.0, -80.0, -400.0, 900.0], dtype=torch.float64)
-    v = torch.tensor([0.5, 3.0, 1e-4, 7.0, 1e4, 30.0, 2.0, 0.3], dtype=torch.float64)
-    for sign in (1.0, -1.0):
-        targets = torch.full((8, 1), (1 + sign) / 2, dtype=torch.float64)
+def test_probit_moments_are_their_closed_form() -> None:
+    """log Φ(ζ), m + v r/√(1 + v) and v − v² r (ζ + r)/(1 + v) with ζ = m/√(1 + v), r = φ/Φ, wherever the mass is."""
+    m = torch.tensor([0.3, -2.0, 4.0, -30.0, 0.0, -80.0], dtype=torch.float64)
+    v = torch.tensor([0.5, 3.0, 1e-4, 7.0, 1e4, 30.0], dtype=torch.float64)
+    zeta = m / (1 + v).sqrt()
+    log_z = torch.from_numpy(stats.norm.logcdf(zeta))
+    r = (torch.from_numpy(stats.norm.logpdf(zeta)) - log_z).exp()
+    mean, variance = m + v * r / (1 + v).sqrt(), v - v**2 * r * (zeta + r) / (1 + v)
+    ones = torch.ones(6, 1, dtype=torch.float64)
 
-        def log_prob(f_QnR: Tensor, some_n: Tensor, targets: Tensor = targets) -> Tensor:
-            return tb.likelihoods.Probit().log_prob(f_QnR, targets[some_n])
+    def log_prob(f_QnR: Tensor, some_n: Tensor) -> Tensor:
+        return tb.likelihoods.Probit().log_prob(f_QnR, ones[some_n])
 
-        found = tilted_by_probit(m, v.sqrt(), torch.full_like(m, sign))
-        by_nodes = tilted(log_prob, m.unsqueeze(1), v.sqrt().view(-1, 1, 1), power=1.0)
-        assert_close(found.log_norm_N, stats.norm.logcdf(sign * m / (1 + v).sqrt()), rtol=1e-9)
-        assert_close(found.log_norm_N, by_nodes.log_norm_N, rtol=1e-9)
-        assert_close(found.mean_NR, by_nodes.mean_NR, rtol=1e-8, atol=1e-14)
-        assert_close(found.covariance_NRR, by_nodes.covariance_NRR, rtol=1e-6)
-    x = torch.linspace(-12, 12, 20_001, dtype=torch.float64)
-    share = (
-        tb.likelihoods.Probit().log_prob((m[1] + v[1].sqrt() * x)[:, None], torch.ones(20_001, 1)) - x**2 / 2
-    ).softmax(0)
-    found = tilted_by_probit(m[1:2], v[1:2].sqrt(), torch.ones(1).double())
-    assert_close(found.mean_NR[0, 0], share @ x, rtol=1e-9)
-    assert_close(found.covariance_NRR[0, 0, 0], share @ x**2 - (share @ x) ** 2, rtol=1e-9)
+    found = tilted(log_prob, m.unsqueeze(1), v.sqrt().view(-1, 1, 1), power=1.0)
+    assert_close(found.log_norm_N, log_z, rtol=1e-9)
+    assert_close(m + v.sqrt() * found.mean_NR[:, 0], mean, rtol=1e-8)
+    assert_close(v * found.covariance_NRR[:, 0, 0], variance, rtol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 0.05, 1.0, 1e3])

@@ -19,7 +19,7 @@ from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sites.beliefs import Sites
-from torchbayes.methods.sites.tilted import MOST, Tilted, tilted, tilted_by_probit
+from torchbayes.methods.sites.tilted import MOST
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Probit, StudentT
 from torchbayes.model.likelihoods.protocol import counted, own
 from torchbayes.model.likelihoods.weighted import unweighted
@@ -65,18 +65,6 @@ class Factors:
         norm_N = (2 * math.pi * self.noise_N.square()).log() / temperature
         log_scale_N = -0.5 * (precision_N * apart_N.square() + norm_N)
         return Sites(precision_N[:, None, None], (precision_N * apart_N)[:, None], log_scale_N)
-
-    def tilted(self, mean_NR: Tensor, root_NRR: Tensor, *, power: float, first: int = 0) -> Tilted:
-        """Return the moments of N(g; m, L Lᵀ) ℓ(g)^power, in units of L, of factors from the given number on."""
-        if power == 1 and isinstance(self.likelihood, Probit) and own(self.likelihood, "curvature_root"):
-            where = slice(first, first + len(mean_NR))
-            outputs_N, sign_N = (mean_NR + self.offset_NR[where])[:, 0], 2.0 * self.targets[where] - 1
-            return tilted_by_probit(outputs_N, root_NRR[:, 0, 0], sign_N)
-
-        def log_prob(values_QnR: Tensor, some_n: Tensor) -> Tensor:
-            return self.log_prob(values_QnR, first + some_n)
-
-        return tilted(log_prob, mean_NR, root_NRR, power=power)
 
     def log_prob(self, values_QnR: Tensor, where: Tensor) -> Tensor:
         """Return log ℓ, (Q, n), of the factors of some numbers (n,) at values (Q, n, R)."""

@@ -3,7 +3,6 @@ r"""Moments of a normal distribution tilted by a likelihood, p(x) ∝ N(x; 0, I)
 By the trapezoid rule on the window in which log p is less than 40 below its largest value. It is found by ever finer
 grids, as a likelihood may be far narrower than the normal distribution, or centred where that has next to no mass. The
 error of the rule falls exponentially in the number of nodes, which is doubled until every second of them says the same.
-Under ℓ(f) = Φ(±f) with a = 1 there is a closed form.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.model.likelihoods.probit import log_cdf
-
 MOST = 3  # dimensions
 _DROP = 40.0  # nats below the largest value at which the window ends
 _COARSE = {1: 48, 2: 16, 3: 10}  # nodes of each axis of a search
@@ -26,7 +23,6 @@ _CLOSE = {1: 1e-8, 2: 1e-7, 3: 1e-6}  # half the nodes are then so far off, and 
 _MOST_NODES = 2**17
 _STAGES = 12
 _WIDE = 10.0  # half the width of the first window
-_FAR = -100.0  # where r is its asymptotic series
 _CHUNK = 2**22  # numbers at a time
 
 LogProb = Callable[[Tensor, Tensor], Tensor]
@@ -76,32 +72,6 @@ def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float
         nodes = 2 * nodes - 1
         todo_n = todo_n[~(apart_n <= _CLOSE[size])] if nodes**size <= _MOST_NODES else todo_n[:0]
     return total
-
-
-def tilted_by_probit(mean_N: Tensor, root_N: Tensor, sign_N: Tensor) -> Tilted:
-    r"""Return the moments of every site under ℓ(f) = Φ(y f) and a = 1 (Rasmussen and Williams 2006, section 3.9).
-
-    With v = L², ζ = y m/√(1 + v) and r = φ(ζ)/Φ(ζ): log Φ(ζ), y L r/√(1 + v) and 1 − v r (ζ + r)/(1 + v).
-
-    Args:
-        mean_N: m, float64.
-        root_N: L.
-        sign_N: y, 1 or −1.
-    """
-    variance_N = root_N.square()
-    wide_N = (1 + variance_N).sqrt()
-    zeta_N = sign_N * mean_N / wide_N
-    log_norm_N = log_cdf(zeta_N)
-    ratio_N = (-0.5 * zeta_N.square() - 0.5 * math.log(2 * math.pi) - log_norm_N).exp()
-    far_N = zeta_N.clamp_max(_FAR)
-    inverse_N = far_N.pow(-2)
-    left_N = torch.where(  # 1 − r (ζ + r), of which far out nothing but rounding would remain
-        zeta_N < _FAR, inverse_N * (1 - inverse_N * (6 - 50 * inverse_N)), 1 - ratio_N * (zeta_N + ratio_N)
-    )
-    ratio_N = torch.where(zeta_N < _FAR, -far_N - (1 - 2 * inverse_N) / far_N, ratio_N)
-    covariance_N = (1 + variance_N * left_N) / (1 + variance_N)
-    mean_x_N = sign_N * root_N * ratio_N / wide_N
-    return Tilted(log_norm_N, mean_x_N.unsqueeze(1), covariance_N.view(-1, 1, 1))
 
 
 def _in_parts(function: Callable[[Tensor], tuple[Tensor, ...]], rows_n: Tensor, each: int) -> tuple[Tensor, ...]:
