@@ -10,10 +10,11 @@ from benchmarks import (
     overhead,
     particles,
     prediction,
+    sites,
     variational,
 )
 
-CASES = (members, gradient, noise, overhead, prediction, last_layer, collection, layout, variational, particles)
+CASES = (members, gradient, noise, overhead, prediction, last_layer, collection, layout, variational, particles, sites)
 
 for case in CASES:
     case.main()

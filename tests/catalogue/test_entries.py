@@ -89,7 +89,11 @@ def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
     ("problem", "likelihood", "said"),
     [
         (COUNTS, "bernoulli", "a regression, must be student_t, gaussian, heteroscedastic or poisson; got 'bernoulli'"),
-        (MOONS, "poisson", "a classification, must be categorical or bernoulli; got 'poisson': it is for a regression"),
+        (
+            MOONS,
+            "poisson",
+            "a classification, must be categorical, bernoulli or probit; got 'poisson': it is for a regression",
+        ),
         (
             replace(MOONS, data="digits"),
             "bernoulli",

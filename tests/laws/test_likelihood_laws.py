@@ -25,6 +25,7 @@ from torchbayes.model.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     Poisson,
+    Probit,
     StudentT,
     Weighted,
 )
@@ -85,6 +86,7 @@ PAIRS: dict[str, Pair] = {
     "classes": repeated(Categorical(), K, LABELS),
     "soft classes": repeated(Categorical(), K, SOFT),
     "binary": repeated(Bernoulli(), 2, (REAL > 0).double()),
+    "probit": repeated(Probit(), 2, (REAL > 0).double()),
     "gaussian": repeated(Gaussian(0.6), 2, REAL),
     "gaussian, two scales": repeated(Gaussian((0.6, 0.9)), 2, REAL),
     "gaussian, learned": repeated(Gaussian("learned"), 2, REAL),

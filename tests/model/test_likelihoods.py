@@ -19,6 +19,7 @@ from torchbayes.model.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
     Poisson,
+    Probit,
     StudentT,
 )
 
@@ -45,6 +46,7 @@ CASES: dict[str, tuple[Likelihood, int, Tensor, Callable[[Tensor, Tensor], Any]]
     ),
     "student t": (StudentT(3.0, 0.5), 1, normal(B, K, seed=1), lambda f, y: stats.t.logpdf(y, 3.0, f, 0.5)),
     "poisson": (Poisson(), 1, counts, lambda f, y: stats.poisson.logpmf(y, f.exp())),
+    "probit": (Probit(), 1, binary, lambda f, y: stats.bernoulli.logpmf(y, stats.norm.cdf(f))),
     "custom": (
         Custom(lambda f: distributions.Laplace(f, 0.5)),
         1,
@@ -268,6 +270,7 @@ WRONG: list[tuple[Likelihood, Tensor, Tensor, type[Exception], str]] = [
     (Bernoulli(), normal(B, 2), classes(B, 2), ValueError, r"must have shape \(4, 2\).*got \(4,\)"),
     (Bernoulli(), normal(B, 1), torch.tensor([0, 1, 2, 1]), ValueError, r"must be 0 or 1; got values in 0\.\.2"),
     (Bernoulli(), normal(B, 1), torch.tensor([1, -1, 1, 1]), ValueError, r"must be 0 or 1; got values in -1\.\.1"),
+    (Probit(), normal(B, 1), torch.tensor([0, 1, 2, 1]), ValueError, r"must be 0 or 1; got values in 0\.\.2"),
     (Bernoulli(), normal(B, 1), NAN, ValueError, "must be 0 or 1"),
     (Gaussian(), normal(B, 1), classes(B, 3), TypeError, r"must be floating point; got torch\.int64\. Use targets\.fl"),
     (Gaussian(), normal(B, 1), NAN, ValueError, r"finite; 2 of 4 are NaN or infinite\. Remove those rows"),

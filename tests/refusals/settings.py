@@ -111,6 +111,17 @@ METHODS = {
             "kl_weight": maybe(POSITIVE),
         },
     ),
+    "EP": Case(
+        tb.EP,
+        wrong={
+            "power": (*POSITIVE, 1.5, 1e-9),
+            "order": WORD,
+            "sweeps": COUNT,
+            "damping": (*maybe(POSITIVE), 1.5),
+            "tolerance": POSITIVE,
+            "batch_size": COUNT,
+        },
+    ),
     "MCBatchNorm": Case(tb.MCBatchNorm, wrong={"batch_size": (*COUNT, 1), "draws": COUNT, "members": COUNT}),
     "SWA": Case(tb.SWA, wrong=_AVERAGED),
     "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),
@@ -305,6 +316,7 @@ LIKELIHOODS = {
     "likelihoods.HeteroscedasticGaussian": Case(likelihoods.HeteroscedasticGaussian, wrong={"floor": NOT_NEGATIVE}),
     "likelihoods.StudentT": Case(likelihoods.StudentT, wrong={"df": POSITIVE, "scale": POSITIVE}),
     "likelihoods.Poisson": Case(likelihoods.Poisson),
+    "likelihoods.Probit": Case(likelihoods.Probit),
     "likelihoods.Custom": Case(
         likelihoods.Custom, lambda: {"function": lambda f: Normal(f, 1.0)}, {"function": (*FUNCTION, Normal(0.0, 1.0))}
     ),

@@ -399,6 +399,7 @@ VERBS = {
             "mean_MD": tensors((27,), (1, 3), (0, 27)),
             "covariance": (*OBJECT, Diagonal, torch.ones(1, 27), Diagonal(torch.ones(1, 3))),
             "linear": FLAG,
+            "log_evidence_M": maybe(tensors((), (2,), (1, 1))),
         },
         _POSTERIORS,
     ),

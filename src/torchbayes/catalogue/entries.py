@@ -83,7 +83,7 @@ class MethodEntry(Entry):
     predicts: Literal["drawn", "own", "linearised"] = "own"
     by_member: bool = False
     is_reference: bool = False
-    parts: Literal["any", "dropout", "batch norm", "last layer"] = "any"
+    parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights"] = "any"
     cost: str = ""
     small: Mapping[str, Any] = field(default_factory=dict)
 

@@ -46,6 +46,7 @@ from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.sites.ep import EP
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
@@ -55,9 +56,9 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "BSAM", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL",
-    "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow",
-    "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
+    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA",
+    "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout",
+    "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
 ]
 # fmt: on
 
@@ -176,6 +177,18 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#4f8a10", "X"),
             predicts="linearised",
             cost="One training run with regular passes for the curvature.",
+        ),
+        MethodEntry(
+            "ep",
+            "a Gaussian over weights that outputs are linear in, by the moments of each row's likelihood",
+            "torchbayes.methods.sites.ep:EP",
+            label="EP",
+            usual=partial(plain_settings, EP),
+            look=Look("#3b7a57", "8"),
+            also=("expectation_propagation", "adf"),
+            predicts="linearised",
+            parts="linear weights",
+            cost="Some passes over the data, and matrices as large as the square of the number of weights.",
         ),
         MethodEntry(
             "hmc",

@@ -75,6 +75,14 @@ LIKELIHOODS: dict[str, LikelihoodEntry] = {
             prepare=_two_classes,
         ),
         LikelihoodEntry(
+            "probit",
+            "one of two classes, from one output: the second if it and standard normal noise are above 0",
+            f"{_LIKELIHOODS}:Probit",
+            "classification",
+            lambda _: 1,
+            prepare=_two_classes,
+        ),
+        LikelihoodEntry(
             "student_t",
             "targets with outliers: Student's t around the output (df, scale)",
             f"{_LIKELIHOODS}:StudentT",

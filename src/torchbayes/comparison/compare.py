@@ -208,5 +208,7 @@ def _length(settings: Settings, start: str | None) -> str:
         return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
     if start is not None:
         return f"around the {label_of(start)}"
+    if (sweeps := vars(settings).get("sweeps")) is not None:
+        return f"at most {sweeps} sweeps"
     epochs = vars(settings).get("epochs")
     return f"{settings.members} × {epochs} epochs" if epochs else f"{settings.members} × the usual epochs"

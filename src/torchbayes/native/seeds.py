@@ -160,6 +160,8 @@ class Purpose(enum.IntEnum):
     SURFACE = 151  # directions of a plane
     CURVED = 152  # vector that an iteration begins with
     INTERIOR = 193  # points in a simplex
+    # sites
+    SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
     PART = 155  # seeds of what a network draws for a part of a batch
     FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at

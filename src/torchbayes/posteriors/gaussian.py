@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, check_object, seen
+from torchbayes.checks import check_flags, check_object, check_tensor, given, seen
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals, readable
@@ -39,11 +39,13 @@ class Gaussian(Posterior):
         covariance: Σ, one matrix per member.
         linear: whether outputs are linear in all weights whose variance is not 0, as in those of a last layer, so that
             they are normal: predictions are then those of `Linearised` unless draws are asked for.
+        log_evidence_M: estimate of the log evidence, float64 (M,), in nats; None where there is none.
     """
 
     mean_MD: Tensor
     covariance: Structure
     linear: bool = field(default=False, kw_only=True)
+    log_evidence_M: Tensor | None = field(default=None, kw_only=True)
 
     kind = "gaussian"
     found = ""  # how the network is built, as of `LaplacePosterior`: not known
@@ -52,6 +54,12 @@ class Gaussian(Posterior):
         check_weights(self.model, "M", mean_MD=self.mean_MD)
         check_flags(linear=self.linear)
         check_object(("sqrt_matvec", "noise_size"), "Diagonal(variance_MD)", covariance=self.covariance)
+        check_tensor("M", **given(log_evidence_M=self.log_evidence_M))
+        if self.log_evidence_M is not None and len(self.log_evidence_M) != len(self.mean_MD):
+            raise ValueError(
+                f"`log_evidence_M` must have one number for each of {len(self.mean_MD)} members; got "
+                f"{len(self.log_evidence_M)}."
+            )
         if self.covariance.size != self.mean_MD.shape[-1]:
             raise ValueError(
                 f"`covariance` must be over the {self.mean_MD.shape[-1]} weights of the means; got one over "
@@ -109,9 +117,24 @@ class Gaussian(Posterior):
         log_norm = self.covariance.logdet() + weights.shape[-1] * math.log(2 * math.pi)
         return torch.logsumexp(-0.5 * (square + log_norm), dim=-1) - math.log(self.members)
 
+    def log_evidence(self) -> Tensor:
+        """Return the estimate of the log evidence of each member, float64 (M,), in nats.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self.log_evidence_M is None:
+            raise ValueError(
+                "this Gaussian has no estimate of the log evidence; EP at temperature 1 gives one. Fit by EP or "
+                "Laplace, or use torchbayes.evidence."
+            )
+        return self.log_evidence_M
+
     def tensors(self) -> dict[str, Tensor]:
-        """Return the means and the structure's tensors by name."""
-        return {"mean_MD": self.mean_MD, **{f"covariance.{n}": t for n, t in self.covariance.tensors().items()}}
+        """Return the means, the structure's tensors and the evidence, where it is known, by name."""
+        known = {} if self.log_evidence_M is None else {"log_evidence_M": self.log_evidence_M}
+        parts = {f"covariance.{n}": t for n, t in self.covariance.tensors().items()}
+        return {"mean_MD": self.mean_MD, **known, **parts}
 
     def settings(self) -> dict[str, Any]:
         """Return the name of the structure, and that outputs are linear where they are."""
@@ -122,4 +145,5 @@ class Gaussian(Posterior):
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
         covariance = restore(settings["covariance"], parts)
-        return cls(model, tensors["mean_MD"], covariance, linear=settings.get("linear", False))
+        linear, evidence_M = settings.get("linear", False), tensors.get("log_evidence_M")
+        return cls(model, tensors["mean_MD"], covariance, linear=linear, log_evidence_M=evidence_M)

@@ -23,7 +23,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Network, tensor_of
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.modules.module import PredictiveModule, readable, settings_of, shared
-from torchbayes.predictive.links import CLOSED, link_of
+from torchbayes.predictive.links import CLOSED, MARGINAL, link_of
 
 _INSTEAD = "Use `posterior.module(draws=30)`, which averages draws."
 
@@ -67,7 +67,7 @@ class LinearisedModule(PredictiveModule):
                 f"the link 'samples' draws functions for the rows of every call; no module does so. {_INSTEAD}"
             )
         grid_KI, random = _grid(model, name)
-        full = link not in {"gaussian", "probit"}
+        full = link not in MARGINAL
         terms = [term for placed in forms(posterior.covariance) for term in _terms(placed, grid_KI, full=full)]
         own = shared(model.network.module, random)
         fixed = {"bias_K": own.pop(f"{name}bias")} if f"{name}bias" in own else {}
@@ -102,7 +102,7 @@ class LinearisedModule(PredictiveModule):
         rows_PI = seen.reshape(-1, seen.shape[-1])
         rows_PI = F.pad(rows_PI, (0, weight_MKI.shape[-1] - rows_PI.shape[-1]), value=1.0)
         mean_MPK = rows_PI @ weight_MKI.mT + head.get("bias_K", 0.0)
-        spread = self._covariance(rows_PI, full=link not in {"gaussian", "probit"})
+        spread = self._covariance(rows_PI, full=link not in MARGINAL)
         mean, spread = (t.unflatten(1, seen.shape[:-1]) if seen.ndim > 2 else t for t in (mean_MPK, spread))
         return self.summed_up(mean, spread) if link == "gaussian" else self.summed_up(CLOSED[link](mean, spread))
 

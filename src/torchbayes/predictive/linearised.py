@@ -39,7 +39,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.last_layer import LinearisedModule
-from torchbayes.predictive.links import CLOSED, Link, link_of
+from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, link_of
 
 
 class Functions(NamedTuple):
@@ -65,9 +65,10 @@ class Linearised:
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
-        link: "auto" is "gaussian" for regression, "pairwise" for up to 100 classes, "probit" for more and for
-            Bernoulli, "samples" for other likelihoods. "probit" takes K variances instead of K² covariances, but is
-            made less confident by variance that all outputs share, although softmax does not depend on it.
+        link: "auto" is "gaussian" for regression and "normal_cdf" for Probit, which are exact; "pairwise" for up to 100
+            classes, "probit" for more and for Bernoulli, "samples" for other likelihoods. "probit" takes K variances
+            instead of K² covariances, but is made less confident by variance that all outputs share, although softmax
+            does not depend on it.
         samples: functions drawn for each member by "samples".
         seed: seed of these functions.
         chunk: numbers that a piece of the rows may take: the bound on memory.
@@ -214,7 +215,7 @@ def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
 
     The Gaussian of a Laplace posterior belongs to the linearised network, and draws of weights leave the region where
     the network is nearly linear. Outputs that are linear in all weights that vary are normal, in one pass through the
-    network: for normal noise the predictive is exact, else it averages values that are drawn from the outputs.
+    network: for normal noise and Probit the predictive is exact, else it averages values drawn from the outputs.
 
     Args:
         posterior: any.
@@ -227,8 +228,8 @@ def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
         return Linearised(posterior)
     if not isinstance(posterior, Gaussian) or not posterior.linear:
         return None
-    exact = link_of("auto", posterior.model.likelihood) == "gaussian"
-    return Linearised(posterior, "gaussian" if exact else "samples", seed=seed)
+    link: Any = link_of("auto", posterior.model.likelihood)
+    return Linearised(posterior, link if link in EXACT else "samples", seed=seed)
 
 
 def checked(model: Model, inputs: Any) -> Any:
@@ -261,7 +262,7 @@ def linked(
         link: as `link_of` returns it.
         model: the model.
         weights_MD: weights of the members, for their learned likelihood parameters.
-        functions: inputs, diagonal -> Gaussian outputs; variances are enough for "gaussian" and "probit", and "samples"
+        functions: inputs, diagonal -> Gaussian outputs; variances are enough for some, and "samples"
             takes the covariance of all outputs of a row.
         inputs: as `checked` returns them.
         rows: rows that go through the network at once, at most.
@@ -272,7 +273,7 @@ def linked(
         The predictive, a mixture over the members.
     """
     pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
-    found = (functions(piece, diagonal=link in {"gaussian", "probit"}) for piece in pieces)
+    found = (functions(piece, diagonal=link in MARGINAL) for piece in pieces)
     if link in CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
         return Predictive(torch.cat([CLOSED[link](*each) for each in found], dim=1), model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))

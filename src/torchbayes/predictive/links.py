@@ -10,19 +10,25 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice
-from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood
+from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Probit
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import unweighted
 
-Link = Literal["auto", "gaussian", "probit", "pairwise", "bridge", "samples"]
+Link = Literal["auto", "gaussian", "normal_cdf", "probit", "pairwise", "bridge", "samples"]
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "gaussian": (GaussianLikelihood,),
+    "normal_cdf": (Probit,),
     "probit": (Categorical, Bernoulli),
     "pairwise": (Categorical,),
     "bridge": (Categorical,),
 }
 _MANY = 100  # outputs, beyond which K² covariances per row are computed only on request
+
+
+def normal_cdf(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return f / √(1 + V), at which Φ is the average of Φ(f), elementwise; exact."""
+    return mean / (1 + variance).sqrt()
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
@@ -74,11 +80,18 @@ def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
 
 
 CLOSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "normal_cdf": normal_cdf,
     "probit": probit,
     "pairwise": pairwise_probit,
     "bridge": laplace_bridge,
 }
-"""Closed forms of class probabilities: mean and covariance, or variance for "probit" -> logits."""
+"""Closed forms of class probabilities: mean and covariance, or variance for those of `MARGINAL` -> outputs."""
+
+MARGINAL = frozenset({"gaussian", "normal_cdf", "probit"})
+"""Links that take variances alone."""
+
+EXACT = frozenset({"gaussian", "normal_cdf"})
+"""Links without an approximation."""
 
 
 def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
@@ -94,7 +107,8 @@ def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
     """
     check_choice(get_args(Link), link=link)
     if link == "auto":
-        usual = ("gaussian", "pairwise", "probit") if outputs <= _MANY else ("gaussian", "probit")
+        few = ("pairwise",) if outputs <= _MANY else ()
+        usual = ("gaussian", "normal_cdf", *few, "probit")
         return next((n for n in usual if _goes_with(n, likelihood)), "samples")
     if link in _KINDS and not _goes_with(link, likelihood):
         names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
@@ -103,8 +117,8 @@ def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
 
 
 def _goes_with(link: str, likelihood: Likelihood) -> bool:
-    """Return whether a closed form suits a likelihood: its distribution, or its density for "gaussian"."""
+    """Return whether a closed form suits a likelihood: its distribution, or its density for exact ones."""
     plain = unweighted(likelihood)
     if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
         return False
-    return link != "gaussian" or own(plain, "curvature_root")
+    return link not in EXACT or own(plain, "curvature_root")

@@ -11,6 +11,7 @@ from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.custom import Custom
 from torchbayes.model.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from torchbayes.model.likelihoods.poisson import Poisson
+from torchbayes.model.likelihoods.probit import Probit
 from torchbayes.model.likelihoods.protocol import Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.student import StudentT
 from torchbayes.model.likelihoods.weighted import Weighted
@@ -25,6 +26,7 @@ __all__ = [
     "Likelihood",
     "Parameters",
     "Poisson",
+    "Probit",
     "StudentT",
     "Weighted",
 ]

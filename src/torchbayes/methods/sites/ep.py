@@ -1,0 +1,333 @@
+r"""EP: expectation propagation, a normal distribution by the moments of each row's likelihood (Minka 2001).
+
+For networks that are linear in their random weights, f_n = A_n w + b_n. Each row has a site that stands for its
+likelihood, t_n(g) = C_n exp(−½ gᵀT_n g + ν_nᵀg) with g = A_n w, and q ∝ p(w) Π_n t_n. In turn, the part a of a site is
+taken out of q, which leaves the cavity q_{−n} ∝ q / t_n^a, and replaced so that q has the moments of
+
+    q_{−n}(g) ℓ_n(g)^a,    a = 1 for EP; a → 0 is variational inference with a full covariance (Minka 2004)
+
+until nothing changes. With A(m, V) = ½ (d log 2π + log|V| + mᵀV⁻¹m) of normal distributions the log evidence is
+
+    log Z = A(q) − A(p) + (1/a) Σ_n [log Z_n + A(q_{−n}) − A(q_n)],    Z_n = ∫ q_{−n}(g) ℓ_n(g)^a dg
+
+exact for normal noise. A single sweep in turn is assumed density filtering: each row is seen once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, check_positive, free_memory, given, plain, size_of
+from torchbayes.curvature.discovery import LayerSupport, layer_support
+from torchbayes.density.density import LogDensity
+from torchbayes.linalg import Dense
+from torchbayes.methods.protocol import DivergedError, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
+from torchbayes.methods.sites.factors import check_likelihood, factors_of, is_exact
+from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
+from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.problems import not_finite
+
+_LEAST_POWER = 1e-6  # below it rounding counts, as sites are differences divided by it
+_MATRICES = 6  # of D by D numbers at a time
+_LEAST_SHARE, _LONGER = 1 / 64, 1.15  # of the way that a site moves; by how much it grows again after a good sweep
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs; everything but the buffers in float64.
+
+    Attributes:
+        precision_MDD: of q, (1, D, D).
+        shift_MD: precision times mean of q.
+        prior_norm_M: A(p), in nats.
+        log_scale_M: Σ c log C over all sites, in nats.
+        mean_MD: of q before the sweep.
+        variance_MD: of q before the sweep, of each weight.
+        sites: by number of the batch and part, each (1, N, ...).
+        buffers: the network's, (1, ...).
+        found: the support of the network's layers, as `LayerSupport.text`; empty before the first batch.
+        change: how far q moved in the last whole sweep, over the damping; 0 before.
+        share: of the way that a site moves at a visit.
+        skipped: sites that were left as they were, in the sweep so far.
+        step: batches seen.
+        steps_per_epoch: of a sweep.
+    """
+
+    precision_MDD: Tensor
+    shift_MD: Tensor
+    prior_norm_M: Tensor
+    log_scale_M: Tensor
+    mean_MD: Tensor
+    variance_MD: Tensor
+    sites: Mapping[str, Tensor]
+    buffers: Buffers
+    found: str
+    change: float
+    share: float
+    skipped: int
+    step: int
+    steps_per_epoch: int
+
+    @property
+    def belief(self) -> Belief:
+        """Return q.
+
+        Raises:
+            DivergedError: if its precision is not positive definite.
+        """
+        found = belief(self.precision_MDD[0], self.shift_MD[0])
+        if found is None:
+            raise DivergedError(
+                f"the precision of q is not positive definite after step {self.step}. Lower `damping`, or look for "
+                f"extreme values in the data."
+            )
+        return found
+
+    def log_evidence(self) -> Tensor:
+        """Return log Z, (1,), in nats."""
+        return self.belief.log_norm - self.prior_norm_M + self.log_scale_M
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log.
+
+    Attributes:
+        state: the state after it.
+        evidence: whether log Z estimates the log evidence, as it does at temperature 1.
+    """
+
+    state: State
+    evidence: bool
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over a sweep: nothing."""
+        return {}
+
+    def now(self) -> dict[str, Any]:
+        """Return what is true of the last step of a sweep."""
+        found = {"log_evidence": float(self.state.log_evidence())} if self.evidence else {}
+        return {"change": self.state.change, "damping": self.state.share, "skipped": self.state.skipped, **found}
+
+
+@dataclass(frozen=True)
+class EP:
+    """Expectation propagation: a Gaussian by the moments of each row's likelihood, and the log evidence.
+
+    For networks whose outputs are linear in the random weights, such as an nn.Linear, or a trained network with
+    `Model(…, random="head.*")`, under a normal prior and a likelihood without learned parameters: any whose rows have
+    one output, or up to three that go together (four classes), and Gaussian, Bernoulli, Probit, Poisson and StudentT
+    with any number. No weights are started from. The covariance is dense, D². `sweeps=1` with order="sequential" is
+    assumed density filtering: every row is seen once, and `as_prior` goes on with the next data.
+
+    Attributes:
+        power: a, how much of a site is replaced at a time: 1 is EP, towards 0 (1e-6) it becomes variational inference.
+        order: "parallel", where the sites of a batch move at once, or "sequential", where each row sees those before
+            it: fewer sweeps, which take about a hundred times as long.
+        sweeps: visits to all rows, at most; it ends sooner where nothing changes.
+        damping: share of the way that a site moves at a visit, above 0 and at most 1; None begins with 1, halves it
+            after each sweep that changes more than the one before, and lets it grow again after others.
+        tolerance: largest change of a weight's mean, in its standard deviations, and of the logarithm of its variance,
+            over the damping, by a sweep that ends the run.
+        batch_size: rows per visit where the data are not batched already.
+    """
+
+    power: float = 1.0
+    order: Literal["parallel", "sequential"] = "parallel"
+    sweeps: int = 100
+    damping: float | None = None
+    tolerance: float = 1e-4
+    batch_size: int = 1000
+
+    members = 1
+    plan = "loop"
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_positive(power=self.power, tolerance=self.tolerance, **given(damping=self.damping))
+        check_choice(("parallel", "sequential"), order=self.order)
+        check_counts(sweeps=self.sweeps, batch_size=self.batch_size)
+        if not _LEAST_POWER <= self.power <= 1:
+            raise ValueError(
+                f"`power` must be from {_LEAST_POWER}, which is variational inference to rounding, to 1, which is EP; "
+                f"got {self.power}."
+            )
+        if self.damping is not None and self.damping > 1:
+            raise ValueError(f"`damping` must be at most 1, the whole way; got {self.damping}.")
+
+    @property
+    def needs(self) -> Needs:
+        """Sites, of rows that are the same in every sweep."""
+        return Needs(batch_size=self.batch_size, fixed_rows=True)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the visits of a run, at most."""
+        return self.sweeps * steps_per_epoch
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first visit: q is the prior.
+
+        Args:
+            density: the model with its number of rows.
+            weights_MD: not used but for their number.
+            buffers: the network's buffers, (1, ...).
+            seeds: not used.
+            steps_per_epoch: batches that make up all rows.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if likelihood or prior do not suit the method, or the covariance does not fit in memory.
+        """
+        del seeds
+        model, size, device = density.model, weights_MD.shape[1], weights_MD.device
+        refuse_by_batch(model.network)
+        check_likelihood(model.likelihood)
+        if (free := free_memory(device)) < _MATRICES * 8 * size**2:
+            raise ValueError(
+                f"EP holds matrices of {size:,} by {size:,}, {size_of(_MATRICES * 8.0 * size**2)} in all; "
+                f"{size_of(free)} are free. Make fewer weights random, such as random='head.*', or use Laplace or VI."
+            )
+        precision_DD, shift_D = prior_of(model)
+        prior = belief(precision_DD, shift_D)
+        if prior is None:
+            raise ValueError("the covariance of the prior is not positive definite to rounding. Give a wider one.")
+        own, share = {name: buffer.clone() for name, buffer in buffers.items()}, self.damping or 1.0
+        return State(
+            precision_DD.unsqueeze(0),
+            shift_D.unsqueeze(0),
+            prior.log_norm.unsqueeze(0),
+            torch.zeros_like(prior.log_norm).unsqueeze(0),
+            prior.mean_D.unsqueeze(0),
+            prior.root_DD.square().sum(1).unsqueeze(0),
+            {},
+            own,
+            "",
+            change=0.0,
+            share=share,
+            skipped=0,
+            step=0,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next site; None when the sweeps are over, or the last one changed nothing."""
+        sweep, number = divmod(state.step, state.steps_per_epoch)
+        settled = sweep > 0 and number == 0 and state.change <= self.tolerance
+        return None if settled or sweep >= self.sweeps else Visit("site", number)
+
+    @torch.no_grad()
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Visit the sites of one batch.
+
+        Args:
+            density: the model with its number of rows.
+            state: the state; it stays intact.
+            batch: one batch, (1, B, ...).
+            donate: nothing is overwritten all the same.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            ValueError: if the network is not linear in its weights, or the likelihood does not suit the method.
+            DivergedError: if q is no distribution.
+        """
+        del donate
+        model, rows = density.model, batch.map(lambda t: t[0])
+        sweep, number = divmod(state.step, state.steps_per_epoch)
+        buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
+        found = state.found or layer_support(model, model.network.weights() * 0, rows.inputs).text()
+        factors = factors_of(model, rows, support=LayerSupport.parse(found), buffers=buffers, check=sweep == 0)
+        old = _sites(state.sites, number) or Sites.flat(factors.offset_NR)
+        rule = Rule(self.power, 1 / model.scales(1, 1).likelihood, state.share)
+        visited = (in_turn if self.order == "sequential" else at_once)(state.belief, factors, old, rule=rule)
+        gained = factors.counts_N @ (visited.sites.log_scale_N - old.log_scale_N)
+        now = replace(
+            state,
+            precision_MDD=visited.belief.precision_DD.unsqueeze(0),
+            shift_MD=visited.belief.shift_D.unsqueeze(0),
+            log_scale_M=state.log_scale_M + gained,
+            sites={**state.sites, **{f"{number}.{n}": t.unsqueeze(0) for n, t in visited.sites._asdict().items()}},
+            found=found,
+            skipped=visited.skipped + (state.skipped if number else 0),
+            step=state.step + 1,
+        )
+        if number == state.steps_per_epoch - 1:
+            now = _swept(now, visited.belief, first=sweep == 0, adapt=self.damping is None)
+        return now, Info(now, model.temperature == 1)
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+        """Return q, with log Z at temperature 1."""
+        del shelf
+        model, found = density.model, state.belief
+        evidence_M = state.log_evidence() if model.temperature == 1 else None
+        about: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}
+        root_MDD = found.root_DD.unsqueeze(0).to(model.network.dtype)
+        mean_MD = found.mean_D.unsqueeze(0).to(model.network.dtype)
+        return Gaussian(model, mean_MD, Dense(root_MDD), linear=True, log_evidence_M=evidence_M, **about)
+
+    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+        """Return whether numbers are not finite, sites were left out, q still moved, or the scale of targets is odd."""
+        del history
+        found = not_finite(posterior.tensors())
+        if state.sites and not any(part.shape[1] for part in state.sites.values()):
+            found.append("no row counts, so that it is the prior (look at the targets and their weights)")
+        if state.skipped:
+            found.append(
+                f"{state.skipped} sites were left as they were in the last sweep, as what is left without them is no "
+                f"distribution, or their rows are impossible (lower `power` or `damping`)"
+            )
+        if state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
+            found += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
+        return found or unexplained(posterior, source)
+
+
+def _sites(held: Mapping[str, Tensor], number: int) -> Sites | None:
+    """Return the sites of a batch; None before its first visit."""
+    parts = [held[f"{number}.{name}"][0] for name in Sites._fields if f"{number}.{name}" in held]
+    return Sites(*parts) if parts else None
+
+
+def _unsettled(method: EP, state: State, *, exact: bool) -> list[str]:
+    """Return that the sweeps of a run did not suffice; nothing where a single one is all that there is to do."""
+    if method.sweeps > 1:
+        return [
+            f"it had not converged: at the rate of the last of {method.sweeps} sweeps a weight moves by "
+            f"{state.change:.2g} standard deviations, or its log variance by that (raise `sweeps`, or lower `damping`)"
+        ]
+    if method.damping in {None, 1.0} and (exact or method.order == "sequential"):
+        return []
+    return [
+        "it had not converged: after one sweep, in parallel or damped, sites are not what their rows ask for (raise "
+        "`sweeps`, or give order='sequential' without damping for assumed density filtering)"
+    ]
+
+
+def _swept(state: State, now: Belief, *, first: bool, adapt: bool) -> State:
+    """Return the state at the end of a sweep, with the change that it made, and the share of the next one."""
+    variance_D = now.root_DD.square().sum(1)
+    moved_D = (now.mean_D - state.mean_MD[0]).abs() / variance_D.sqrt()
+    wider_D = (variance_D / state.variance_MD[0]).log().abs()
+    change, share = float(torch.maximum(moved_D, wider_D).max()) / state.share, state.share
+    if adapt and not first:
+        share = max(0.5 * share, _LEAST_SHARE) if change >= state.change else min(_LONGER * share, 1.0)
+    tensors = {"mean_MD": now.mean_D.unsqueeze(0), "variance_MD": variance_D.unsqueeze(0)}
+    return replace(state, **tensors, change=change, share=share)
