@@ -188,7 +188,7 @@ class _Ellipse:
         noise_MZ = normals(state.seeds, Purpose.SLICE_ELLIPSE, state.step, like=like_MZ)
         if self.joint is None:
             return noise_MZ * self.std_D.to(like_MD)
-        return self.spread * self.joint.covariance.sqrt_matvec(noise_MZ.unsqueeze(1)).squeeze(1)
+        return self.spread * self.joint.like(like_MD).covariance.sqrt_matvec(noise_MZ.unsqueeze(1)).squeeze(1)
 
     def at(self, weights_MD: Tensor, second_MD: Tensor, angle_M: Tensor) -> Tensor:
         """Return the points at angles on the ellipses through weights and second points."""

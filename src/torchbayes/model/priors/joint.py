@@ -1,10 +1,11 @@
-"""A Gaussian prior over all weights together: a posterior of an earlier task, or a prior chosen weight by weight."""
+"""A Gaussian prior over weights together: a posterior of an earlier task, one chosen weight by weight, or correlated."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from torchbayes.linalg.structure import is_diagonal
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """w ~ N(μ, Σ) over the whole flat vector, Σ any structure of `torchbayes.linalg`.
+    """w ~ N(μ, Σ) over the whole flat vector or a run of it, Σ any structure of `torchbayes.linalg`.
+
+    It takes weights of any floating dtype, on any device: numbers of its own are held once in each.
 
     Attributes:
         loc_D: μ.
@@ -38,10 +41,29 @@ class Joint:
         """Return independent normals with these means and variances."""
         return cls(loc_D, Diagonal(variance_D.unsqueeze(0)))
 
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return len(self.loc_D)
+
     @cached_property
     def is_independent(self) -> bool:
         """Whether the weights are independent of each other."""
         return is_diagonal(self.covariance)
+
+    def like(self, weights: Tensor) -> Joint:
+        """Return the same prior with its numbers in the dtype and on the device of weights."""
+        place = weights.dtype, weights.device
+        if place == (self.loc_D.dtype, self.loc_D.device):
+            return self
+        if place not in self._elsewhere:
+            covariance = self.covariance.mapped(lambda _, t: t.to(weights) if t.is_floating_point() else t.to(place[1]))
+            self._elsewhere[place] = Joint(self.loc_D.to(weights), covariance)
+        return self._elsewhere[place]
+
+    @cached_property
+    def _elsewhere(self) -> dict[Any, Joint]:
+        return {}
 
     def __repr__(self) -> str:
         """Return a description that differs where the prior does."""
@@ -50,8 +72,9 @@ class Joint:
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w) = −½ (w − μ)ᵀ Σ⁻¹ (w − μ) − ½ log det 2πΣ, (...) float64, for weights (..., D)."""
-        centred = (weights - self.loc_D).unsqueeze(-2)
-        return -0.5 * self.covariance.quadratic(centred).squeeze(-1) - self._log_constant
+        own = self.like(weights)
+        centred = (weights - own.loc_D).unsqueeze(-2)
+        return -0.5 * own.covariance.quadratic(centred).squeeze(-1) - self._log_constant.to(weights.device)
 
     def total(self, weights: Tensor) -> Tensor:
         """Return log p(w), float64, without the last axis."""
@@ -59,22 +82,27 @@ class Joint:
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale Σ⁻¹ (w − μ) to `gradient` in place."""
-        centred = (weights - self.loc_D).unsqueeze(-2)
-        gradient.sub_(self.covariance.solve(centred).squeeze(-2), alpha=scale)
+        own = self.like(weights)
+        centred = (weights - own.loc_D).unsqueeze(-2)
+        gradient.sub_(own.covariance.solve(centred).squeeze(-2), alpha=scale)
 
-    def precision(self) -> Tensor:
-        """Return the diagonal of Σ⁻¹, (D,).
+    def precision(self, weights: Tensor) -> Tensor:
+        """Return the diagonal of Σ⁻¹, (D,), in the dtype of weights.
 
         Raises:
             ValueError: if the structure does not give it without its dense matrix.
         """
-        return self.covariance.precision_diagonal()[0]
+        return self.like(weights).covariance.precision_diagonal()[0]
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""
         noise = torch.randn(shape[0], 1, self.covariance.noise_size, generator=generator, dtype=torch.float64)
         drawn = self.covariance.sqrt_matvec(noise.to(self.loc_D)).squeeze(1)
         return (self.loc_D + drawn).double().cpu()
+
+    def locs(self) -> Tensor:
+        """Return the mean of every weight, float64 (D,)."""
+        return self.loc_D.double().cpu()
 
     def stds(self) -> Tensor:
         """Return the standard deviation of every weight, float64 (D,)."""
