@@ -32,7 +32,6 @@ from torchbayes.model.priors.univariate import (
 )
 from torchbayes.native.seeds import Purpose, generator
 
-
 Together = Joint | SharedVariance
 """Priors of all weights of a run together: their log density is one number."""
 

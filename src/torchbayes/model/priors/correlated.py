@@ -140,9 +140,7 @@ class EmpCov(Correlated):
     """
 
     @classmethod
-    def of(
-        cls, inputs: Any, *, layer: nn.Module | None = None, scale: float = 1.0, jitter: float = 1e-2
-    ) -> Self:
+    def of(cls, inputs: Any, *, layer: nn.Module | None = None, scale: float = 1.0, jitter: float = 1e-2) -> Self:
         """Return the prior of a layer that takes these inputs, from one pass over them, in float64.
 
             C = scale² XᵀX/(N − 1) + jitter I,    X the N inputs of the layer, not centred
@@ -243,12 +241,18 @@ def _kernel(layer: nn.Module) -> tuple[int, ...]:
 
 
 def _placed(part: Tensor, layer: nn.Module | None) -> Tensor:
-    """Return the rows of some inputs."""
+    """Return the rows of some inputs.
+
+    Raises:
+        ValueError: if they do not fit the layer.
+    """
     if layer is None:
-        return part.reshape(len(part), -1)
+        return part.reshape(len(part), math.prod(part.shape[1:]))
     if isinstance(layer, nn.Linear):
         if part.shape[-1] != layer.in_features and math.prod(part.shape[1:]) != layer.in_features:
-            raise ValueError(f"`inputs` must have the {layer.in_features} features of {layer}; got {tuple(part.shape)}.")
+            raise ValueError(
+                f"`inputs` must have the {layer.in_features} features of {layer}; got {tuple(part.shape)}."
+            )
         return part.reshape(-1, layer.in_features)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     size, axes = tuple(layer.kernel_size), len(layer.kernel_size)

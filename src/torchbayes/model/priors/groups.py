@@ -27,7 +27,7 @@ Groups = Literal["layer", "rows", "columns", "weights"]
 
 @dataclass(frozen=True)
 class Hierarchical:
-    """w ~ N(0, v) with a variance v for each group of weights, which is inferred: a scale for each layer, unit or input.
+    """w ~ N(0, v), with a variance v for each group of weights that is inferred: of a layer, a unit or an input.
 
         v ~ Scaled-Inv-χ²(df, scale²) = IG(df/2, df scale²/2),    or √v ~ C⁺(0, scale) where df is None
 

@@ -1,4 +1,4 @@
-"""A Gaussian prior over weights together: a posterior of an earlier task, one chosen weight by weight, or correlated."""
+"""A Gaussian prior over weights together: the posterior of an earlier task, or one chosen weight by weight."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@ r"""Scales of groups of weights as weights of the network, so that every sampler
 
     w_g = e^{η_g} x_g,    x_g ~ N(0, I),    p(η) the density of log √v under the law of v
 
-are the coordinates without centre: x and η are independent under the prior, and no Jacobian is left over. Where v ~ IG(a,
-b), log p(η) = log IG(e^{2η}; a, b) + log 2 + 2η, which is `LogInverseChi`; where √v ~ C⁺(0, A) it is `LogHalfCauchy`.
+are the coordinates without centre: x and η are independent under the prior, and no Jacobian is left over. Where v is
+IG(a, b), log p(η) = log IG(e^{2η}; a, b) + log 2 + 2η, which is `LogInverseChi`; where √v ~ C⁺(0, A) it is
+`LogHalfCauchy`.
 """
 
 from __future__ import annotations
