@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import integrate, stats
+from scipy import integrate
+from scipy import stats as _stats
 from torch import Tensor, nn
 
 import torchbayes as tb
@@ -23,6 +24,7 @@ from torchbayes.model import Layout, priors
 from torchbayes.model.priors.bound import BoundPrior, Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
 
+stats: Any = _stats  # whose types are of single numbers
 LAYOUT = Layout({"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4, 2, 2)})
 SPREAD = normal(3, 3, seed=7)
 

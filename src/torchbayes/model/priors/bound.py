@@ -51,7 +51,7 @@ class Segment:
     @property
     def loc(self) -> float | Tensor:
         """Mean of its weights, or of each of them; 0 where it is not known."""
-        return self.prior.locs() if isinstance(self.prior, Together) else getattr(self.prior, "loc", 0.0)
+        return self.prior.loc_D.double().cpu() if isinstance(self.prior, Together) else getattr(self.prior, "loc", 0.0)
 
     def each(self, value: float | Tensor) -> Tensor:
         """Return `std` or `loc` of each of its weights, float64."""
@@ -162,13 +162,9 @@ class BoundPrior:
         """Return the prior standard deviation of every weight, float64 (D,); infinite where it is not known."""
         return torch.cat([s.each(s.std) for s in self.segments])
 
-    @property
-    def joint(self) -> Joint | None:
-        """The normal prior over all weights together, if some are normal together and all others normal."""
-        return self._joint
-
     @cached_property
-    def _joint(self) -> Joint | None:
+    def joint(self) -> Joint | None:
+        """The normal prior over all weights together, if some are correlated and all others normal, or it is given."""
         priors = [segment.prior for segment in self.segments]
         if len(priors) == 1 and isinstance(priors[0], Joint):
             return priors[0]

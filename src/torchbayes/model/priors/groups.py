@@ -99,23 +99,19 @@ class SharedVariance:
     scale: float
 
     @property
-    def size(self) -> int:
-        """Number of weights."""
-        return math.prod(self.grid)
-
-    @property
     def group_size(self) -> int:
         """Number of weights of a group, d."""
         return self.grid[0] * self.grid[2]
 
-    def locs(self) -> Tensor:
-        """Return zeros, float64 (D,)."""
-        return torch.zeros(self.size, dtype=torch.float64)
+    @property
+    def loc_D(self) -> Tensor:
+        """Zeros, float64."""
+        return torch.zeros(math.prod(self.grid), dtype=torch.float64)
 
     def stds(self) -> Tensor:
         """Return the standard deviation of every weight, scale √(df/(df − 2)), float64 (D,); infinite for df ≤ 2."""
         std = self.scale * math.sqrt(self.df / (self.df - 2)) if self.df > 2 else math.inf
-        return torch.full((self.size,), std, dtype=torch.float64)
+        return torch.full((math.prod(self.grid),), std, dtype=torch.float64)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w), (...) float64, for weights (..., D)."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torchbayes.linalg.structure import is_diagonal
 class Joint:
     """w ~ N(μ, Σ) over the whole flat vector or a run of it, Σ any structure of `torchbayes.linalg`.
 
-    It takes weights of any floating dtype, on any device: numbers of its own are held once in each.
+    It takes weights of any floating dtype, on any device.
 
     Attributes:
         loc_D: μ.
@@ -41,29 +42,10 @@ class Joint:
         """Return independent normals with these means and variances."""
         return cls(loc_D, Diagonal(variance_D.unsqueeze(0)))
 
-    @property
-    def size(self) -> int:
-        """Number of weights."""
-        return len(self.loc_D)
-
     @cached_property
     def is_independent(self) -> bool:
         """Whether the weights are independent of each other."""
         return is_diagonal(self.covariance)
-
-    def like(self, weights: Tensor) -> Joint:
-        """Return the same prior with its numbers in the dtype and on the device of weights."""
-        place = weights.dtype, weights.device
-        if place == (self.loc_D.dtype, self.loc_D.device):
-            return self
-        if place not in self._elsewhere:
-            covariance = self.covariance.mapped(lambda _, t: t.to(weights) if t.is_floating_point() else t.to(place[1]))
-            self._elsewhere[place] = Joint(self.loc_D.to(weights), covariance)
-        return self._elsewhere[place]
-
-    @cached_property
-    def _elsewhere(self) -> dict[Any, Joint]:
-        return {}
 
     def __repr__(self) -> str:
         """Return a description that differs where the prior does."""
@@ -72,7 +54,7 @@ class Joint:
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w) = −½ (w − μ)ᵀ Σ⁻¹ (w − μ) − ½ log det 2πΣ, (...) float64, for weights (..., D)."""
-        own = self.like(weights)
+        own = like(self, weights)
         centred = (weights - own.loc_D).unsqueeze(-2)
         return -0.5 * own.covariance.quadratic(centred).squeeze(-1) - self._log_constant.to(weights.device)
 
@@ -82,7 +64,7 @@ class Joint:
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale Σ⁻¹ (w − μ) to `gradient` in place."""
-        own = self.like(weights)
+        own = like(self, weights)
         centred = (weights - own.loc_D).unsqueeze(-2)
         gradient.sub_(own.covariance.solve(centred).squeeze(-2), alpha=scale)
 
@@ -92,17 +74,13 @@ class Joint:
         Raises:
             ValueError: if the structure does not give it without its dense matrix.
         """
-        return self.like(weights).covariance.precision_diagonal()[0]
+        return like(self, weights).covariance.precision_diagonal()[0]
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""
         noise = torch.randn(shape[0], 1, self.covariance.noise_size, generator=generator, dtype=torch.float64)
         drawn = self.covariance.sqrt_matvec(noise.to(self.loc_D)).squeeze(1)
         return (self.loc_D + drawn).double().cpu()
-
-    def locs(self) -> Tensor:
-        """Return the mean of every weight, float64 (D,)."""
-        return self.loc_D.double().cpu()
 
     def stds(self) -> Tensor:
         """Return the standard deviation of every weight, float64 (D,)."""
@@ -111,3 +89,18 @@ class Joint:
     @cached_property
     def _log_constant(self) -> Tensor:
         return 0.5 * (self.covariance.logdet()[0] + len(self.loc_D) * math.log(2 * math.pi))
+
+
+_ELSEWHERE: WeakKeyDictionary[Joint, dict[Any, Joint]] = WeakKeyDictionary()
+
+
+def like(joint: Joint, weights: Tensor) -> Joint:
+    """Return a prior with its numbers in the dtype and on the device of weights; they are held once in each."""
+    place = weights.dtype, weights.device
+    if place == (joint.loc_D.dtype, joint.loc_D.device):
+        return joint
+    held = _ELSEWHERE.setdefault(joint, {})
+    if place not in held:
+        covariance = joint.covariance.mapped(lambda _, t: t.to(weights) if t.is_floating_point() else t.to(place[1]))
+        held[place] = Joint(joint.loc_D.to(weights), covariance)
+    return held[place]
