@@ -28,7 +28,7 @@ ROOMS_OF = {
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
-RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+RESULTS |= {"priors.Scaled", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {
     "geometry.Basin",

@@ -4,7 +4,7 @@ from torchbayes.model.priors.correlated import Correlated, EmpCov
 from torchbayes.model.priors.groups import Hierarchical, LogHalfCauchy
 from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.noise import LogInverseChi
-from torchbayes.model.priors.scales import Scaled, ScaledNetwork, with_scales
+from torchbayes.model.priors.scales import Scaled, with_scales
 from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
     FanInNormal,
@@ -40,7 +40,6 @@ __all__ = [
     "PriorRules",
     "SampledPrior",
     "Scaled",
-    "ScaledNetwork",
     "ShapedPrior",
     "StudentT",
     "Univariate",

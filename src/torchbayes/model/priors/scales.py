@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchbayes.checks import check_kind
+from torchbayes.checks import check_kind, seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.layout import matches
 from torchbayes.model.origin import Given, made_by
@@ -123,8 +123,8 @@ def with_scales(network: Given, rules: PriorRules) -> Scaled:
     own = {name: rule for name, glob in first.items() if isinstance(rule := table.get(glob), Hierarchical)}
     if not own:
         raise ValueError(
-            f"no parameter has a Hierarchical prior; the rules are for {', '.join(map(repr, table))}. Give one, such "
-            f"as {{'0.weight': Hierarchical(groups='columns'), '*': Normal()}}."
+            f"`rules` must give a parameter of the network a Hierarchical prior; got {seen(rules)}. Write, say, "
+            f"{{'0.weight': Hierarchical(groups='columns'), '*': Normal()}}."
         )
     prior: dict[str, PriorLike] = {}
     for name, rule in own.items():
