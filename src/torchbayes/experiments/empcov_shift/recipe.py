@@ -84,8 +84,8 @@ class ShiftRecipe:
 SMALL = ShiftRecipe()
 
 QUICK = ShiftRecipe(
-    replace(SMALL.images, train_size=300, hidden=(20,), steps=40, burn_in=15, epochs=40, test_rows=500),
-    replace(SMALL.dead, train_size=300, hidden=(20,), steps=40, burn_in=15, epochs=40, test_rows=300),
+    replace(SMALL.images, train_size=300, hidden=(20,), steps=60, burn_in=30, epochs=40, test_rows=500),
+    replace(SMALL.dead, train_size=300, hidden=(20,), steps=60, burn_in=30, epochs=40, test_rows=300),
 )
 
 PAPER = ShiftRecipe(

@@ -43,7 +43,7 @@ def run(recipe: ShiftRecipe, seed: int, directory: Path) -> dict[str, Any]:
         train, test = rows(problem, seed=seed)
         found[name] = {"noise": list(problem.noise)}
         for place, method in enumerate(METHODS):
-            compute = partial(scored, problem, method, train, test, seed=seed)
+            compute = partial(scored, problem, method, train, test=test, seed=seed)
             found[name][method] = load_or_compute(directory / f"problem_{number}_{place}.json", compute)
     return found
 
@@ -96,7 +96,7 @@ def first_layer(net: torch.nn.Module) -> str:
     return next(name for name, _ in net.named_parameters())
 
 
-def scored(problem: ShiftProblem, method: str, train: Pair, test: Pair, *, seed: int) -> dict[str, Any]:
+def scored(problem: ShiftProblem, method: str, train: Pair, *, test: Pair, seed: int) -> dict[str, Any]:
     """Fit one method and score it.
 
     Args:

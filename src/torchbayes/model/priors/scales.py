@@ -29,7 +29,7 @@ NETWORK = "network."
 
 
 class Scaled(NamedTuple):
-    """What `Model` takes for a network whose scales are inferred: `Model(scaled.network, likelihood, scaled.prior)`.
+    """A network whose scales are inferred, and its prior: what `Model` takes, with a likelihood between them.
 
     Attributes:
         network: a `ScaledNetwork`, or a function that makes one.
