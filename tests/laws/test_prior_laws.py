@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,11 @@ def prior_of(name: str) -> Any:
     return kind(scale=0.3) if hasattr(kind(), "scale") else kind()
 
 
-def model_of(name: str, dtype: torch.dtype = torch.float64) -> tb.Model:
+def model_of(prior: Any, dtype: torch.dtype = torch.float64) -> tb.Model:
     """A classifier with a prior of its first weight, and of the others."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2)).to(dtype)
-    return tb.Model(net, tb.likelihoods.Categorical(), {"0.weight": prior_of(name), "*": priors.Normal(0.8)})
+    return tb.Model(net, tb.likelihoods.Categorical(), {"0.weight": prior, "*": priors.Normal(0.8)})
 
 
 def bound_of(name: str) -> BoundPrior:
@@ -50,7 +51,7 @@ def bound_of(name: str) -> BoundPrior:
 
 def autograd(bound: BoundPrior, weights: Tensor) -> Tensor:
     leaf = weights.double().requires_grad_()
-    return torch.autograd.grad(bound.log_prob(leaf).sum(), leaf)[0]
+    return torch.autograd.grad(bound.log_prob(leaf).sum() + 0 * leaf.sum(), leaf)[0]  # a flat one has no graph
 
 
 @every
@@ -72,8 +73,8 @@ def test_a_precision_is_the_second_derivative_or_is_refused(name: str) -> None:
     try:
         found = bound.precision(weights)
     except ValueError as error:
-        assert "precision" in str(error) or "curve" in str(error) or "concave" in str(error)  # noqa: PT017
-        assert name in {"horseshoe", "log_uniform", *TOGETHER} or not (-hessian.diagonal() > 0).all()
+        assert re.search("precision|curve", str(error))  # noqa: PT017
+        assert name in {"horseshoe", "hierarchical", *TOGETHER} or not (-hessian.diagonal() > 0).all()
         return
     assert_close(found, -hessian.diagonal(), rtol=1e-8)
 
@@ -113,7 +114,7 @@ def test_improper_priors_have_no_draws(name: str) -> None:
 
 @every
 def test_every_way_to_run_has_the_same_density(name: str) -> None:
-    model, batch = model_of(name), tb.Batch(INPUTS, CLASSES)
+    model, batch = model_of(prior_of(name)), tb.Batch(INPUTS, CLASSES)
     weights = 0.3 * normal(3, model.layout.size, seed=6)
     leaf = weights.clone().requires_grad_()
     expected = torch.stack([model.log_joint(row, batch, 20) for row in leaf])
@@ -126,11 +127,10 @@ def test_every_way_to_run_has_the_same_density(name: str) -> None:
 
 @every
 def test_a_fit_and_its_file_remember_the_prior(name: str, tmp_path: Path) -> None:
-    model = model_of(name, torch.float32)
+    model = model_of(prior_of(name), torch.float32)
     method = tb.VI(epochs=2, kl_weight=1.0) if name == "log_uniform" else tb.MAP(epochs=2)
     posterior = tb.fit(model, (INPUTS.float(), CLASSES), method, callbacks=())
     path = posterior.save(tmp_path / "posterior.safetensors")
-    assert_close(tb.load(path, model_of(name, torch.float32)).sample(1), posterior.sample(1))
-    other = tb.Model(model.network.module, tb.likelihoods.Categorical(), priors.Normal(0.123))
+    assert_close(tb.load(path, model_of(prior_of(name), torch.float32)).sample(1), posterior.sample(1))
     with pytest.raises(ValueError, match="prior"):
-        tb.load(path, other)
+        tb.load(path, model_of(priors.Normal(0.123), torch.float32))

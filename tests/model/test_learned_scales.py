@@ -127,6 +127,18 @@ def test_draws_of_the_prior_have_the_law_with_the_scales_integrated_out(groups: 
         assert stats.ks_2samp(value(learned).numpy(), value(whole).numpy()).pvalue > 1e-3
 
 
+def test_a_horseshoe_has_its_global_scale_as_a_weight() -> None:
+    own = priors.with_scales(linear(), priors.Hierarchical(0.1, None))
+    own.prior["standard.weight"] = priors.Horseshoe()
+    model = tb.Model(own.network, tb.likelihoods.Gaussian(NOISE), own.prior)
+    found = weights_of(model, model.prior.sample(4000, seed=3))
+    source = np.random.default_rng(0)
+    direct = 0.1 * source.standard_cauchy((4000, 1)) * source.standard_cauchy((4000, FEATURES))
+    direct = torch.from_numpy(direct * source.standard_normal((4000, FEATURES))).abs()
+    for value in (lambda w: w.amax(1), lambda w: w.amin(1), lambda w: w[:, 0]):
+        assert stats.ks_2samp(value(found.abs()).numpy(), value(direct).numpy()).pvalue > 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of the iterations diverged")  # a few, far out where scales are small
 @pytest.mark.parametrize("df", [4.0, None])

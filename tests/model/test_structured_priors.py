@@ -360,17 +360,36 @@ def test_expectations_under_normal_weights_are_those_of_draws(rules: Any) -> Non
 @pytest.mark.parametrize(
     ("rules", "likelihood", "method", "message"),
     [
-        (RULES["empcov"], None, tb.Laplace("kronecker"), r"(?s)do not add up to a structure\. Use structure='dense'"),
-        (RULES["empcov"], None, tb.Laplace("diagonal"), r"(?s)do not add up to a structure\. Use structure='dense'"),
-        (RULES["empcov"], tb.likelihoods.Gaussian("learned", 2), tb.Laplace("dense"), "others are not normal"),
+        (RULES["empcov"], None, tb.Laplace(prior="model"), r"got 'kronecker' .* Use Laplace\('dense', prior='model'\)"),
+        (RULES["empcov"], None, tb.Laplace("diagonal"), r"got 'diagonal' .* Use Laplace\('dense', prior='model'\)"),
+        (RULES["empcov"], None, tb.Laplace("dense"), r"prior='scalar'\. Use Laplace\('dense', prior='model'\)"),
+        (RULES["empcov"], None, tb.Laplace("dense", prior=2.0), r"prior=2\.0\. Use"),
+        (
+            RULES["empcov"],
+            tb.likelihoods.Gaussian("learned", 2),
+            tb.Laplace("dense", prior="model"),
+            "others are not normal",
+        ),
         (RULES["hierarchical"], None, tb.Laplace(), r"have no precision of their own.*StudentT\(4, 1\)"),
     ],
 )
 def test_laplace_says_what_it_cannot_take(rules: Any, likelihood: Any, method: Any, message: str) -> None:
     model = small(rules, torch.float64, likelihood)
     targets = torch.arange(20) % 2 if likelihood is None else normal(20, 2)
-    with pytest.raises(ValueError, match=message):
-        tb.fit(model, (normal(20, 3), targets), method, start=model.given_weights(), callbacks=())
+    for start in ({}, {"start": model.given_weights()}):  # and before any training
+        with pytest.raises(ValueError, match=message):
+            tb.fit(model, (normal(20, 3), targets), method, callbacks=(), **start)
+
+
+def test_laplace_in_float32_is_that_in_float64() -> None:
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        model, data = small(RULES["empcov"], dtype), (normal(20, 3, seed=5).to(dtype), torch.arange(20) % 2)
+        method = tb.Laplace("dense", prior="model", check_mode=False)
+        own: Any = tb.fit(model, data, method, start=model.given_weights(), callbacks=())
+        found.append((own.gaussian.covariance.dense(), own.log_evidence(), own.effective_parameters()))
+    for double, single in zip(*found, strict=True):
+        assert_close(single, double, rtol=1e-3, atol=1e-4)
 
 
 def test_a_subspace_conditions_the_correlated_prior() -> None:
@@ -402,7 +421,9 @@ def test_a_subspace_conditions_the_correlated_prior() -> None:
         (lambda: priors.EmpCov.of(torch.ones(3, 4), layer=nn.Linear(5, 2)), "must have the 5 features of Linear"),
         (lambda: priors.EmpCov.of(torch.ones(3, 4), layer=nn.Conv2d(1, 2, 3)), "images of 1 channels"),
         (lambda: priors.EmpCov.of(torch.ones(3, 2, 4, 4), layer=nn.Conv2d(2, 2, 3, groups=2)), "without groups"),
+        (lambda: priors.EmpCov.of(torch.ones(3, 1, 2, 3), layer=nn.Conv2d(1, 2, 3)), "no smaller than the filters"),
         (lambda: priors.EmpCov.of(torch.ones(3, 4), jitter=0.0), "`jitter` must be above 0"),
+        (lambda: priors.EmpCov.of(1e6 * torch.ones(3, 4)), r"`jitter` must be at least 6 beside.*got 0\.01"),
         (lambda: priors.Hierarchical(df=None).resolve((4, 3)), r"of a group of 12 weights.*with_scales"),
         (lambda: priors.Hierarchical(groups="filters"), r"`groups` must be .*got 'filters'"),  # type: ignore[arg-type]
     ],

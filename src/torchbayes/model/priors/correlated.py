@@ -27,6 +27,7 @@ from torchbayes.linalg.matrices import eigh
 from torchbayes.model.priors.joint import Joint
 
 _NUMBERS = 1 << 23  # of inputs that are multiplied at a time, in float64
+_LEAST = 1e-12  # variances relative to the trace of the covariance: smaller ones are lost in its eigenvalues
 _SYMMETRIC = 1e-6  # how far from symmetric a covariance may be, relative to its largest entry
 
 
@@ -178,6 +179,11 @@ class EmpCov(Correlated):
         if not torch.isfinite(total).all():
             raise ValueError("`inputs` must be finite; they hold NaN or infinite values. Clean the data first.")
         total *= float(scale) ** 2 / (count - 1)
+        if float(jitter) < (least := _LEAST * float(total.trace())):
+            raise ValueError(
+                f"`jitter` must be at least {least:.3g} beside inputs of this size, or rounding hides it; got "
+                f"{jitter:g}. Scale the inputs."
+            )
         total.diagonal().add_(float(jitter))
         return cls(total)
 
@@ -262,6 +268,9 @@ def _placed(part: Tensor, layer: nn.Module | None) -> Tensor:
         )
     ends = _padding(layer)
     padded = F.pad(part, [end for pair in reversed(ends) for end in pair])
+    spans = [d * (k - 1) + 1 for d, k in zip(layer.dilation, size, strict=True)]
+    if any(length < span for length, span in zip(padded.shape[2:], spans, strict=True)):
+        raise ValueError(f"`inputs` must be no smaller than the filters of {layer}; got shape {tuple(part.shape)}.")
     padded, size = (padded, size) if axes == 2 else (padded.unsqueeze(2), (1, *size))
     wide = {name: (*((1,) * (2 - axes)), *getattr(layer, name)) for name in ("stride", "dilation")}
     return F.unfold(padded, size, stride=wide["stride"], dilation=wide["dilation"]).mT.flatten(0, 1)

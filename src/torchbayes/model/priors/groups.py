@@ -98,6 +98,10 @@ class SharedVariance:
     df: float
     scale: float
 
+    def __repr__(self) -> str:
+        """Return it in the terms of `Hierarchical`, of which it is made."""
+        return f"Hierarchical(scale={self.scale:g}, df={self.df:g}, grid={self.grid})"
+
     @property
     def group_size(self) -> int:
         """Number of weights of a group, d."""
