@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
     "of the weights along directions without data.",
     recipes={"quick": recipe.QUICK, "small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "quick": "seven seconds of one core",
+        "quick": "ten to fifteen seconds of one core",
         "small": "80 seconds of one core",
         "paper": "HMC on 60,000 images: about a day on one GPU (an estimate); it has not been run",
     },
