@@ -362,7 +362,7 @@ def test_expectations_under_normal_weights_are_those_of_draws(rules: Any) -> Non
     [
         (RULES["empcov"], None, tb.Laplace(prior="model"), r"got 'kronecker' .* Use Laplace\('dense', prior='model'\)"),
         (RULES["empcov"], None, tb.Laplace("diagonal"), r"got 'diagonal' .* Use Laplace\('dense', prior='model'\)"),
-        (RULES["empcov"], None, tb.Laplace("dense"), r"prior='scalar'\. Use Laplace\('dense', prior='model'\)"),
+        (RULES["empcov"], None, tb.Laplace("dense"), r"no factor .* got prior='scalar'\. Use prior='model'"),
         (RULES["empcov"], None, tb.Laplace("dense", prior=2.0), r"prior=2\.0\. Use"),
         (
             RULES["empcov"],

@@ -241,9 +241,13 @@ def _check_prior(method: Laplace, model: Model) -> None:
         return
     if model.prior.joint is None:
         units(model, torch.empty(1, 0))
-    added = method.structure == "dense" or len(model.prior.segments) == 1
-    if not added or method.prior != "model":
+    if method.structure != "dense" and len(model.prior.segments) > 1:
         raise ValueError(
-            f"the prior correlates weights, so its precision adds to a dense curvature alone, and no factor on it is "
-            f"chosen; got {method.structure!r} and prior={method.prior!r}. Use Laplace('dense', prior='model')."
+            f"the prior correlates some weights, so its precision adds to a dense curvature alone; got "
+            f"{method.structure!r}. Use Laplace('dense', prior='model')."
+        )
+    if method.prior != "model":
+        raise ValueError(
+            f"the prior correlates weights, so no factor on its precision is chosen; got prior={method.prior!r}. Use "
+            f"prior='model'."
         )
