@@ -119,7 +119,7 @@ def test_joint_prior(kind: str):
     mine, other = (Joint(p.mean_MD[0], p.covariance) for p in (own, dense))
     weights = normal(5, len(mine.loc_D), seed=9)
     assert_close(mine.log_prob(weights), other.log_prob(weights), rtol=1e-9)
-    assert_close(mine.precision(), other.precision(), rtol=1e-9)
+    assert_close(mine.precision(weights), other.precision(weights), rtol=1e-9)
     assert_close(mine.stds(), other.stds(), rtol=1e-9)
     assert not mine.is_independent
     gradients = [torch.zeros_like(weights) for _ in range(2)]

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributions import Normal
 
 import torchbayes as tb
@@ -265,6 +266,20 @@ OPTIMISERS = {
 }
 
 _SCALED = {"scale": POSITIVE, "loc": REAL}
+_NO_COVARIANCE = (
+    *OBJECT,
+    torch.ones(2),
+    torch.ones(2, 3),
+    torch.ones(2, 2),
+    torch.full((2, 2), NAN),
+    torch.eye(2) * 1j,
+)
+
+
+def _square() -> dict[str, Any]:
+    return {"covariance": torch.eye(2)}
+
+
 PRIORS = {
     "priors.Normal": Case(priors.Normal, wrong=_SCALED),
     "priors.Laplace": Case(priors.Laplace, wrong=_SCALED),
@@ -279,6 +294,32 @@ PRIORS = {
         wrong={
             name: (None, 1.0, "ab", (), (1.0,), (1.0, NAN), (1.0, 0.0), (1.0, -1.0), (1.0, INF), (1.0, "a"))
             for name in ("scales", "proportions")
+        },
+    ),
+    "priors.Correlated": Case(priors.Correlated, _square, {"covariance": _NO_COVARIANCE}),
+    "priors.Correlated.filters": Case(
+        priors.Correlated.filters,
+        wrong={"kernel_size": (*but(COUNT, [1]), (), (2, 0)), "lengthscale": POSITIVE, "scale": POSITIVE},
+    ),
+    "priors.EmpCov": Case(priors.EmpCov, _square, {"covariance": _NO_COVARIANCE}),
+    "priors.EmpCov.of": Case(
+        priors.EmpCov.of,
+        lambda: {"inputs": torch.eye(3), "layer": nn.Linear(3, 2)},
+        {
+            "inputs": (*but(OBJECT, ["text"]), ["text"], torch.ones(1, 3), torch.full((2, 3), NAN), torch.eye(3) > 0),
+            "layer": (*but(OBJECT, None), nn.Tanh(), nn.Conv2d(2, 2, 1, groups=2)),
+            "scale": POSITIVE,
+            "jitter": POSITIVE,
+        },
+    ),
+    "priors.Hierarchical": Case(priors.Hierarchical, wrong={"scale": POSITIVE, "df": maybe(POSITIVE), "groups": WORD}),
+    "priors.LogHalfCauchy": Case(priors.LogHalfCauchy, wrong={"scale": POSITIVE}),
+    "priors.with_scales": Case(
+        priors.with_scales,
+        lambda: {"network": nn.Linear(3, 2), "rules": priors.Hierarchical()},
+        {
+            "network": OBJECT,
+            "rules": (*OBJECT, {}, priors.Normal(), priors.Hierarchical, {"*": priors.Normal()}, {"x": 3}),
         },
     ),
     "priors.Horseshoe": Case(priors.Horseshoe, wrong={"scale": POSITIVE}),

@@ -30,6 +30,8 @@ RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluatio
 RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 RESULTS |= {"geometry.Barrier", "geometry.Interior", "geometry.PermutationGroup", "geometry.PermutationGroups"}
+RESULTS |= {"priors.Scaled", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {
     "geometry.Basin",
     "geometry.Estimate",

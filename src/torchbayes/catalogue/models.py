@@ -125,6 +125,7 @@ PRIORS: dict[str, PriorEntry] = {
         ("logistic", "Logistic", "logistic, tails between normal and double exponential (scale, loc)"),
         ("normal_mixture", "NormalMixture", "a wide and a narrow normal, mixed (scales, proportions)"),
         ("horseshoe", "Horseshoe", "most weights next to zero, some far from it (scale)"),
+        ("hierarchical", "Hierarchical", "normal, with a variance for each group that is inferred (scale, df, groups)"),
         ("log_uniform", "LogUniform", "the prior of variational dropout, for VI alone; improper"),
         ("flat", "Flat", "no preference: maximum likelihood; improper"),
         ("fan_in_normal", "FanInNormal", "normal with variance gain² / fan-in, biases apart (gain, bias_scale)"),
@@ -344,8 +345,8 @@ def _prior(name: str, settings: Mapping[str, Any], scale: float) -> Any:
     if path is None:
         return _made("prior", entry, own)
     made = call(entry.load(), path, **own)
-    if isinstance(made, type) or not hasattr(made, "log_prob"):
-        raise TypeError(f"{path} must return a prior, an object with log_prob; got {seen(made)}.")
+    if isinstance(made, type) or not (hasattr(made, "log_prob") or hasattr(made, "resolve")):
+        raise TypeError(f"{path} must return a prior, an object with log_prob or resolve; got {seen(made)}.")
     return made
 
 

@@ -23,6 +23,7 @@ from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.blocks import with_independent
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.priors.bound import correlated
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.seeds import Purpose, mix
 
@@ -58,10 +59,15 @@ def units(model: Model, weights_MD: Tensor) -> Units:
         The units.
 
     Raises:
-        ValueError: if a prior that is not flat has no precision there.
+        ValueError: if a prior that is not flat has no precision there, or correlates weights beside others that are not
+            normal.
     """
-    joint = model.prior.joint
-    if joint is not None and not joint.is_independent:
+    if correlated(model.prior):
+        if model.prior.joint is None:
+            raise ValueError(
+                "the prior correlates some weights, and others are not normal, so the whole has no precision. Use "
+                "priors.Normal for the others and a fixed noise scale, or sample the posterior with HMC."
+            )
         return Units(torch.ones_like(weights_MD), torch.zeros_like(weights_MD[0]))
     precision_MD = model.prior.precision(weights_MD) * model.scales(1, 1).prior
     flat_D = model.prior.flat.to(weights_MD.device)

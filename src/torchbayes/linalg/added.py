@@ -32,7 +32,7 @@ def plus_precision(curvature: Curvature, covariance: Structure, factor: float = 
     if found is None:
         raise ValueError(
             f"a prior with {covariance.kind} covariance and a {curvature.kind} curvature do not add up to a structure. "
-            f"Use the structure of the earlier posterior, or 'dense'."
+            f"Use structure='dense', or that of the earlier posterior where the prior is one."
         )
     return found
 

@@ -352,13 +352,18 @@ def _precise(model: Model, basis_RD: Tensor) -> Tensor:
     Raises:
         ValueError: if the prior is not normal.
     """
-    joint, size = model.prior.segments[0].prior, basis_RD.shape[1]
-    if isinstance(joint, Joint) and size == len(joint.loc_D):
-        return joint.covariance.solve(basis_RD.to(joint.loc_D).unsqueeze(1))[:, 0].double()
-    own = [segment.prior for segment in model.prior.segments if segment.where.start < size]
-    if not all(isinstance(prior, Normal) for prior in own):
-        raise ValueError(
-            "a subspace takes the model's prior along its directions, which must be normal, and if it correlates "
-            "weights, without learned parameters of the likelihood. Use priors.Normal, or give `prior_scale`."
-        )
-    return basis_RD / model.prior.stds()[:size].to(basis_RD).square()
+    size, found = basis_RD.shape[1], []
+    for segment in model.prior.segments:
+        prior, part = segment.prior, basis_RD[:, segment.where]
+        if segment.where.start >= size:
+            continue
+        if isinstance(prior, Normal):
+            found.append(part / prior.scale**2)
+        elif isinstance(prior, Joint) and segment.where.stop <= size:
+            found.append(prior.covariance.solve(part.to(prior.loc_D).unsqueeze(1))[:, 0].to(basis_RD))
+        else:
+            raise ValueError(
+                "a subspace takes the model's prior along its directions, which must be normal, and if it correlates "
+                "weights, without learned parameters of the likelihood. Use priors.Normal, or give `prior_scale`."
+            )
+    return torch.cat(found, dim=1)

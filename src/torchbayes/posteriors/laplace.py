@@ -18,7 +18,7 @@ from torchbayes.linalg.dropped import Dropped, dropped
 from torchbayes.linalg.structure import is_diagonal, unscaled
 from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
 from torchbayes.model.model import having
-from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.joint import Joint, like
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.posterior import Posterior, readable
 from torchbayes.posteriors.problems import warn_of
@@ -144,7 +144,7 @@ class LaplacePosterior(Posterior):
         joint, covariance = self.model.prior.joint, self.gaussian.covariance
         if joint is not None and not joint.is_independent:
             share = self.model.scales(1, 1).prior
-            return self.strength_D.numel() - share * precision_trace(joint.covariance, covariance)
+            return self.strength_D.numel() - share * precision_trace(like(joint, self.mean_MD).covariance, covariance)
         dropped_M = dropped(self.curvature, self.strength_D).shares_MD.sum(-1)
         left_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
         return self.strength_D.numel() - left_MD.sum(-1) + dropped_M

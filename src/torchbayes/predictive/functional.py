@@ -25,6 +25,7 @@ from torchbayes.curvature.tangent import Linear, Tangent
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.matrices import checked_cholesky
 from torchbayes.model.model import Model
+from torchbayes.model.priors.bound import correlated
 from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.start import start_of
@@ -171,8 +172,7 @@ def functional_laplace(
     weights_D, buffers = weights_MD[0], {n: b[0] for n, b in buffers_M.items()} or None
     size = model.network.layout.size
     precision_D = model.prior.precision(weights_D)[:size]
-    joint = model.prior.joint
-    if not (precision_D > 0).all() or (joint is not None and not joint.is_independent) or size < len(weights_D):
+    if not (precision_D > 0).all() or correlated(model.prior) or size < len(weights_D):
         raise ValueError(
             "the functional form needs a prior with a precision for every weight on its own, and a likelihood without "
             "learned parameters. Use priors.Normal and a fixed noise scale, or Laplace(structure='dense')."

@@ -24,6 +24,8 @@ from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.priors.bound import correlated
+from torchbayes.model.priors.joint import like
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import note
@@ -261,8 +263,9 @@ def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePa
         check_curved(model.likelihood, float(curvature.trace().min()))
     if factor != 1:
         curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)
-    if model.prior.joint is not None and not model.prior.joint.is_independent:
-        curvature = plus_precision(curvature, model.prior.joint.covariance, model.scales(1, 1).prior)
+    if correlated(model.prior) and model.prior.joint is not None:
+        own = like(model.prior.joint, weights_MD).covariance
+        curvature = plus_precision(curvature, own, model.scales(1, 1).prior)
     return LaplacePosterior(
         model,
         weights_MD.clone(),

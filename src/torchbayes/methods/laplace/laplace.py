@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from torchbayes.checks import check_flags, plain
+from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.laplace import curvature_pass
@@ -33,8 +35,10 @@ from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.search import SEEKER, search
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
-from torchbayes.model.model import Batch
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.priors.bound import correlated
+from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import not_finite
@@ -149,6 +153,7 @@ class Laplace:
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose where no mode is given: see `torchbayes.methods.laplace.search`."""
+        _check_prior(self, density.model)
         return search(self, density.model, folds, **begin)
 
     def init(
@@ -167,8 +172,10 @@ class Laplace:
             The state.
 
         Raises:
-            ValueError: if the network has batch norm without running statistics, or the curvature cannot be held.
+            ValueError: if the network has batch norm without running statistics, the curvature cannot be held, or the
+                prior has no precision.
         """
+        _check_prior(self, density.model)
         refuse_by_batch(density.model.network)
         curvature_pass.check_held(self.curvature_settings, weights_MD)
         return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
@@ -219,3 +226,28 @@ class Laplace:
         """Return whether numbers are not finite; problems of the modes are in the posterior already."""
         del state, history, source
         return not_finite(posterior.tensors())
+
+
+def _check_prior(method: Laplace, model: Model) -> None:
+    """Check what is known of the prior before a mode is sought.
+
+    Raises:
+        ValueError: if weights have no precision on their own, or those that are correlated cannot be added or changed.
+    """
+    for segment in model.prior.segments:
+        if isinstance(segment.prior, SharedVariance):
+            segment.prior.precision(torch.empty(0))
+    if not correlated(model.prior):
+        return
+    if model.prior.joint is None:
+        units(model, torch.empty(1, 0))
+    if method.structure != "dense" and len(model.prior.segments) > 1:
+        raise ValueError(
+            f"the prior correlates some weights, so its precision adds to a dense curvature alone; got "
+            f"{method.structure!r}. Use Laplace('dense', prior='model')."
+        )
+    if method.prior != "model":
+        raise ValueError(
+            f"the prior correlates weights, so no factor on its precision is chosen; got prior={method.prior!r}. Use "
+            f"prior='model'."
+        )

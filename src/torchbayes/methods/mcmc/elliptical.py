@@ -36,7 +36,7 @@ from torchbayes.methods.noise import Purpose, normals, uniforms
 from torchbayes.methods.sampler import Info, Sampler, begin
 from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal
-from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.joint import Joint, like
 
 # An interval that has shrunk so far is a rounding error around the chain, which is then left where it is: each
 # evaluation cuts it by a third on average, and 2π e^(−100/3) is 2e-14.
@@ -199,7 +199,7 @@ class _Ellipse:
         noise_MZ = normals(state.seeds, Purpose.SLICE_ELLIPSE, state.step, like=like_MZ)
         if self.joint is None:
             return noise_MZ * self.std_D.to(like_MD)
-        return self.spread * self.joint.covariance.sqrt_matvec(noise_MZ.unsqueeze(1)).squeeze(1)
+        return self.spread * like(self.joint, like_MD).covariance.sqrt_matvec(noise_MZ.unsqueeze(1)).squeeze(1)
 
     def at(self, weights_MD: Tensor, second_MD: Tensor, angle_M: Tensor) -> Tensor:
         """Return the points at angles on the ellipses through weights and second points."""

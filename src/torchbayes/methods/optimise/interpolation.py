@@ -25,6 +25,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.priors.bound import correlated
 from torchbayes.model.rows.batch import Batch, concatenate
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
@@ -105,7 +106,7 @@ def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers |
         The residuals; None where the network or the prior does not allow it, or it would take too much memory.
     """
     stds_D = model.prior.stds()
-    if not torch.isfinite(stds_D).all():
+    if not torch.isfinite(stds_D).all() or correlated(model.prior):
         return None
     prior = Diagonal(stds_D.square().to(weights_D).unsqueeze(0))
     try:

@@ -1,7 +1,10 @@
 """p(w): what is believed about the weights before the data."""
 
+from torchbayes.model.priors.correlated import Correlated, EmpCov
+from torchbayes.model.priors.groups import Hierarchical, LogHalfCauchy
 from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.scales import Scaled, with_scales
 from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
     FanInNormal,
@@ -19,10 +22,14 @@ from torchbayes.model.priors.univariate import (
 )
 
 __all__ = [
+    "Correlated",
+    "EmpCov",
     "FanInNormal",
     "Flat",
+    "Hierarchical",
     "Horseshoe",
     "Laplace",
+    "LogHalfCauchy",
     "LogInverseChi",
     "LogUniform",
     "Logistic",
@@ -32,7 +39,9 @@ __all__ = [
     "PriorLike",
     "PriorRules",
     "SampledPrior",
+    "Scaled",
     "ShapedPrior",
     "StudentT",
     "Univariate",
+    "with_scales",
 ]

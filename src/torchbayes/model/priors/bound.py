@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.linalg import Blocks, Diagonal
+from torchbayes.linalg.stored import double
 from torchbayes.model.layout import Layout, matches
+from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.noise import LogInverseChi
@@ -28,23 +32,26 @@ from torchbayes.model.priors.univariate import (
 )
 from torchbayes.native.seeds import Purpose, generator
 
+Together = Joint | SharedVariance
+"""Priors of all weights of a run together: their log density is one number."""
+
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of neighbouring parameters that share one univariate prior."""
+    """A run of neighbouring parameters that share one univariate prior, or of weights with one prior together."""
 
-    prior: Prior | Joint
+    prior: Prior | Together
     where: slice
 
     @property
     def std(self) -> float | Tensor:
         """Standard deviation of its weights, or of each of them; infinite where it is not known."""
-        return self.prior.stds() if isinstance(self.prior, Joint) else getattr(self.prior, "std", math.inf)
+        return self.prior.stds() if isinstance(self.prior, Together) else getattr(self.prior, "std", math.inf)
 
     @property
     def loc(self) -> float | Tensor:
         """Mean of its weights, or of each of them; 0 where it is not known."""
-        return self.prior.loc_D.double().cpu() if isinstance(self.prior, Joint) else getattr(self.prior, "loc", 0.0)
+        return self.prior.loc_D.double().cpu() if isinstance(self.prior, Together) else getattr(self.prior, "loc", 0.0)
 
     def each(self, value: float | Tensor) -> Tensor:
         """Return `std` or `loc` of each of its weights, float64."""
@@ -53,7 +60,7 @@ class Segment:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | NormalMixture | Flat | Joint | LogInverseChi | Horseshoe):
+        if isinstance(self.prior, Normal | NormalMixture | Flat | Together | LogInverseChi | Horseshoe):
             self.prior.add_gradient_(into, part, scale)
             return
         into.add_(_derivative(self.prior, part, order=1), alpha=scale)
@@ -121,15 +128,21 @@ class BoundPrior:
             glob = next((g for g in table if matches(name, g)), None)
             if glob is None:
                 raise ValueError(f"no glob of the prior matches `{name}`. Add it, or a last rule `'*'`.")
-            prior = _univariate(table[glob], shape)
+            prior = _of_shape(table[glob], name, shape)
             _check_support(prior, glob)
+            if isinstance(prior, Together) and layout.shapes[name] != shape:
+                raise ValueError(
+                    f"only some weights of `{name}` are random, and {table[glob]!r} is one of all of them together. "
+                    f"Let the whole parameter be random, or give it a prior such as Normal."
+                )
             self._append(prior, layout.slices[name])
 
-    def _append(self, prior: Prior | Joint, where: slice) -> None:
+    def _append(self, prior: Prior | Together, where: slice) -> None:
         scales = len(prior.scales) if isinstance(prior, LogInverseChi) else 1
         if scales not in {1, where.stop - where.start}:
             raise ValueError(f"{prior!r} has {scales} scales for {where.stop - where.start} elements.")
-        if self.segments and self.segments[-1].prior == prior and scales == 1:
+        alone = scales > 1 or isinstance(prior, Together)
+        if not alone and self.segments and self.segments[-1].prior == prior:
             where = slice(self.segments.pop().where.start, where.stop)
         self.segments.append(Segment(prior, where))
 
@@ -149,11 +162,20 @@ class BoundPrior:
         """Return the prior standard deviation of every weight, float64 (D,); infinite where it is not known."""
         return torch.cat([s.each(s.std) for s in self.segments])
 
-    @property
+    @cached_property
     def joint(self) -> Joint | None:
-        """The joint prior over all weights, if there is one."""
-        prior = self.segments[0].prior
-        return prior if isinstance(prior, Joint) and len(self.segments) == 1 else None
+        """The normal prior over all weights together, if some are correlated and all others normal, or it is given."""
+        priors = [segment.prior for segment in self.segments]
+        if len(priors) == 1 and isinstance(priors[0], Joint):
+            return priors[0]
+        if not all(isinstance(prior, Normal | Joint) for prior in priors) or not correlated(self):
+            return None
+        blocks = tuple(
+            prior.covariance.mapped(double) if isinstance(prior, Joint) else Diagonal(segment.each(prior.std**2)[None])
+            for segment, prior in zip(self.segments, priors, strict=True)
+            if isinstance(prior, Normal | Joint)
+        )
+        return Joint(self.locs(), Blocks(torch.arange(self.layout.size), blocks))
 
     def locs(self) -> Tensor:
         """Return the prior mean of every weight, float64 (D,); 0 where it is not known."""
@@ -184,8 +206,8 @@ class BoundPrior:
             into, part = found[..., segment.where], weights[..., segment.where]
             if isinstance(segment.prior, Normal):
                 into.fill_(1 / segment.prior.scale**2)
-            elif isinstance(segment.prior, Joint):
-                into.copy_(segment.prior.precision())
+            elif isinstance(segment.prior, Together):
+                into.copy_(segment.prior.precision(part))
             elif not isinstance(segment.prior, Flat):
                 into.copy_(-_derivative(segment.prior, part, order=2))
                 _check_bend(self, segment, into)
@@ -250,6 +272,11 @@ class BoundPrior:
         return total
 
 
+def correlated(bound: BoundPrior) -> bool:
+    """Return whether the prior correlates weights."""
+    return any(isinstance(s.prior, Joint) and not s.prior.is_independent for s in bound.segments)
+
+
 def rebound(bound: BoundPrior, own: Mapping[str, Prior]) -> BoundPrior:
     """Return the same rules on the same layout, with other priors of its last parameters."""
     rules, shapes = bound.made_of
@@ -273,7 +300,7 @@ def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tupl
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:
-    if isinstance(prior, Normal | NormalMixture | Flat | Joint):
+    if isinstance(prior, Normal | NormalMixture | Flat | Together):
         return prior.total(weights)
     return prior.log_prob(weights).sum(-1, dtype=torch.float64)
 
@@ -329,10 +356,19 @@ def _said(prior: Prior) -> str:
     return repr(getattr(prior, "distribution", prior))
 
 
-def _univariate(prior: PriorLike, shape: tuple[int, ...]) -> Prior:
+def _of_shape(prior: PriorLike, name: str, shape: tuple[int, ...]) -> Prior | Together:
+    """Return the prior of a parameter.
+
+    Raises:
+        ValueError: if it is not one of this shape.
+        TypeError: if it is no prior.
+    """
     if isinstance(prior, Distribution):
         return Univariate(prior)
     if isinstance(prior, ShapedPrior) and not isinstance(prior, type):
-        return prior.resolve(shape)
+        try:
+            return prior.resolve(shape)
+        except ValueError as error:
+            raise ValueError(f"the `prior` of `{name}`: {error}") from None
     check_prior(prior=prior)
     return prior  # type: ignore[return-value]

@@ -61,7 +61,7 @@ def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: fl
         return prior.total(mean) - 0.5 / prior.scale**2 * variance.sum(-1, dtype=torch.float64)
     if isinstance(prior, Joint):
         prior.add_gradient_(by_mean, mean, scale)
-        precision = prior.precision().to(mean)
+        precision = prior.precision(mean)
         by_variance.sub_(precision, alpha=0.5 * scale)
         return prior.total(mean) - 0.5 * (variance * precision).sum(-1, dtype=torch.float64)
     if isinstance(prior, Laplace):

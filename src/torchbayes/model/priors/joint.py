@@ -1,10 +1,12 @@
-"""A Gaussian prior over all weights together: a posterior of an earlier task, or a prior chosen weight by weight."""
+"""A Gaussian prior over weights together: the posterior of an earlier task, or one chosen weight by weight."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,7 +17,9 @@ from torchbayes.linalg.structure import is_diagonal
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """w ~ N(μ, Σ) over the whole flat vector, Σ any structure of `torchbayes.linalg`.
+    """w ~ N(μ, Σ) over the whole flat vector or a run of it, Σ any structure of `torchbayes.linalg`.
+
+    It takes weights of any floating dtype, on any device.
 
     Attributes:
         loc_D: μ.
@@ -50,8 +54,9 @@ class Joint:
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w) = −½ (w − μ)ᵀ Σ⁻¹ (w − μ) − ½ log det 2πΣ, (...) float64, for weights (..., D)."""
-        centred = (weights - self.loc_D).unsqueeze(-2)
-        return -0.5 * self.covariance.quadratic(centred).squeeze(-1) - self._log_constant
+        own = like(self, weights)
+        centred = (weights - own.loc_D).unsqueeze(-2)
+        return -0.5 * own.covariance.quadratic(centred).squeeze(-1) - self._log_constant.to(weights.device)
 
     def total(self, weights: Tensor) -> Tensor:
         """Return log p(w), float64, without the last axis."""
@@ -59,16 +64,17 @@ class Joint:
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale Σ⁻¹ (w − μ) to `gradient` in place."""
-        centred = (weights - self.loc_D).unsqueeze(-2)
-        gradient.sub_(self.covariance.solve(centred).squeeze(-2), alpha=scale)
+        own = like(self, weights)
+        centred = (weights - own.loc_D).unsqueeze(-2)
+        gradient.sub_(own.covariance.solve(centred).squeeze(-2), alpha=scale)
 
-    def precision(self) -> Tensor:
-        """Return the diagonal of Σ⁻¹, (D,).
+    def precision(self, weights: Tensor) -> Tensor:
+        """Return the diagonal of Σ⁻¹, (D,), in the dtype of weights.
 
         Raises:
             ValueError: if the structure does not give it without its dense matrix.
         """
-        return self.covariance.precision_diagonal()[0]
+        return like(self, weights).covariance.precision_diagonal()[0]
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""
@@ -83,3 +89,18 @@ class Joint:
     @cached_property
     def _log_constant(self) -> Tensor:
         return 0.5 * (self.covariance.logdet()[0] + len(self.loc_D) * math.log(2 * math.pi))
+
+
+_ELSEWHERE: WeakKeyDictionary[Joint, dict[Any, Joint]] = WeakKeyDictionary()
+
+
+def like(joint: Joint, weights: Tensor) -> Joint:
+    """Return a prior with its numbers in the dtype and on the device of weights; they are held once in each."""
+    place = weights.dtype, weights.device
+    if place == (joint.loc_D.dtype, joint.loc_D.device):
+        return joint
+    held = _ELSEWHERE.setdefault(joint, {})
+    if place not in held:
+        covariance = joint.covariance.mapped(lambda _, t: t.to(weights) if t.is_floating_point() else t.to(place[1]))
+        held[place] = Joint(joint.loc_D.to(weights), covariance)
+    return held[place]

@@ -53,8 +53,8 @@ class SampledPrior(Prior, Protocol):
 class ShapedPrior(Protocol):
     """A prior that depends on a parameter's shape."""
 
-    def resolve(self, shape: tuple[int, ...]) -> Prior:
-        """Return the univariate prior of a parameter of this shape."""
+    def resolve(self, shape: tuple[int, ...]) -> Any:
+        """Return the prior of a parameter of this shape: a univariate one, or one of all its weights together."""
         ...
 
 

@@ -1,0 +1,188 @@
+r"""Variances that groups of weights share, integrated out: a multivariate t distribution for each group.
+
+    w_g | v_g ~ N(0, v_g I),    v_g ~ Scaled-Inv-χ²(ν, s²) = IG(ν/2, ν s²/2)
+
+    log p(w_g) = log Γ((ν+d)/2) − log Γ(ν/2) − (d/2) log πν s² − ((ν+d)/2) log(1 + |w_g|²/ν s²)
+
+for the d weights of a group. They are uncorrelated, yet not independent: the larger some are, the larger the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from torchbayes.checks import check_choice, check_positive, check_scale, given, plain
+from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.sparse import Horseshoe
+from torchbayes.model.priors.univariate import Prior, StudentT, normals
+
+Groups = Literal["layer", "rows", "columns", "weights"]
+
+
+@dataclass(frozen=True)
+class Hierarchical:
+    """w ~ N(0, v), with a variance v for each group of weights that is inferred: of a layer, a unit or an input.
+
+        v ~ Scaled-Inv-χ²(df, scale²) = IG(df/2, df scale²/2),    or √v ~ C⁺(0, scale) where df is None
+
+    As a prior of a model it has the v integrated out, exactly: the weights of a group are a multivariate t, of `df`
+    degrees of freedom, which every method takes as a density of the weights; single weights under half-Cauchy scales
+    are the `Horseshoe`. `with_scales` instead makes the scales weights of the network, to be inferred with the rest.
+
+    Attributes:
+        scale: typical standard deviation of the weights, in their units.
+        df: degrees of freedom of v, how firmly scales are held together; None for half-Cauchy ones.
+        groups: which weights share a variance: those of a parameter ("layer"), of each output unit or filter ("rows"),
+            of each input unit or channel ("columns"), or none ("weights"). A bias is one group of its own.
+    """
+
+    scale: float = 1.0
+    df: float | None = 4.0
+    groups: Groups = "layer"
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(scale=self.scale)
+        check_positive(**given(df=self.df))
+        check_choice(("layer", "rows", "columns", "weights"), groups=self.groups)
+
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return how a parameter of this shape is cut up, (outer, groups, inner): group g is all of [:, g, :]."""
+        size = math.prod(shape)
+        if self.groups == "weights":
+            return 1, size, 1
+        if self.groups == "layer" or len(shape) < 2:
+            return 1, 1, size
+        axis = 0 if self.groups == "rows" else 1
+        return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+    def resolve(self, shape: tuple[int, ...]) -> Prior | SharedVariance:
+        """Return the prior of a parameter of this shape, without the variances.
+
+        Raises:
+            ValueError: if that has no closed form: of half-Cauchy scales of several weights.
+        """
+        outer, groups, inner = self.grid(shape)
+        single = outer * inner == 1
+        if self.df is None:
+            if single:
+                return Horseshoe(self.scale)
+            raise ValueError(
+                f"the half-Cauchy scale of a group of {outer * inner} weights is not integrated out. Make it a weight "
+                f"of the network: `priors.with_scales(network, rules)`; or give `df`."
+            )
+        return StudentT(self.df, self.scale) if single else SharedVariance((outer, groups, inner), self.df, self.scale)
+
+    def log_scales(self) -> Prior:
+        """Return the prior of log √v of each group."""
+        return LogHalfCauchy(self.scale) if self.df is None else LogInverseChi(self.df, self.scale)
+
+
+@dataclass(frozen=True)
+class SharedVariance:
+    """A multivariate t for each group of weights, as a `Hierarchical` prior of a parameter is without its variances.
+
+    Attributes:
+        grid: (outer, groups, inner), as of `Hierarchical.grid`.
+        df: ν.
+        scale: s.
+    """
+
+    grid: tuple[int, int, int]
+    df: float
+    scale: float
+
+    def __repr__(self) -> str:
+        """Return it in the terms of `Hierarchical`, of which it is made."""
+        return f"Hierarchical(scale={self.scale:g}, df={self.df:g}, grid={self.grid})"
+
+    @property
+    def group_size(self) -> int:
+        """Number of weights of a group, d."""
+        return self.grid[0] * self.grid[2]
+
+    @property
+    def loc_D(self) -> Tensor:
+        """Zeros, float64."""
+        return torch.zeros(math.prod(self.grid), dtype=torch.float64)
+
+    def stds(self) -> Tensor:
+        """Return the standard deviation of every weight, scale √(df/(df − 2)), float64 (D,); infinite for df ≤ 2."""
+        std = self.scale * math.sqrt(self.df / (self.df - 2)) if self.df > 2 else math.inf
+        return torch.full((math.prod(self.grid),), std, dtype=torch.float64)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log p(w), (...) float64, for weights (..., D)."""
+        squares = weights.unflatten(-1, self.grid).square().sum((-3, -1), dtype=torch.float64)
+        half = (self.df + self.group_size) / 2
+        constant = math.lgamma(half) - math.lgamma(self.df / 2)
+        constant -= self.group_size * (0.5 * math.log(math.pi * self.df) + math.log(self.scale))
+        return self.grid[1] * constant - half * torch.log1p(squares / (self.df * self.scale**2)).sum(-1)
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Return log p(w), float64, without the last axis."""
+        return self.log_prob(weights)
+
+    def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
+        """Add scale · d log p / dw = −scale w (ν + d)/(ν s² + |w_g|²) to `gradient` in place."""
+        grid = weights.unflatten(-1, self.grid)
+        squares = grid.square().sum((-3, -1), keepdim=True, dtype=torch.float64)
+        factor = (self.df + self.group_size) / (squares + self.df * self.scale**2)
+        gradient.sub_((grid * factor.to(weights)).flatten(-3), alpha=scale)
+
+    def precision(self, weights: Tensor) -> Tensor:
+        """Refuse: the weights of a group depend on each other, so that single ones have no precision.
+
+        Raises:
+            ValueError: always.
+        """
+        del weights
+        raise ValueError(
+            f"under {self!r} the weights of a group have no precision of their own, so a Gaussian has none from it. "
+            f"Use priors.StudentT({self.df:g}, {self.scale:g}) or priors.Normal, or sample the posterior with HMC."
+        )
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 (S, D), on the CPU; `shape` is (S, D)."""
+        log_scales = LogInverseChi(self.df, self.scale).sample((shape[0], 1, self.grid[1], 1), generator)
+        return (log_scales.exp() * normals((shape[0], *self.grid), generator)).flatten(1)
+
+
+@dataclass(frozen=True)
+class LogHalfCauchy:
+    """w = log s of a scale s ~ C⁺(0, scale): p(w) = 1/(π cosh(w − log scale)), a hyperbolic secant distribution.
+
+    Attributes:
+        scale: median of s.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(scale=self.scale)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of w, π/2."""
+        return math.pi / 2
+
+    @property
+    def loc(self) -> float:
+        """Mean of w, log scale."""
+        return math.log(self.scale)
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Return log(2/π) − u − log(1 + e^{−2u}) with u = w − log scale, elementwise; nothing overflows."""
+        u = weights - self.loc
+        return math.log(2 / math.pi) - u - F.softplus(-2 * u)
+
+    def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Return independent draws, float64 on the CPU: log scale + log |z/z′| of two normal numbers."""
+        return self.loc + normals(shape, generator).abs().log() - normals(shape, generator).abs().log()

@@ -1,0 +1,146 @@
+r"""Scales of groups of weights as weights of the network, so that every sampler draws them with the rest.
+
+    w_g = e^{η_g} x_g,    x_g ~ N(0, I),    p(η) the density of log √v under the law of v
+
+are the coordinates without centre: x and η are independent under the prior, and no Jacobian is left over. Where v is
+IG(a, b), log p(η) = log IG(e^{2η}; a, b) + log 2 + 2η, which is `LogInverseChi`; where √v ~ C⁺(0, A) it is
+`LogHalfCauchy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchbayes.checks import check_kind, seen
+from torchbayes.model.initialisation import copied
+from torchbayes.model.layout import matches
+from torchbayes.model.origin import Given, made_by
+from torchbayes.model.priors.groups import Hierarchical
+from torchbayes.model.priors.univariate import Normal, PriorLike, PriorRules
+
+NETWORK = "network."
+
+
+class Scaled(NamedTuple):
+    """A network whose scales are inferred, and its prior: what `Model` takes, with a likelihood between them.
+
+    Attributes:
+        network: a `ScaledNetwork`, or a function that makes one.
+        prior: the rules, by the names of its parameters.
+    """
+
+    network: Given
+    prior: dict[str, PriorLike]
+
+
+class ScaledNetwork(nn.Module):
+    """A network some of whose weights are w = e^η x, a log scale η for each group of them.
+
+    Attributes:
+        network: the network, whose scaled parameters are computed at every call.
+        standard: x of each of these, by its name with `_` in the place of dots.
+        log_scales: η, one number for each group, likewise.
+        derived: names of the computed parameters.
+    """
+
+    def __init__(self, network: nn.Module, rules: Mapping[str, Hierarchical]) -> None:
+        """Put network and scales together.
+
+        Args:
+            network: the network; it is copied, and its weights are those of the scaled one at the start.
+            rules: parameter -> its prior.
+        """
+        super().__init__()
+        self.network, self._rules = copied(network), dict(rules)
+        named = dict(self.network.named_parameters())
+        self.standard, self.log_scales = nn.ParameterDict(), nn.ParameterDict()
+        for name, rule in rules.items():
+            weight = named[name].detach()
+            groups = rule.grid(tuple(weight.shape))[1]
+            self.standard[_key(name)] = nn.Parameter(weight.clone())
+            self.log_scales[_key(name)] = nn.Parameter(weight.new_zeros(groups))
+            named[name].requires_grad_(False)
+        self.derived = tuple(NETWORK + name for name in rules)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the scales to those of the prior, and x to the weights that the network holds over them."""
+        for name, rule in self._rules.items():
+            self.standard[_key(name)].copy_(self.network.get_parameter(name) / rule.scale)
+            self.log_scales[_key(name)].fill_(math.log(rule.scale))
+
+    def scaled(self) -> dict[str, Tensor]:
+        """Return the weights w = e^η x by name."""
+        found = {}
+        for name, rule in self._rules.items():
+            standard, log_scales = self.standard[_key(name)], self.log_scales[_key(name)]
+            grid = rule.grid(tuple(standard.shape))
+            found[name] = (standard.reshape(grid) * log_scales.exp().view(1, -1, 1)).view(standard.shape)
+        return found
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the network under the scaled weights."""
+        return functional_call(self.network, self.scaled(), args, kwargs)
+
+
+def with_scales(network: Given, rules: PriorRules) -> Scaled:
+    """Return a network and its prior with the scales of `Hierarchical` priors as weights, to be inferred with the rest.
+
+        scaled = priors.with_scales(net, {"0.weight": priors.Hierarchical(groups="columns"), "*": priors.Normal()})
+        model = tb.Model(scaled.network, likelihood, scaled.prior)
+
+    The parameters of the network are named `network.NAME`, those with a scale `standard.NAME` and `log_scales.NAME`,
+    with `_` for the dots in NAME. What they say of the outputs, and of the weights, is what the prior with the scales
+    integrated out says; but samplers move through it differently, half-Cauchy scales of groups are possible, and the
+    scales can be read: `model.layout.split(draws)["log_scales.0_weight"].exp()`.
+
+    Args:
+        network: the network, or a function that makes one.
+        rules: one prior for all weights, or glob -> prior, of which some are `Hierarchical`.
+
+    Returns:
+        Network and prior.
+
+    Raises:
+        ValueError: if no parameter has a `Hierarchical` prior.
+        TypeError: if the network is none.
+    """
+    table = dict(rules) if isinstance(rules, Mapping) else {"*": rules}
+    made = made_by(network)
+    first = {
+        name: next((glob for glob in table if matches(name, glob)), "")
+        for name, parameter in made.named_parameters()
+        if parameter.requires_grad
+    }
+    own = {name: rule for name, glob in first.items() if isinstance(rule := table.get(glob), Hierarchical)}
+    if not own:
+        raise ValueError(
+            f"`rules` must give a parameter of the network a Hierarchical prior; got {seen(rules)}. Write, say, "
+            f"{{'0.weight': Hierarchical(groups='columns'), '*': Normal()}}."
+        )
+    prior: dict[str, PriorLike] = {}
+    for name, rule in own.items():
+        prior["standard." + _key(name)], prior["log_scales." + _key(name)] = Normal(), rule.log_scales()
+    others = {glob for name, glob in first.items() if name not in own}
+    unused = table.keys() - set(first.values())
+    prior |= {NETWORK + glob: table[glob] for glob in table if glob in others | unused}
+    make: Callable[[], nn.Module] = partial(_made, network, own)
+    return Scaled(ScaledNetwork(made, own) if isinstance(network, nn.Module) else make, prior)
+
+
+def _made(network: Given, rules: Mapping[str, Hierarchical]) -> nn.Module:
+    made = network()
+    check_kind(nn.Module, "an nn.Module", network=made)
+    return ScaledNetwork(made, rules)
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "_")
