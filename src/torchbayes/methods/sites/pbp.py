@@ -184,6 +184,8 @@ class PBP:
         free = _is_free(self, model)
         sites_M4D = variance_MD.new_zeros(members, 4, len(loc_D) if free else 0)
         sites_M4D[:, 0] = (self.shape - 1) / self.shape
+        if free:
+            sites_M4D[:, 1] = (mean_MD - loc_D) / scale_D * sites_M4D[:, 0]
         factor_M2 = variance_MD.new_full((members, 2 if free else 0), self.shape)
         if free:
             variance_MD *= self.shape / (self.shape - 1)
