@@ -1,4 +1,4 @@
-r"""Means and variances of the outputs of a fully connected ReLU network, and the passes of probabilistic backpropagation.
+r"""Means and variances of the outputs of a fully connected ReLU network, and passes of probabilistic backpropagation.
 
 Weights are independent normals of means m and variances v, and so is, by assumption, what every layer takes, of mean x
 and variance s. Then z = W x + b has
@@ -83,7 +83,9 @@ def rectified(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     return first, spread.clamp_min(0.0)
 
 
-def outputs_of(layers: Sequence[Layer], mean_D: Tensor, variance_D: Tensor, inputs_BI: Tensor) -> tuple[Tensor, Tensor]:
+def outputs_of(
+    layers: Sequence[Layer], mean_D: Tensor, variance_D: Tensor, *, inputs_BI: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return means and variances of the outputs at each row, each (B, K); differentiable.
 
     Args:
@@ -104,7 +106,7 @@ def outputs_of(layers: Sequence[Layer], mean_D: Tensor, variance_D: Tensor, inpu
     return mean, variance
 
 
-def propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: Rows) -> Tensor:
+def propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, *, rows: Rows) -> Tensor:
     """Change beliefs in place by rows, one after the other.
 
     Args:
@@ -118,7 +120,7 @@ def propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: Ro
         (M, 3): the sum of log Z, the number of updates that were undone, and that of rows that count.
     """
     if (library := _library()) is None:
-        return torch.stack([_propagate(layers, beliefs, noise, rows, m) for m in range(len(beliefs.mean_MD))])
+        return torch.stack([_propagate(layers, beliefs, noise, rows, m=m) for m in range(len(beliefs.mean_MD))])
     seen_M3 = torch.empty(len(beliefs.mean_MD), 3, dtype=torch.float64)
     numbers = [n for each in layers for n in (each.weight_at, each.bias_at, each.fan_in, each.fan_out, each.activation)]
     members, size = beliefs.mean_MD.shape
@@ -196,8 +198,12 @@ def _counted(shape: float, count: float) -> float:
     return found if found > 1 else shape
 
 
-def _propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: Rows, m: int) -> Tensor:
-    """Do what the kernel does for one member; `beliefs` and `noise` are changed."""
+def _propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: Rows, *, m: int) -> Tensor:
+    """Do what the kernel does for one member; `beliefs` and `noise` are changed.
+
+    Returns:
+        As `propagate` does, (3,).
+    """
     known, seen = noise.ndim == 1, torch.zeros(3, dtype=torch.float64)
     own = noise if known else noise[m]
     for r, (inputs_I, targets_K) in enumerate(zip(rows.inputs_MBI[m], rows.targets_MBK[m], strict=True)):
@@ -210,12 +216,13 @@ def _propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: R
             means = [rate / (count * (_counted(shape, count) - 1)) for shape, rate in own.tolist()]
             noise_G = torch.tensor(means, dtype=torch.float64)
         with torch.enable_grad():
-            both = [part[m].clone().requires_grad_() for part in beliefs]
-            mean_K, variance_K = (part[0] for part in outputs_of(layers, *both, inputs_I.unsqueeze(0)))
+            mean_D, variance_D = (part[m].clone().requires_grad_() for part in beliefs)
+            outputs = outputs_of(layers, mean_D, variance_D, inputs_BI=inputs_I.unsqueeze(0))
+            mean_K, variance_K = (part[0] for part in outputs)
             residual_K = targets_K - mean_K
             log_z = torch.distributions.Normal(mean_K, (variance_K + noise_G).sqrt(), validate_args=False)
             total = log_z.log_prob(targets_K).sum()
-            by_mean_D, by_variance_D = torch.autograd.grad(total, both)
+            by_mean_D, by_variance_D = torch.autograd.grad(total, (mean_D, variance_D))
             total = total.detach()
         undone = 0 if known else _update_noise(own, residual_K.tolist(), variance_K.tolist(), count)
         undone += _update_weights(beliefs, m, by_mean_D, by_variance_D)

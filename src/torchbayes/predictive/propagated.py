@@ -68,7 +68,7 @@ def normal_noise(model: Model) -> GaussianLikelihood:
     likelihood = unweighted(model.likelihood)
     if not isinstance(likelihood, GaussianLikelihood) or not own(likelihood, "curvature_root"):
         raise ValueError(
-            f"Moments of the outputs give a closed form for normal noise alone; got {seen(likelihood)}. Use "
+            f"moments of the outputs give a closed form for normal noise alone; got {seen(likelihood)}. Use "
             f"likelihoods.Gaussian, or another method, such as VI()."
         )
     return likelihood
@@ -134,7 +134,7 @@ class Propagated:
         spread_MD = self.posterior.covariance.diagonal().double()
         pairs = list(zip(like_MD.double(), spread_MD, strict=True))
         parts = rows_BI.split(chunk_size)
-        found = [[outputs_of(network.layers, *pair, part) for part in parts] for pair in pairs]
+        found = [[outputs_of(network.layers, *pair, inputs_BI=part) for part in parts] for pair in pairs]
         each = (torch.stack([torch.cat([part[n] for part in member]) for member in found]) for n in (0, 1))
         mean_MBK, variance_MBK = (tensor.to(like_MD) for tensor in each)
         return mean_MBK, variance_MBK

@@ -79,6 +79,7 @@ def problems_of(
     *,
     why: str = _MOVED,
     learned: bool = False,
+    noise: bool = True,
 ) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
@@ -92,6 +93,7 @@ def problems_of(
         learned: whether the result is judged by its draws together: it is a problem that they are no better than a
             constant, and none that the mean alone is far worse. Bounds are highest there where the prior outweighs the
             data; a plain network that held-out rows stop there is what they ask for.
+        noise: whether a learned noise is compared with the residuals of rows left out, as that of a mode must be.
     """
     found = not_finite(posterior.tensors())
     if found:
@@ -116,7 +118,7 @@ def problems_of(
     found += _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
     if averaged or isinstance(posterior, Gaussian | RadialPosterior):
         found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why, seen=seen)
-    found = found or noise_problems(posterior, source)
+    found = found or (noise_problems(posterior, source) if noise else [])
     return found or (learned_nothing(best, seen(), count) if learned else [])
 
 

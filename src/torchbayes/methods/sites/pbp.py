@@ -44,6 +44,7 @@ from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.sources import Source
 from torchbayes.native.propagation import Beliefs, Rows, propagate, refresh
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.problems import not_finite
 from torchbayes.predictive.propagated import flattened, normal_noise, rectifier_network
 
 _UNDONE = 0.1  # share of updates that may be undone
@@ -57,8 +58,7 @@ class State:
         mean_MD: means of the network's weights.
         variance_MD: their variances.
         noise_MG2: shapes and rates of the noise's precisions; none, (M, 0, 2), if the noise is known.
-        sites_M4D: what each factor of the prior says (`torchbayes.native.propagation.refresh`); none, (M, 4, 0), if the
-            prior is known.
+        sites_M4D: what each factor of the prior says (`torchbayes.native.propagation.refresh`).
         factor_M2: shape and rate of λ; none, (M, 0), if the prior is known.
         step: minibatches seen.
         steps_per_epoch: length of an epoch.
@@ -113,11 +113,12 @@ class PBP:
     The posterior is a `Gaussian`; `Propagated(posterior)` predicts in closed form, as it was trained. `as_prior` of it
     as the prior of the next model, with epochs=1, continues over a stream of rows.
 
-    Weights start at the given or the network's initial values, with the spread of the prior; the prior's means take
-    their place in a network of one layer, which needs no start, and under a joint prior.
+    Means start at the given or the network's initial values, so that units differ, with the spread of the prior, and
+    the first pass ends with the prior's own means in their place. In a network of one layer, which needs no start, and
+    under a joint prior, they start there.
 
     Attributes:
-        members: M, independent runs from other starts and with other orders of the rows, whose mixture is the posterior.
+        members: M, independent runs from other starts and with other orders of rows, whose mixture is the posterior.
         epochs: passes over the data.
         prior: "scalar", a factor λ ~ Gamma(`shape`, `shape`) on the precision of the model's prior; or "model", that
             prior as it is, as is every joint prior.
@@ -181,14 +182,12 @@ class PBP:
         if len(layers) == 1 or _is_joint(model):
             mean_MD = loc_D.expand(members, -1).clone()
         variance_MD = scale_D.square().expand(members, -1).clone()
-        free = _is_free(self, model)
-        sites_M4D = variance_MD.new_zeros(members, 4, len(loc_D) if free else 0)
-        sites_M4D[:, 0] = (self.shape - 1) / self.shape
-        if free:
-            sites_M4D[:, 1] = (mean_MD - loc_D) / scale_D * sites_M4D[:, 0]
-        factor_M2 = variance_MD.new_full((members, 2 if free else 0), self.shape)
-        if free:
-            variance_MD *= self.shape / (self.shape - 1)
+        factor_M2 = variance_MD.new_full((members, 2 if _is_free(self, model) else 0), self.shape)
+        wider = self.shape / (self.shape - 1) if factor_M2.numel() else 1.0  # the mean of 1/λ
+        variance_MD *= wider
+        sites_M4D = variance_MD.new_zeros(members, 4, len(loc_D))
+        sites_M4D[:, 0] = 1 / wider
+        sites_M4D[:, 1] = (mean_MD - loc_D) / scale_D / wider  # the start is the factors' until they are refreshed
         noise_MG2 = variance_MD.new_empty(members, 0, 2)
         if likelihood.scale == "learned":
             noise_MG2 = noise_before(model, likelihood, self.shape).expand(members, -1, -1).clone()
@@ -224,11 +223,9 @@ class PBP:
             step=state.step + 1,
         )
         seen_M3 = _learn(model, now, batch)
-        if now.step % now.steps_per_epoch == 0 and now.factor_M2.numel():
+        if now.step % now.steps_per_epoch == 0:
             now = replace(now, sites_M4D=now.sites_M4D.clone(), factor_M2=now.factor_M2.clone())
-            loc_D, scale_D = _prior_of(model)
-            beliefs = Beliefs(now.mean_MD, now.variance_MD)
-            refresh(beliefs, now.sites_M4D, now.factor_M2, loc_D=loc_D, scale_D=scale_D)
+            _refresh(model, now)
         return now, _info(model, now, seen_M3)
 
     def draw(self, state: State) -> None:
@@ -243,8 +240,7 @@ class PBP:
         mean_MD = torch.cat([state.mean_MD, log_scale_MG], 1)
         variance_MD = torch.cat([state.variance_MD, spread_MG], 1)
         least = torch.finfo(network.dtype).tiny
-        both = (t.to(network.device, network.dtype) for t in (mean_MD, variance_MD.clamp_min(least)))
-        mean_MD, variance_MD = both
+        mean_MD, variance_MD = (t.to(network.device, network.dtype) for t in (mean_MD, variance_MD.clamp_min(least)))
         return Gaussian(density.model, mean_MD, Diagonal(variance_MD))
 
     def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
@@ -258,7 +254,9 @@ class PBP:
                 f"(standardise inputs and targets, or give the noise scale in units of the targets)"
             ]
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
-        return problems_of(posterior, Means(posterior), source, why=why, learned=True) or unexplained(posterior, source)
+        found = not_finite(posterior.tensors()) or unexplained(posterior, source)
+        about: dict[str, Any] = {"why": why, "learned": True, "noise": False}
+        return found or problems_of(posterior, Means(posterior), source, **about)
 
 
 @dataclass(frozen=True)
@@ -322,7 +320,10 @@ def _prior_of(model: Model) -> tuple[Tensor, Tensor]:
 
 
 def _learn(model: Model, now: State, batch: Batch) -> Tensor:
-    """Change a state by the rows of a batch; return what `propagate` does.
+    """Change a state by the rows of a batch.
+
+    Returns:
+        As `propagate` does.
 
     Raises:
         DivergedError: if log Z is not finite.
@@ -338,7 +339,7 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
     rows, noise = Rows(*found), now.noise_MG2  # type: ignore[arg-type]
     if not noise.shape[1]:
         noise = torch.tensor(normal_noise(model).scales, dtype=torch.float64).square()
-    seen_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows)
+    seen_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
     if not torch.isfinite(seen_M3).all():
         member = int((~torch.isfinite(seen_M3).all(1)).nonzero()[0])
         raise DivergedError(
@@ -347,6 +348,18 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
             f"{float(rows.targets_MBK.abs().max()):.3g} in its targets: standardise them."
         )
     return seen_M3
+
+
+def _refresh(model: Model, now: State) -> None:
+    """Replace the factors of the prior in a state, which take the start with them."""
+    loc_D, scale_D = _prior_of(model)
+    if now.factor_M2.numel():
+        beliefs = Beliefs(now.mean_MD, now.variance_MD)
+        refresh(beliefs, now.sites_M4D, now.factor_M2, loc_D=loc_D, scale_D=scale_D)
+        return
+    shift_MD = now.sites_M4D[:, 1]
+    now.mean_MD.sub_(shift_MD * now.variance_MD / scale_D)
+    shift_MD.zero_()
 
 
 def _info(model: Model, now: State, seen_M3: Tensor) -> Info:
