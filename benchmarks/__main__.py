@@ -10,10 +10,23 @@ from benchmarks import (
     overhead,
     particles,
     prediction,
+    propagation,
     variational,
 )
 
-CASES = (members, gradient, noise, overhead, prediction, last_layer, collection, layout, variational, particles)
+CASES = (
+    members,
+    gradient,
+    noise,
+    overhead,
+    prediction,
+    last_layer,
+    collection,
+    layout,
+    variational,
+    propagation,
+    particles,
+)
 
 for case in CASES:
     case.main()
