@@ -218,7 +218,8 @@ void propagate(double* mean, double* variance, double* noise, const double* inpu
       for (int64_t k = 0; k < outputs; ++k) {
         const int64_t g = groups > 1 ? k : 0;
         const Gamma own = known ? Gamma{2, noise[g]} : counted(gammas[g], count);
-        const Evidence found = evidence(targets[r * outputs + k] - out.mean[k], out.variance[k] + own.rate / (count * (own.shape - 1)));
+        const double spread = out.variance[k] + own.rate / (count * (own.shape - 1));
+        const Evidence found = evidence(targets[r * outputs + k] - out.mean[k], spread);
         total += found.value;
         out.by_mean[k] = found.by_mean, out.by_variance[k] = found.by_variance;
       }
