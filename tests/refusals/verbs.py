@@ -454,6 +454,7 @@ VERBS = {
         tb.Propagated,
         lambda: {"posterior": things.propagated()},
         {"posterior": (*_POSTERIOR, things.point(), things.gaussian())},
+        named={"posterior": ("`posterior`", "Moments go through a plain stack")},
     ),
     "Predictive": Case(
         tb.Predictive,

@@ -59,7 +59,7 @@ def _curves(values: Values, metric: str) -> Figure:
     remove_spare(grid, len(values))
     for axes in list(grid.flat)[max(0, len(values) - columns) : len(values)]:
         axes.tick_params(labelbottom=True)
-    note_below(figure, "passes over the training rows; beside the last, what else took as many")
+    note_below(figure, "passes over the training rows; right of the last, what else took as many")
     figure.supylabel(metric_label(METRICS[metric]))
     legend_above(figure, handles)
     return figure

@@ -47,7 +47,7 @@ def _values(results: Sequence[dict[str, Any]]) -> Values:
 def _parts(results: Sequence[dict[str, Any]], name: str) -> list[Part]:
     parts = []
     for metric, (mean, error) in PUBLISHED[name].items():
-        what = f"{name}: {METRICS[metric]} no worse than {mean:g} + {error:g}".replace("-", "−")
+        what = f"{name}: {METRICS[metric]} no worse than {mean:.2f} + {error:.2f}".replace("-", "−")
         means = [float(np.mean(result[name][ONE][metric])) for result in results]
         parts.append(below(what, means, mean + error + ROUNDING))
     return parts
