@@ -10,11 +10,25 @@ from benchmarks import (
     overhead,
     particles,
     prediction,
+    propagation,
     sites,
     variational,
 )
 
-CASES = (members, gradient, noise, overhead, prediction, last_layer, collection, layout, variational, particles, sites)
+CASES = (
+    members,
+    gradient,
+    noise,
+    overhead,
+    prediction,
+    last_layer,
+    collection,
+    layout,
+    variational,
+    propagation,
+    particles,
+    sites,
+)
 
 for case in CASES:
     case.main()

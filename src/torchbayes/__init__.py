@@ -52,6 +52,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict, stream
+from torchbayes.predictive.propagated import Propagated
 
 __version__ = "0.1.0"
 
@@ -111,6 +112,7 @@ __all__ = [
     "Predictive",
     "PredictiveModule",
     "ProblemWarning",
+    "Propagated",
     "RadialPosterior",
     "Ranks",
     "SimplexPosterior",

@@ -123,6 +123,10 @@ METHODS = {
             "batch_size": COUNT,
         },
     ),
+    "PBP": Case(
+        tb.PBP,
+        wrong={"members": COUNT, "epochs": COUNT, "prior": WORD, "shape": (*POSITIVE, 1.0), "batch_size": COUNT},
+    ),
     "MCBatchNorm": Case(tb.MCBatchNorm, wrong={"batch_size": (*COUNT, 1), "draws": COUNT, "members": COUNT}),
     "SWA": Case(tb.SWA, wrong=_AVERAGED),
     "SWAG": Case(tb.SWAG, wrong={**_AVERAGED, "rank": (*WHOLE, 1), "scale": maybe(NOT_NEGATIVE)}),

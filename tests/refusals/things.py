@@ -51,6 +51,12 @@ def gaussian() -> tb.Gaussian:
 
 
 @cache
+def propagated() -> tb.Gaussian:
+    mean_MD = torch.zeros(1, regression().layout.size)
+    return tb.Gaussian(regression(), mean_MD, Diagonal(torch.ones_like(mean_MD)))
+
+
+@cache
 def space() -> tb.Subspace:
     return tb.Subspace(regression(), torch.zeros(3), torch.eye(2, 3))
 

@@ -461,6 +461,12 @@ VERBS = {
         lambda: {"posterior": things.gaussian()},
         {"posterior": (*_POSTERIOR, things.point()), "link": WORD, "samples": COUNT, "seed": SEED, "chunk": COUNT},
     ),
+    "Propagated": Case(
+        tb.Propagated,
+        lambda: {"posterior": things.propagated()},
+        {"posterior": (*_POSTERIOR, things.point(), things.gaussian())},
+        named={"posterior": ("`posterior`", "Moments go through a plain stack")},
+    ),
     "Predictive": Case(
         tb.Predictive,
         lambda: {"outputs_SBK": torch.zeros(2, 4, 3), "likelihood": tb.likelihoods.Categorical()},

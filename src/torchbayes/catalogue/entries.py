@@ -68,7 +68,7 @@ class MethodEntry(Entry):
             "linearised", in closed form.
         by_member: whether a comparison evaluates each member alone too.
         is_reference: whether the others are compared with it.
-        parts: what a network must have for it, beside weights.
+        parts: what a network must have for it, beside weights; "rectifiers": layers that are linear, and ReLUs, alone.
         cost: what it costs, as one sentence.
         small: settings that a run of five epochs or a dozen steps needs, by which the laws of all methods are tested.
     """
@@ -83,7 +83,7 @@ class MethodEntry(Entry):
     predicts: Literal["drawn", "own", "linearised"] = "own"
     by_member: bool = False
     is_reference: bool = False
-    parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights"] = "any"
+    parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights", "rectifiers"] = "any"
     cost: str = ""
     small: Mapping[str, Any] = field(default_factory=dict)
 

@@ -47,6 +47,7 @@ from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
 from torchbayes.methods.sites.ep import EP
+from torchbayes.methods.sites.pbp import PBP
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
@@ -56,9 +57,9 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "SGHMC", "SGLD", "SGNHT", "SVGD", "SWA",
-    "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm", "MCDropout",
-    "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
+    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "PBP", "SGHMC", "SGLD", "SGNHT", "SVGD",
+    "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm",
+    "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
 ]
 # fmt: on
 

@@ -1,4 +1,4 @@
-"""Entries of variational methods and of particles."""
+"""Entries of variational methods, of probabilistic backpropagation and of particles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
+from torchbayes.methods.sites.pbp import PBP
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
 
 VARIATIONAL = (
@@ -81,6 +82,18 @@ VARIATIONAL = (
         predicts="linearised",
         parts="last layer",
         cost="One training run, and one forward pass per prediction.",
+    ),
+    MethodEntry(
+        "pbp",
+        "probabilistic backpropagation: independent normal weights, changed by each row in closed form",
+        "torchbayes.methods.sites.pbp:PBP",
+        label="PBP",
+        usual=lambda usual: PBP(batch_size=usual.budget.batch_size),
+        look=Look("#3d7ea6", "P"),
+        also=("probabilistic_backpropagation",),
+        predicts="drawn",
+        parts="rectifiers",
+        cost="40 passes row by row, without a learning rate; a forward pass for each function drawn, or one.",
     ),
     MethodEntry(
         "svgd",

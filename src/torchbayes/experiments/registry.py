@@ -19,6 +19,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "hmc_uci",
     "variational_fidelity",
     "variational_uci",
+    "pbp_uci",
     "evidence_agreement",
     "evidence_occam",
     "evidence_support",

@@ -79,6 +79,7 @@ def problems_of(
     *,
     why: str = _MOVED,
     by_draws: bool = False,
+    noise: bool = True,
 ) -> list[str]:
     """Return the problems of the result of a descent, as clauses.
 
@@ -91,6 +92,7 @@ def problems_of(
         why: why draws, or an average, may be worse than the end of a trajectory, with what to do.
         by_draws: whether the result is judged by its draws together, so that it is no problem if the end of the
             trajectory alone is far worse.
+        noise: whether a learned noise is compared with the residuals of rows left out, as that of a mode must be.
     """
     found = not_finite(posterior.tensors())
     if found:
@@ -115,7 +117,7 @@ def problems_of(
     found += _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
     if averaged or isinstance(posterior, Gaussian | RadialPosterior):
         found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why, seen=seen)
-    found = found or noise_problems(posterior, source)
+    found = found or (noise_problems(posterior, source) if noise else [])
     return found or learned_nothing(best, seen(), count)
 
 

@@ -1,1 +1,1 @@
-"""Methods that approximate each row's likelihood by a site of its own, in moments of the weights."""
+"""Methods that approximate the likelihood, site by site: expectation propagation and probabilistic backpropagation."""

@@ -1,0 +1,377 @@
+r"""PBP: probabilistic backpropagation, independent normal weights that every row changes in closed form.
+
+Means and variances of the weights go through the network to those of its output, f ~ N(m_L, v_L), and the derivatives
+of log Z = log N(y; m_L, v_L + noise) come back. A row changes each weight's mean and variance to those under the row's
+likelihood,
+
+    m ← m + v ∂log Z/∂m,    v ← v − v² ((∂log Z/∂m)² − 2 ∂log Z/∂v),
+
+and the Gamma over the noise's precision likewise (Hernandez-Lobato and Adams 2015; `torchbayes.native.propagation` has
+all formulas). There is no learning rate. The prior is w_i ~ N(μ_i, s_i²/λ), μ_i and s_i those of the model, with one
+factor λ ~ Gamma on all precisions, whose factors are refreshed after every pass by expectation propagation.
+
+A second pass counts the rows again (this is assumed density filtering, and no expectation propagation of the rows): the
+spread of the weights shrinks with the passes. One pass counts every row once, but depends on their order.
+
+The paper divides the inputs of a layer by √(fan_in + 1), where weights have prior variance 1/λ. Here weights are those
+of the network as it is, which is the same with prior scales s = 1/√(fan_in + 1): give `Model` these for the paper's
+prior, by layer. The updates do not depend on that choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice, check_counts, plain
+from torchbayes.density.density import LogDensity
+from torchbayes.linalg import Diagonal
+from torchbayes.linalg.structure import is_diagonal
+from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.protocol import DivergedError, History, Needs, Shelf, Visit
+from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.sites.gammas import as_log_scales, noise_before
+from torchbayes.model.likelihoods.protocol import own
+from torchbayes.model.likelihoods.weighted import Weighted
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
+from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.univariate import Normal
+from torchbayes.model.rows.sources import Source
+from torchbayes.native.propagation import Beliefs, Rows, propagate, refresh
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.problems import not_finite
+from torchbayes.predictive.propagated import flattened, normal_noise, rectifier_network
+
+_UNDONE = 0.1  # share of updates that may be undone
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs; float64 on the CPU.
+
+    Attributes:
+        mean_MD: means of the network's weights.
+        variance_MD: their variances.
+        noise_MG2: shapes and rates of the noise's precisions; none, (M, 0, 2), if the noise is known.
+        sites_M4D: what each factor of the prior says (`torchbayes.native.propagation.refresh`).
+        factor_M2: shape and rate of λ; none, (M, 0), if the prior is known.
+        step: minibatches seen.
+        steps_per_epoch: length of an epoch.
+        total_steps: length of the run.
+    """
+
+    mean_MD: Tensor
+    variance_MD: Tensor
+    noise_MG2: Tensor
+    sites_M4D: Tensor
+    factor_M2: Tensor
+    step: int
+    steps_per_epoch: int
+    total_steps: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports for the log; no later step needs it.
+
+    Attributes:
+        nll_M: mean of −log Z over the batch's rows, each before it was learned from, in nats.
+        undone_M: share of the updates that were undone.
+        noise: noise scale, the geometric mean over members and outputs.
+        factor: λ, the geometric mean over members.
+    """
+
+    nll_M: Tensor
+    undone_M: Tensor
+    noise: float
+    factor: float
+
+    def means(self) -> dict[str, Tensor]:
+        """Return what is averaged over an epoch, by name, each (M,)."""
+        return {"loss": self.nll_M, "nll": self.nll_M, "undone": self.undone_M}
+
+    def now(self) -> dict[str, float]:
+        """Return what is true of the last step of an epoch."""
+        return {"noise": self.noise, "prior_factor": self.factor}
+
+
+@dataclass(frozen=True)
+class PBP:
+    """Probabilistic backpropagation: independent normal weights, updated row by row in closed form.
+
+    For regression by networks that are a plain stack of nn.Linear and ReLU (`networks.mlp`), all of whose weights are
+    random, under `likelihoods.Gaussian` and normal priors. Several outputs are taken as independent given the inputs of
+    the last layer. A noise scale that is fixed is used as it is; a learned one has a Gamma, after which the posterior
+    holds the normal over its logarithm with the same mean and variance. Its prior is that of the likelihood,
+    `LogInverseChi` or normal, or where that has none Gamma(`shape`, `shape` spread²).
+
+    The posterior is a `Gaussian`; `Propagated(posterior)` predicts in closed form, as it was trained. `as_prior` of it
+    as the prior of the next model, with epochs=1, continues over a stream of rows.
+
+    Means start at the given or the network's initial values, so that units differ, with the spread of the prior, and
+    the first pass ends with the prior's own means in their place. In a network of one layer, which needs no start, and
+    under a joint prior, they start there.
+
+    Attributes:
+        members: M, independent runs from other starts and with other orders of rows, whose mixture is the posterior.
+        epochs: passes over the data.
+        prior: "scalar", a factor λ ~ Gamma(`shape`, `shape`) on the precision of the model's prior; or "model", that
+            prior as it is, as is every joint prior.
+        shape: of these Gammas, above 1: how much they are worth, in rows or weights, is twice as much.
+        batch_size: rows that a step reads, where the data are not batched already. They are taken one by one, so that
+            it changes their order alone.
+    """
+
+    members: int = 1
+    epochs: int = 40
+    prior: Literal["scalar", "model"] = "scalar"
+    shape: float = 6.0
+    batch_size: int = 1024
+
+    plan = "loop"
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
+        check_choice(("scalar", "model"), prior=self.prior)
+        if isinstance(self.shape, bool) or not isinstance(self.shape, int | float) or not 1 < self.shape < torch.inf:
+            raise ValueError(f"`shape` must be a number above 1; got {self.shape!r}. The paper has 6.")
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, of any size."""
+        return Needs(batch_size=self.batch_size)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return self.epochs * steps_per_epoch
+
+    def init(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return the state before the first step.
+
+        Args:
+            density: the model with its number of rows.
+            weights_MD: where the means of the members start.
+            buffers: unused: the networks have none.
+            seeds: unused: a run draws nothing but its start and the order of its rows.
+            steps_per_epoch: length of an epoch.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the method does not suit the model, or ranks share the rows.
+        """
+        del buffers, seeds
+        model, members = density.model, len(weights_MD)
+        if density.ranks.data > 1:
+            raise ValueError(
+                f"rows are taken one after another, so {density.ranks.data} ranks cannot split them. Let them share "
+                f"the members (`Ranks.grid(data=1)`)."
+            )
+        layers, likelihood = check_model(model), normal_noise(model)
+        loc_D, scale_D = _prior_of(model)
+        mean_MD = weights_MD[:, : len(loc_D)].double().cpu().clone()
+        if len(layers) == 1 or _is_joint(model):
+            mean_MD = loc_D.expand(members, -1).clone()
+        variance_MD = scale_D.square().expand(members, -1).clone()
+        factor_M2 = variance_MD.new_full((members, 2 if _is_free(self, model) else 0), self.shape)
+        wider = self.shape / (self.shape - 1) if factor_M2.numel() else 1.0  # the mean of 1/λ
+        variance_MD *= wider
+        sites_M4D = variance_MD.new_zeros(members, 4, len(loc_D))
+        sites_M4D[:, 0] = 1 / wider
+        sites_M4D[:, 1] = (mean_MD - loc_D) / scale_D / wider  # the start is the factors' until they are refreshed
+        noise_MG2 = variance_MD.new_empty(members, 0, 2)
+        if likelihood.scale == "learned":
+            noise_MG2 = noise_before(model, likelihood, self.shape).expand(members, -1, -1).clone()
+        about = (0, steps_per_epoch, self.epochs * steps_per_epoch)
+        return State(mean_MD, variance_MD, noise_MG2, sites_M4D, factor_M2, *about)
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < state.total_steps else None
+
+    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Learn from the rows of a minibatch, one after another; at the end of a pass refresh the prior's factors.
+
+        Args:
+            density: the model with its number of rows.
+            state: the state; intact afterwards.
+            batch: one minibatch per member, (M, B, ...).
+            donate: without effect: what is copied is small beside the work.
+
+        Returns:
+            The new state, and the info of the step.
+
+        Raises:
+            DivergedError: if log Z is not finite.
+        """
+        del donate
+        model = density.model
+        now = replace(
+            state,
+            mean_MD=state.mean_MD.clone(),
+            variance_MD=state.variance_MD.clone(),
+            noise_MG2=state.noise_MG2.clone(),
+            step=state.step + 1,
+        )
+        seen_M3 = _learn(model, now, batch)
+        if now.step % now.steps_per_epoch == 0:
+            now = replace(now, sites_M4D=now.sites_M4D.clone(), factor_M2=now.factor_M2.clone())
+            _refresh(model, now)
+        return now, _info(model, now, seen_M3)
+
+    def draw(self, state: State) -> None:
+        """Return nothing: the result of the run is in its state."""
+        del state
+
+    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+        """Return the mixture of the members' normal distributions."""
+        del shelf
+        network = density.model.network
+        log_scale_MG, spread_MG = as_log_scales(state.noise_MG2)
+        mean_MD = torch.cat([state.mean_MD, log_scale_MG], 1)
+        variance_MD = torch.cat([state.variance_MD, spread_MG], 1)
+        least = torch.finfo(network.dtype).tiny
+        mean_MD, variance_MD = (t.to(network.device, network.dtype) for t in (mean_MD, variance_MD.clamp_min(least)))
+        return Gaussian(density.model, mean_MD, Diagonal(variance_MD))
+
+    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
+        """Return whether many updates were undone, or draws explain the training rows no better than a constant."""
+        del state
+        undone = history.columns().get("undone")
+        share = 0.0 if undone is None or not undone.numel() else float(undone[:, -1].max())
+        if share > _UNDONE:
+            return [
+                f"{100 * share:.0f} % of the updates of the last pass left no positive variance and were undone "
+                f"(standardise inputs and targets, or give the noise scale in units of the targets)"
+            ]
+        why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
+        found = not_finite(posterior.tensors()) or unexplained(posterior, source)
+        about: dict[str, Any] = {"why": why, "learned": True, "noise": False}
+        return found or problems_of(posterior, Means(posterior), source, **about)
+
+
+@dataclass(frozen=True)
+class Means:
+    """The means of a posterior in the place of the end of a trajectory."""
+
+    posterior: Gaussian
+
+    @property
+    def trajectory(self) -> Means:
+        """Itself."""
+        return self
+
+    @property
+    def weights_MD(self) -> Tensor:
+        """The means."""
+        return self.posterior.mean_MD
+
+    @property
+    def buffers(self) -> Buffers:
+        """None."""
+        return {}
+
+
+def check_model(model: Model) -> tuple[Any, ...]:
+    """Return the layers of a model's network, if the method suits the model.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    normal_noise(model)
+    layers = rectifier_network(model).layers
+    if model.temperature != 1:
+        raise ValueError(f"PBP is Bayes at T = 1; the model has temperature {model.temperature}. Take VI() for others.")
+    start = model.network.layout.size
+    for segment in model.prior.segments:
+        prior = segment.prior
+        if isinstance(prior, Joint) and not is_diagonal(prior.covariance):
+            raise ValueError(
+                f"PBP needs independent weights; the joint prior has a {prior.covariance.kind} covariance. Give "
+                f"`as_prior` a posterior of PBP, VI or IVON."
+            )
+        if segment.where.start < start and not isinstance(prior, Normal | Joint):
+            raise ValueError(f"PBP needs normal priors; got {prior!r}. Use priors.Normal or priors.FanInNormal.")
+    return layers
+
+
+def _is_joint(model: Model) -> bool:
+    return any(isinstance(segment.prior, Joint) for segment in model.prior.segments)
+
+
+def _is_free(method: PBP, model: Model) -> bool:
+    """Return whether a factor on the prior's precision is inferred."""
+    return method.prior == "scalar" and not _is_joint(model)
+
+
+def _prior_of(model: Model) -> tuple[Tensor, Tensor]:
+    """Return means and standard deviations of the network's weights under the prior, float64."""
+    size = model.network.layout.size
+    return model.prior.locs()[:size].contiguous(), model.prior.stds()[:size].contiguous()
+
+
+def _learn(model: Model, now: State, batch: Batch) -> Tensor:
+    """Change a state by the rows of a batch.
+
+    Returns:
+        As `propagate` does.
+
+    Raises:
+        DivergedError: if log Z is not finite.
+    """
+    network, targets, counts_MB = rectifier_network(model), batch.targets, None
+    likelihood = model.likelihood
+    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+        likelihood, (targets, weights) = likelihood.base, targets
+        counts_MB = weights.double() if counts_MB is None else counts_MB * weights.double()
+    inputs_MBI = flattened(network, batch.inputs, axis=1)
+    targets_MBK = targets.double().reshape(*inputs_MBI.shape[:2], network.layers[-1].fan_out)
+    found = (None if t is None else t.cpu().contiguous() for t in (inputs_MBI, targets_MBK, counts_MB))
+    rows, noise = Rows(*found), now.noise_MG2  # type: ignore[arg-type]
+    if not noise.shape[1]:
+        noise = torch.tensor(normal_noise(model).scales, dtype=torch.float64).square()
+    seen_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
+    if not torch.isfinite(seen_M3).all():
+        member = int((~torch.isfinite(seen_M3).all(1)).nonzero()[0])
+        raise DivergedError(
+            f"log Z is not finite at step {now.step - 1} of {now.total_steps}, for member {member}. The batch holds "
+            f"values up to {float(rows.inputs_MBI.abs().max()):.3g} in its inputs and "
+            f"{float(rows.targets_MBK.abs().max()):.3g} in its targets: standardise them."
+        )
+    return seen_M3
+
+
+def _refresh(model: Model, now: State) -> None:
+    """Replace the factors of the prior in a state, which take the start with them."""
+    loc_D, scale_D = _prior_of(model)
+    if now.factor_M2.numel():
+        beliefs = Beliefs(now.mean_MD, now.variance_MD)
+        refresh(beliefs, now.sites_M4D, now.factor_M2, loc_D=loc_D, scale_D=scale_D)
+        return
+    shift_MD = now.sites_M4D[:, 1]
+    now.mean_MD.sub_(shift_MD * now.variance_MD / scale_D)
+    shift_MD.zero_()
+
+
+def _info(model: Model, now: State, seen_M3: Tensor) -> Info:
+    """Return what a step reports."""
+    total_M, undone_M, rows_M = seen_M3.unbind(1)
+    updates = now.mean_MD.shape[1] + now.noise_MG2.shape[1]
+    rows_M = rows_M.clamp_min(1)
+    scales = as_log_scales(now.noise_MG2)[0] if now.noise_MG2.numel() else _logs(normal_noise(model).scales)
+    shape_M, rate_M = now.factor_M2.unbind(1) if now.factor_M2.numel() else torch.ones(2, 1, dtype=torch.float64)
+    factor = float((shape_M / rate_M).log().mean().exp())
+    return Info(-total_M / rows_M, undone_M / (updates * rows_M), float(scales.mean().exp()), factor)
+
+
+def _logs(scales: Sequence[float]) -> Tensor:
+    return torch.tensor(scales, dtype=torch.float64).log()

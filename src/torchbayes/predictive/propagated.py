@@ -1,0 +1,159 @@
+r"""Predictives by propagated moments: independent normal weights pushed through a fully connected ReLU network.
+
+    f(x) ~ N( m_L(x), v_L(x) ),    y ~ N( m_L(x), v_L(x) + noise² )
+
+with the mean and variance of every layer's outputs in closed form, as if the units of a layer were independent and
+normal (Hernandez-Lobato and Adams 2015; the formulas are in `torchbayes.native.propagation`). It is the predictive that
+probabilistic backpropagation is trained by. One pass through the network, no draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import seen
+from torchbayes.density.architecture import Architecture, architecture
+from torchbayes.linalg.structure import is_diagonal
+from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.likelihoods.protocol import own
+from torchbayes.model.likelihoods.weighted import unweighted
+from torchbayes.model.model import Model, check_finite
+from torchbayes.model.rows.batch import batch_size
+from torchbayes.native.build import UnavailableError
+from torchbayes.native.description import Activation
+from torchbayes.native.propagation import outputs_of
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.problems import warn_of
+from torchbayes.predictive.average import Predictive
+
+_KNOWN = (nn.Sequential, nn.Linear, nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout)
+_WANTED = (
+    "Moments go through a plain stack of nn.Linear layers with ReLUs between them, all of whose weights are random"
+)
+
+
+def rectifier_network(model: Model) -> Architecture:
+    """Return the layers of a fully connected ReLU network.
+
+    Args:
+        model: whose network it is.
+
+    Raises:
+        ValueError: if it is another network; the message names the layer.
+    """
+    module = model.network.module
+    other = next((n for n, m in module.named_modules() if type(m) not in _KNOWN), None)
+    if other is not None:
+        what = f"`{other}` is a {type(module.get_submodule(other)).__name__}" if other else f"got {seen(module)}"
+        raise ValueError(f"{_WANTED}; {what}. Take `networks.mlp`, or another method, such as VI().")
+    try:
+        found = architecture(module, model.network.layout, device=torch.device("cpu"))
+    except UnavailableError as error:
+        raise ValueError(f"{_WANTED}; {error}. Take `networks.mlp`, or another method, such as VI().") from error
+    if found.stages or any(layer.activation not in {Activation.IDENTITY, Activation.RELU} for layer in found.layers):
+        raise ValueError(f"{_WANTED}; got {seen(module)}. Take `networks.mlp`, or another method, such as VI().")
+    return found
+
+
+def normal_noise(model: Model) -> GaussianLikelihood:
+    """Return the likelihood of one observation, if it is normal noise of a fixed or learned scale.
+
+    Raises:
+        ValueError: if it is another likelihood.
+    """
+    likelihood = unweighted(model.likelihood)
+    if not isinstance(likelihood, GaussianLikelihood) or not own(likelihood, "curvature_root"):
+        raise ValueError(
+            f"moments of the outputs give a closed form for normal noise alone; got {seen(likelihood)}. Use "
+            f"likelihoods.Gaussian, or another method, such as VI()."
+        )
+    return likelihood
+
+
+def flattened(network: Architecture, inputs: Any, *, axis: int) -> Tensor:
+    """Return rows as vectors, float64: the axes after `axis` are joined.
+
+    Raises:
+        ValueError: if the network does not take them.
+    """
+    if not isinstance(inputs, Tensor) or not network.takes(inputs.shape[axis + 1 :]):
+        what = f"shape {tuple(inputs.shape[axis + 1 :])}" if isinstance(inputs, Tensor) else seen(inputs)
+        raise ValueError(f"the network takes rows of {network.rows}; got rows of {what}. Give one tensor of rows.")
+    return inputs.flatten(axis + 1).double()
+
+
+@dataclass(frozen=True)
+class Propagated:
+    """The closed-form predictive of a Gaussian with independent weights, such as that of `PBP`.
+
+    It takes the place of a posterior in `predict`, `stream` and `evaluate`: with M members it is the mixture of theirs.
+    Computed in float64. A learned noise counts with its mean square.
+
+    Attributes:
+        posterior: a Gaussian over a diagonal, of a fully connected ReLU network with normal noise.
+    """
+
+    posterior: Gaussian
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.posterior, Gaussian):
+            raise TypeError(f"`posterior` must be a Gaussian one; got {seen(self.posterior)}. Fit by PBP, VI or IVON.")
+        if not is_diagonal(self.posterior.covariance):
+            raise ValueError(
+                f"`posterior` must have independent weights; its covariance is {self.posterior.covariance.kind}. Use "
+                f"predict(posterior, inputs), which draws weights."
+            )
+        rectifier_network(self.model)
+        normal_noise(self.model)
+        warn_of(self.posterior.problems)
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.posterior.model
+
+    def functions(self, inputs: Any, *, chunk_size: int = 1024) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the outputs of each member, each (M, B, K).
+
+        Args:
+            inputs: tensor (B, ...).
+            chunk_size: rows that go through the network at once.
+
+        Raises:
+            ValueError: if the network cannot take the inputs, or there are no rows.
+        """
+        network, placed = rectifier_network(self.model), self.model.place(inputs)
+        check_finite(placed)
+        if batch_size(placed) == 0:
+            raise ValueError("`inputs` has no rows; there is nothing to predict.")
+        rows_BI, like_MD = flattened(network, placed, axis=0), self.posterior.mean_MD
+        spread_MD = self.posterior.covariance.diagonal().double()
+        pairs = list(zip(like_MD.double(), spread_MD, strict=True))
+        parts = rows_BI.split(chunk_size)
+        found = [[outputs_of(network.layers, *pair, inputs_BI=part) for part in parts] for pair in pairs]
+        each = (torch.stack([torch.cat([part[n] for part in member]) for member in found]) for n in (0, 1))
+        mean_MBK, variance_MBK = (tensor.to(like_MD) for tensor in each)
+        return mean_MBK, variance_MBK
+
+    def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
+        """Return the predictive at inputs, a mixture over the members.
+
+        Args:
+            inputs: tensor (B, ...).
+            chunk_size: rows that go through the network at once.
+
+        Returns:
+            The predictive; its draws are the members.
+
+        Raises:
+            ValueError: if the network cannot take the inputs, or there are no rows.
+        """
+        mean_MBK, variance_MBK = self.functions(inputs, chunk_size=chunk_size)
+        locs, spreads = (self.model.split(t)[1] for t in (self.posterior.mean_MD, self.posterior.covariance.diagonal()))
+        # s² of log s ~ N(m, v) has the mean exp(2 m + 2 v)
+        noise = {name: (loc + spreads[name]).unsqueeze(1) for name, loc in locs.items()}
+        return Predictive(mean_MBK, self.model.likelihood, noise, function_variance=variance_MBK)
