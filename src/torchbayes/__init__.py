@@ -51,6 +51,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict, stream
+from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 
 __version__ = "0.1.0"
 
@@ -109,6 +110,7 @@ __all__ = [
     "Point",
     "Predictive",
     "PredictiveModule",
+    "PriorPredictive",
     "ProblemWarning",
     "RadialPosterior",
     "Ranks",
@@ -131,6 +133,7 @@ __all__ = [
     "member_seeds",
     "ordered",
     "predict",
+    "prior_predictive",
     "priors",
     "sample",
     "stream",

@@ -201,6 +201,12 @@ VERBS = {
         {"draws": but(CHOICE_OF_DRAWS, None), "seed": SEED, "level": but(SHARE, None)},
     ),
     "predict": Case(tb.predict, _predict, _prediction(inputs=_INPUTS)),
+    "prior_predictive": Case(
+        tb.prior_predictive,
+        lambda: {"model": things.model(), "inputs": things.INPUTS},
+        {"model": _MODEL, "inputs": _INPUTS, "draws": but(COUNT, None), "seed": SEED, "chunk_size": COUNT},
+        {"calibration": "inputs of networks with batch norm, for others ignored"},
+    ),
     "stream": Case(
         _stream,
         lambda: {"posterior": things.point(), "batches": [things.DATA]},

@@ -159,6 +159,8 @@ class Purpose(enum.IntEnum):
     PART = 155  # seeds of what a network draws for a part of a batch
     FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at
     FLAT_MASKS = 157  # seeds of what a network draws there
+    # functions of priors
+    PRIOR_PREDICTIVE = 171  # seeds of the blocks of drawn weights
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

@@ -5,5 +5,16 @@ from torchbayes.predictive.classes import Decision
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict, stream
+from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 
-__all__ = ["Decision", "FunctionalLaplace", "Linearised", "Predictive", "functional_laplace", "predict", "stream"]
+__all__ = [
+    "Decision",
+    "FunctionalLaplace",
+    "Linearised",
+    "Predictive",
+    "PriorPredictive",
+    "functional_laplace",
+    "predict",
+    "prior_predictive",
+    "stream",
+]
