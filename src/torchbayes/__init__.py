@@ -50,6 +50,7 @@ from torchbayes.posteriors import (
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel, match_prior
 from torchbayes.predictive.predict import predict, stream
 from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 
@@ -99,10 +100,12 @@ __all__ = [
     "Halving",
     "InSubspace",
     "LaplacePosterior",
+    "LinearKernel",
     "Linearised",
     "LogDensity",
     "LostRankError",
     "MNFPosterior",
+    "MatchedPrior",
     "Model",
     "ModelAverage",
     "Parameters",
@@ -112,6 +115,7 @@ __all__ = [
     "PredictiveModule",
     "PriorPredictive",
     "ProblemWarning",
+    "RBFKernel",
     "RadialPosterior",
     "Ranks",
     "Steady",
@@ -130,6 +134,7 @@ __all__ = [
     "likelihoods",
     "load",
     "load_module",
+    "match_prior",
     "member_seeds",
     "ordered",
     "predict",

@@ -161,6 +161,7 @@ class Purpose(enum.IntEnum):
     FLAT_MASKS = 157  # seeds of what a network draws there
     # functions of priors
     PRIOR_PREDICTIVE = 171  # seeds of the blocks of drawn weights
+    PRIOR_MATCHING = 172  # draws by which a prior is matched to a Gaussian process
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
