@@ -135,7 +135,8 @@ def match_prior(
         seed: seed of the draws.
 
     Returns:
-        The priors, with what is known about how close they come. A warning where they are not closer than the start, nor close.
+        The priors, with what is known about how close they come. A warning where they are not closer than the start,
+        nor close.
 
     Raises:
         TypeError: if the model is not a Model, or the kernel neither a function nor a matrix.
@@ -177,8 +178,8 @@ def _covariance(kernel: Any, inputs: Any) -> Tensor:
         TypeError: if the kernel is neither a function nor a matrix.
         ValueError: if it is not (B, B), finite, symmetric and positive semi-definite, or zero.
     """
-    called = callable(kernel) and not isinstance(kernel, Tensor | type)
-    found = kernel(inputs) if called else kernel
+    function: Any = kernel if callable(kernel) and not isinstance(kernel, Tensor | type) else None
+    found = kernel if function is None else function(inputs)
     if not isinstance(found, Tensor):
         raise TypeError(
             f"`kernel` must be a matrix (B, B), or a function of inputs such as RBFKernel(); got {seen(kernel)}."
@@ -234,9 +235,10 @@ def _search(network: Network, target: _Target, first_P: Tensor, *, steps: int, s
             (log_P.grad,) = torch.autograd.grad(loss, log_P)
         losses.append(float((square - 2 * cross).detach()) / total + 1)
         if not math.isfinite(losses[-1]) or not bool(log_P.grad.isfinite().all()):
+            low, high = (float(end) for end in log_P.detach().exp().aminmax())
             raise ValueError(
                 f"the functions of the prior are not finite at step {step} of the search; its scales there are from "
-                f"{float(log_P.exp().min()):.3g} to {float(log_P.exp().max()):.3g}. Start from a smaller prior."
+                f"{low:.3g} to {high:.3g}. Start from a smaller prior."
             )
         size = float(square.detach().clamp_min(0)) + total
         optimizer.step()
