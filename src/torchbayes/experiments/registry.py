@@ -32,6 +32,8 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "mode_connectivity",
     "subspace_inference",
     "prior_functions",
+    "prior_families",
+    "misspecification",
 )
 
 
