@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
     "section 6 (the comparison with the scale is ours)",
     expected="On IMDB accuracies of 0.866, 0.869 and 0.863, NLLs of 0.311, 0.304 and 0.317 and ECEs of 0.029, 0.024 "
     "and 0.025 under normal, logistic and mixture priors of variance 1/40.",
-    differences="Perceptrons in the place of a network with convolutions and an LSTM: of 2,000 IMDB reviews they see "
+    differences="Perceptrons in the place of a network with convolutions and an LSTM: of 1,500 IMDB reviews they see "
     "which of the 500 most frequent words each has. Digits and a regression are beside it, and a Student t prior of "
     "five degrees of freedom. The mixture has two components of equal share, one of twice the standard deviation of "
     "the other.",
