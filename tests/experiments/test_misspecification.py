@@ -94,7 +94,7 @@ def test_chains_of_many_data_sets_meet_the_closed_form(power):
     precision = features.mT @ features / (S**2 * power) + torch.eye(2) / 9
     mean = torch.linalg.solve(precision, features.mT @ y_RN.unsqueeze(-1) / (S**2 * power)).squeeze(-1)
     value = density(mean)
-    torch.testing.assert_close(value.gradient_MD, torch.zeros_like(mean), rtol=0, atol=1e-8)
+    torch.testing.assert_close(value.gradient, torch.zeros_like(mean), rtol=0, atol=1e-8)
     method = HMC(chains=8, steps=700, burn_in=100, trajectory=1.6, jitter=0.2, mass="diagonal")
     drawn = run.run_chains(density, method, mean, seed=0).weights_MSD
     spread = torch.linalg.inv(precision)
@@ -112,7 +112,7 @@ def test_densities_are_those_of_the_likelihood_and_the_prior():
         f = weights[r, 0] + weights[r, 1] * torch.tanh(weights[r, 2] * x_RN[r] + weights[r, 3])
         expected = torch.distributions.StudentT(3.0, f, S).log_prob(y_RN[r]).sum() / heat[r]
         expected = expected + torch.distributions.Normal(0.0, 2.0).log_prob(weights[r]).sum()
-        assert float(found.log_density_M[r]) == pytest.approx(float(expected), rel=1e-10)
+        assert float(found.log_density[r]) == pytest.approx(float(expected), rel=1e-10)
 
 
 def test_the_temperature_is_the_excess_of_the_sandwich():

@@ -31,7 +31,9 @@ def test_all_families_have_one_standard_deviation():
         assert float(drawn.std()) == pytest.approx(0.4, rel=0.02)
     assert priors[NARROW] == tb.priors.Normal(0.2)
     assert priors[WIDE] == tb.priors.Normal(0.8)
-    wide, narrow = priors["normal mixture"].scales
+    mixture = priors["normal mixture"]
+    assert isinstance(mixture, tb.priors.NormalMixture)
+    wide, narrow = mixture.scales
     assert wide == pytest.approx(2 * narrow)
 
 
@@ -91,6 +93,7 @@ def test_a_regression_has_the_units_of_its_file(tiny):
     model = tb.Model(tb.networks.mlp((1,), 1, hidden=(3,)), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(0.5))
     posterior = tb.fit(model, data.train, CHAINS, seed=1, callbacks=())
     means = tb.predict(posterior, data.test.inputs[:30]).outputs_SBK.double().mean(0)
+    assert data.target_standardise is not None
     units = float(data.target_standardise.scale)
     error = (means - data.test.targets[:30]).square().mean().sqrt()
     assert found["rmse"] == pytest.approx(float(error) * units, rel=1e-5)

@@ -18,12 +18,12 @@ EXPERIMENT = Experiment(
     "Walker 2019, General Bayesian updating and the loss-likelihood bootstrap (the temperature)",
     expected="95 % coverage where the model is right, 2Φ(1.96 s/t) − 1 elsewhere, with s the standard deviation by the "
     "curvature and t by the sandwich; distances that fall as 1/√N.",
-    differences="These are theorems for many rows; here are 50 to 800, lines and a network with one hidden unit, noise "
+    differences="These are theorems for many rows; here are 50 to 450, lines and a network with one hidden unit, noise "
     "of known scale, and a chain of HMC for each data set.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
         "small": "about two minutes of one core",
-        "paper": "4,000 data sets of up to 3,200 rows: about two hours of one core (an estimate); it has not been run",
+        "paper": "4,000 data sets of up to 4,050 rows: about three hours of one core (an estimate); it has not been run",
     },
     run=run.run,
     summarise=report.summarise,

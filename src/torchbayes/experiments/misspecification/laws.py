@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Generator, Tensor
-from torch.func import hessian, jacrev, vmap
+from torch.func import grad, jacrev, vmap
 
 _NODES = 200  # of the quadrature over x
 
@@ -125,8 +125,13 @@ class Nearest:
 
     def deviations(self, shape: Shape, x_G: Tensor) -> tuple[Tensor, Tensor]:
         """Return s(x) and t(x), of one row, (G,) each."""
-        slopes_GD = jacrev(lambda w: shape(w, x_G))(self.weights_D)
+        slopes_GD = slopes(shape, self.weights_D, x_G)
         return tuple(((slopes_GD @ c) * slopes_GD).sum(-1).sqrt() for c in (self.model_DD, self.sandwich_DD))  # type: ignore[return-value]
+
+
+def slopes(shape: Shape, weights_D: Tensor, x_N: Tensor) -> Tensor:
+    """Return ∇f at each input, (N, D)."""
+    return vmap(grad(lambda w, x: shape(w, x.unsqueeze(0))[0]), (None, 0))(weights_D, x_N)
 
 
 def nearest(law: Law, shape: Shape, noise: float) -> Nearest:
@@ -148,11 +153,11 @@ def nearest(law: Law, shape: Shape, noise: float) -> Nearest:
         return 0.5 * (shares * (law.mean(nodes) - shape(w, nodes)) ** 2).sum() / noise**2
 
     for _ in range(100):  # Newton, with a step that Levenberg's term keeps downhill
-        gradient, bend = jacrev(divergence)(weights_D), hessian(divergence)(weights_D)
+        gradient, bend = grad(divergence)(weights_D), jacrev(grad(divergence))(weights_D)
         slack = 1.1 * float(torch.linalg.eigvalsh(bend)[0].clamp_max(0).neg())
         weights_D = weights_D - torch.linalg.solve(bend + slack * torch.eye(len(bend)), gradient)
-    bend = hessian(divergence)(weights_D)
-    slopes_XD = vmap(jacrev(lambda w, x: shape(w, x[None])[0]), (None, 0))(weights_D, nodes)
+    bend = jacrev(grad(divergence))(weights_D)
+    slopes_XD = slopes(shape, weights_D, nodes)
     squares = (law.mean(nodes) - shape(weights_D, nodes)) ** 2 + law.variance(nodes, noise)
     score_DD = (slopes_XD * (shares * squares / noise**4).unsqueeze(1)).T @ slopes_XD
     model_DD = torch.linalg.inv(bend)

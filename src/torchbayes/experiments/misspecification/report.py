@@ -13,8 +13,8 @@ from torchbayes.experiments.verdicts import Part, Verdict, below, mean_and_error
 from torchbayes.report import Picture, Table, figures
 
 NOMINAL = 0.95
-CLOSE = 0.02  # coverage that far from what is expected counts as equal
-NARROW = 0.9  # coverage that bands stay below where the model is wrong
+CLOSE = 0.025  # coverage that far from what is expected counts as equal
+NARROW = 0.92  # coverage that bands stay below where the model is wrong
 FALL = 0.5  # of the distance from the nearest function, between the smallest and the largest N
 NEAR = 0.9  # of the distance of the nearest function from the mean of the law, below which no posterior comes
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, vmap
+from torch.func import vmap
 
 from torchbayes.density.dynamics import FunctionDensity
 from torchbayes.driver.sample import run_chains
-from torchbayes.experiments.misspecification.laws import Law, Shape, nearest
+from torchbayes.experiments.misspecification.laws import Law, Shape, nearest, slopes
 from torchbayes.experiments.misspecification.recipe import BAYES, STUDENT, TEMPERED, MisspecificationRecipe
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.model.likelihoods import Gaussian, StudentT
@@ -94,7 +94,7 @@ def numbers(recipe: MisspecificationRecipe, law: Law, size: int, *, seed: int, p
     found[BAYES], centre_RD = posterior(normal, ones, 0)
     fitted_R = temperature(shape, centre_RD, (x_RN, y_RN), noise=recipe.noise)
     found[TEMPERED], _ = posterior(normal, fitted_R, 1)
-    if not law.amplitude:  # else another function is the nearest under this likelihood
+    if law.outliers:
         found[STUDENT], _ = posterior(student, ones, 2)
     return found
 
@@ -140,7 +140,7 @@ def temperature(shape: Shape, weights_RD: Tensor, rows: tuple[Tensor, Tensor], *
         Tensor (R,).
     """
     x_RN, y_RN = rows
-    slopes_RND = vmap(jacrev(shape))(weights_RD, x_RN)
+    slopes_RND = vmap(partial(slopes, shape))(weights_RD, x_RN)
     squares_RN = (y_RN - shape(weights_RD, x_RN)) ** 2 / noise**2
     bend = slopes_RND.mT @ slopes_RND
     score = (slopes_RND * squares_RN.unsqueeze(-1)).mT @ slopes_RND

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.priors.mixture import NormalMixture
-from torchbayes.model.priors.univariate import Logistic, Normal, Prior, StudentT
+from torchbayes.model.priors.univariate import Logistic, Normal, StudentT
 
 FAMILIES = ("normal", "logistic", "normal mixture", "Student t")
 NARROW, WIDE = "normal, half the scale", "normal, twice the scale"
@@ -59,7 +59,7 @@ class FamiliesRecipe:
     df: float = 5.0
     ratio: float = 2.0
 
-    def priors(self, scale: float) -> dict[str, Prior]:
+    def priors(self, scale: float) -> dict[str, Normal | Logistic | NormalMixture | StudentT]:
         """Return the priors by name: four families of one standard deviation, and normal ones of half and twice it."""
         narrow = scale * math.sqrt(2 / (1 + self.ratio**2))
         return {
