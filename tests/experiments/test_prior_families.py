@@ -1,6 +1,7 @@
 """Families of priors: a tiny run against direct computation, and every part of the verdict from made-up numbers."""
 
 import copy
+import json
 import math
 from dataclasses import replace
 
@@ -174,4 +175,7 @@ def test_the_tables_hold_the_means_and_ranges():
 def test_end_to_end(tmp_path):
     path = reproduce(replace(EXPERIMENT, recipes={"small": TINY}), seeds=2, directory=tmp_path)
     assert (tmp_path / "figure_2.png").exists()
+    recorded = json.loads((tmp_path / "recipe.json").read_text("utf-8"))["recipe"]
+    assert [one["data"] for one in recorded["problems"]] == ["digits", "toy_sine"]
+    assert recorded["problems"][0]["hmc"]["steps"] == 14
     assert "Izmailov, Vikram, Hoffman and Wilson 2021" in (path.parent / "page.md").read_text("utf-8")

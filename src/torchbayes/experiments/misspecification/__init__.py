@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
         "small": "about two minutes of one core",
-        "paper": "4,000 data sets of up to 4,050 rows: about three hours of one core (an estimate); it has not been run",
+        "paper": "4,000 data sets of up to 4,050 rows: about three hours of one core (an estimate); not run",
     },
     run=run.run,
     summarise=report.summarise,
