@@ -24,7 +24,7 @@ TINY = FamiliesRecipe((
 
 
 def test_all_families_have_one_standard_deviation():
-    priors = TINY.priors(0.4)
+    priors = TINY.named_priors(0.4)
     assert tuple(priors) == PRIORS
     for name in FAMILIES:
         assert priors[name].std == pytest.approx(0.4)

@@ -59,7 +59,7 @@ class FamiliesRecipe:
     df: float = 5.0
     ratio: float = 2.0
 
-    def priors(self, scale: float) -> dict[str, Normal | Logistic | NormalMixture | StudentT]:
+    def named_priors(self, scale: float) -> dict[str, Normal | Logistic | NormalMixture | StudentT]:
         """Return the priors by name: four families of one standard deviation, and normal ones of half and twice it."""
         narrow = scale * math.sqrt(2 / (1 + self.ratio**2))
         return {

@@ -48,7 +48,7 @@ def run(recipe: FamiliesRecipe, seed: int, directory: Path) -> dict[str, Any]:
                 directory / f"problem_{place}" / f"{name.replace(',', '').replace(' ', '_')}.json",
                 partial(numbers, problem, rows, prior, seed=seed),
             )
-            for name, prior in recipe.priors(problem.scale).items()
+            for name, prior in recipe.named_priors(problem.scale).items()
         }
     return found
 
