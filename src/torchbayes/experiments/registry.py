@@ -33,6 +33,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "subspace_inference",
     "prior_functions",
     "prior_families",
+    "misspecification",
 )
 
 

@@ -114,6 +114,7 @@ class Purpose(enum.IntEnum):
     FOREIGN_RESAMPLES = 85
     CURVE = 86  # training rows of the regression of Blundell et al.
     POISON = 87  # which rows have wrong labels, and which ones
+    LAW_ROWS = 89  # data of a law that is known
     # particles
     PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
     PRIOR_NETWORK = 96  # what these draw
