@@ -51,7 +51,9 @@ from torchbayes.posteriors import (
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel, match_prior
 from torchbayes.predictive.predict import predict, stream
+from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 from torchbayes.predictive.propagated import Propagated
 
 __version__ = "0.1.0"
@@ -100,10 +102,12 @@ __all__ = [
     "Halving",
     "InSubspace",
     "LaplacePosterior",
+    "LinearKernel",
     "Linearised",
     "LogDensity",
     "LostRankError",
     "MNFPosterior",
+    "MatchedPrior",
     "Model",
     "ModelAverage",
     "Parameters",
@@ -111,8 +115,10 @@ __all__ = [
     "Point",
     "Predictive",
     "PredictiveModule",
+    "PriorPredictive",
     "ProblemWarning",
     "Propagated",
+    "RBFKernel",
     "RadialPosterior",
     "Ranks",
     "SimplexPosterior",
@@ -132,9 +138,11 @@ __all__ = [
     "likelihoods",
     "load",
     "load_module",
+    "match_prior",
     "member_seeds",
     "ordered",
     "predict",
+    "prior_predictive",
     "priors",
     "sample",
     "stream",

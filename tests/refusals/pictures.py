@@ -120,6 +120,27 @@ PICTURES = {
             "label": (3, None),
         },
     ),
+    "figures.function_draws": Case(
+        figures.function_draws,
+        lambda: {"functions": {"wide": np.zeros((3, 5))}, "x": _GRID},
+        {
+            "functions": (*_METHODS, {"wide": np.zeros((3, 4))}, {"wide": np.full((3, 5), NAN)}, {"wide": "text"}),
+            "x": (*_CURVE, _GRID[:3], _GRID[::-1]),
+            "shown": COUNT,
+            "label": (3, None),
+            "what": (3, None),
+        },
+    ),
+    "figures.correlation_maps": Case(
+        figures.correlation_maps,
+        lambda: {"matrices": {"wide": np.eye(3)}, "labels": [0, 1, 0]},
+        {
+            "matrices": (*_METHODS, {"wide": np.zeros((3, 2))}, {"wide": "text"}),
+            "labels": ("text", 3, [0, 1], [NAN] * 3),
+            "class_names": (3, "ab", ["a"], [1, 2]),
+            "label": (3, None),
+        },
+    ),
     "figures.spectrum_density": Case(
         figures.spectrum_density,
         lambda: {"densities": {"Hessian": _GRID + 1}, "eigenvalues": _GRID},
@@ -325,6 +346,7 @@ PICTURES = {
     ),
 }
 # what is inside a mapping goes by the names there
+_MAPPINGS = ("methods", "panels", "datasets", "spaces", "quantities", "runs", "x", "functions", "matrices")
 _INSIDE = (
     "`values of",
     "`surface of",
@@ -332,6 +354,8 @@ _INSIDE = (
     "`ESS of",
     "`entropies of",
     "`curve of",
+    "`functions of",
+    "`matrix of",
     "`level of",
     " of SWAG",
     "`loss`",
@@ -343,7 +367,7 @@ PICTURES = {
         case.good,
         case.wrong,
         case.free,
-        {a: (f"`{a}", *_INSIDE) for a in ("methods", "panels", "datasets", "spaces", "quantities", "runs", "x")},
+        {a: (f"`{a}", *_INSIDE) for a in _MAPPINGS},
     )
     for name, case in PICTURES.items()
 }

@@ -27,7 +27,7 @@ ROOMS_OF = {
     "figures.": figures,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
+RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "PredictiveModule", "PriorPredictive"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 RESULTS |= {"geometry.Barrier", "geometry.Interior", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {"priors.Scaled", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}

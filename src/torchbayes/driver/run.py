@@ -52,7 +52,7 @@ def describe(settings: Any) -> Any:
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
         return {"name": type(settings).__name__, **entries}
-    return list(settings) if isinstance(settings, tuple) else settings
+    return [describe(one) for one in settings] if isinstance(settings, tuple) else settings
 
 
 def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:

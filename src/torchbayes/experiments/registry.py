@@ -33,6 +33,9 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "mode_connectivity",
     "subspace_inference",
     "empcov_shift",
+    "prior_functions",
+    "prior_families",
+    "misspecification",
 )
 
 

@@ -115,6 +115,7 @@ class Purpose(enum.IntEnum):
     CURVE = 86  # training rows of the regression of Blundell et al.
     POISON = 87  # which rows have wrong labels, and which ones
     SHIFT = 88  # noise in test images
+    LAW_ROWS = 89  # data of a law that is known
     # particles
     PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
     PRIOR_NETWORK = 96  # what these draw
@@ -167,6 +168,9 @@ class Purpose(enum.IntEnum):
     PART = 155  # seeds of what a network draws for a part of a batch
     FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at
     FLAT_MASKS = 157  # seeds of what a network draws there
+    # functions of priors
+    PRIOR_PREDICTIVE = 171  # seeds of the blocks of drawn weights
+    PRIOR_MATCHING = 172  # draws by which a prior is matched to a Gaussian process
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

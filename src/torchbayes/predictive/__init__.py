@@ -4,6 +4,22 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import Decision
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel, match_prior
 from torchbayes.predictive.predict import predict, stream
+from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 
-__all__ = ["Decision", "FunctionalLaplace", "Linearised", "Predictive", "functional_laplace", "predict", "stream"]
+__all__ = [
+    "Decision",
+    "FunctionalLaplace",
+    "LinearKernel",
+    "Linearised",
+    "MatchedPrior",
+    "Predictive",
+    "PriorPredictive",
+    "RBFKernel",
+    "functional_laplace",
+    "match_prior",
+    "predict",
+    "prior_predictive",
+    "stream",
+]

@@ -7,6 +7,7 @@ from torchbayes.report.figures.chains import ess_histograms, rhat_histogram, tra
 from torchbayes.report.figures.comparison import Better, fidelity_dots, metric_dots, severity_curves, training_curves
 from torchbayes.report.figures.curves import measure_curves
 from torchbayes.report.figures.decisions import confusion_matrix, referral_curves
+from torchbayes.report.figures.functions import correlation_maps, function_draws
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.landscapes import loss_surfaces
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
@@ -22,11 +23,13 @@ __all__ = [
     "Dots",
     "classification_surface",
     "confusion_matrix",
+    "correlation_maps",
     "coverage_curves",
     "entropy_histograms",
     "errors_by_scale",
     "ess_histograms",
     "fidelity_dots",
+    "function_draws",
     "loss_surfaces",
     "measure_curves",
     "metric_dots",

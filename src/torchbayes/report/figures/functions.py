@@ -1,0 +1,167 @@
+"""What a distribution over functions believes: functions of one input, and correlations between inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchbayes.checks import check_counts, check_kind, check_text
+from torchbayes.report.style import (
+    INK,
+    QUIET,
+    as_array,
+    check_panels,
+    grid_shape,
+    house_style,
+    legend_above,
+    new_figure,
+    note_below,
+    panel_title,
+    remove_spare,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LINE = "#0072b2"
+_BANDS = ((5, 95, 0.16), (25, 75, 0.3))  # percentiles, opacity
+
+
+@house_style
+def function_draws(
+    functions: Mapping[str, Any], x: Any, *, shown: int = 8, label: str = "input", what: str = "output"
+) -> Figure:
+    """Draw functions of one input: some of them, and bands that hold half and nine tenths of all at every input.
+
+    Args:
+        functions: name -> values of S drawn functions, (S, P), such as one output of `prior_predictive`; a panel each.
+        x: the inputs, (P,), increasing.
+        shown: how many functions are drawn, the first ones.
+        label: the input, with its unit.
+        what: the output, with its unit.
+
+    Returns:
+        The figure, one axes per entry, each with a vertical axis of its own.
+
+    Raises:
+        ValueError: if there is none, values do not fit the inputs or are not finite, or inputs do not increase.
+    """
+    check_panels(functions=functions)
+    check_counts(shown=shown)
+    check_text(label=label, what=what)
+    x = as_array(x, 1, "x", finite=True)
+    if not (np.diff(x) > 0).all():
+        raise ValueError("`x` must increase. Sort the inputs.")
+    arrays = {name: as_array(values, 2, f"functions of {name}", finite=True) for name, values in functions.items()}
+    for name, values in arrays.items():
+        if values.shape[1] != len(x):
+            raise ValueError(f"`functions`: {name!r} must have {len(x)} columns, those of `x`; got {values.shape}.")
+    rows, columns = grid_shape(len(arrays), widest=3)
+    figure = new_figure(max(2.6 * columns + 0.4, 4.6), 2.3 * rows + 0.8)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    handles: dict[str, Any] = {}
+    for axes, (name, values) in zip(grid.flat, arrays.items(), strict=False):
+        for low, high, opacity in _BANDS:
+            ends = np.percentile(values, [low, high], axis=0)
+            handles[f"{high - low} % of all"] = axes.fill_between(x, *ends, color=INK, alpha=opacity, linewidth=0)
+        for line in values[:shown]:
+            (handles["a function"],) = axes.plot(x, line, color=_LINE, linewidth=0.9, alpha=0.9)
+        (handles["median"],) = axes.plot(x, np.median(values, axis=0), color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        panel_title(axes, name)
+        axes.margins(x=0)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(what)
+    remove_spare(grid, len(arrays))
+    note_below(figure, label)
+    legend_above(figure, handles)
+    return figure
+
+
+@house_style
+def correlation_maps(
+    matrices: Mapping[str, Any],
+    labels: Any = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    label: str = "correlation of outputs",
+) -> Figure:
+    """Draw correlations between inputs as heat maps, the inputs ordered by class.
+
+    Args:
+        matrices: title -> correlations (B, B), such as `PriorPredictive.correlation`; a panel each. NaN is left white.
+        labels: class of each input, (B,), whole numbers; None keeps the order and draws no classes.
+        class_names: of the classes, in increasing order of their numbers; the numbers if None.
+        label: what is drawn.
+
+    Returns:
+        The figure, with one colour bar, from the lowest value of all panels, or from 0, to 1.
+
+    Raises:
+        ValueError: if there is no matrix, one is not square or has another number of inputs, or names do not fit.
+    """
+    check_panels(matrices=matrices)
+    check_text(label=label)
+    grids = {title: as_array(values, 2, f"matrix of {title}") for title, values in matrices.items()}
+    size = len(next(iter(grids.values())))
+    for title, values in grids.items():
+        if values.shape != (size, size):
+            raise ValueError(f"`matrices`: {title!r} must be square, of {size} inputs; got shape {values.shape}.")
+    order, names, starts = _by_class(labels, class_names, size)
+    rows, columns = grid_shape(len(grids), widest=3)
+    figure = new_figure(2.6 * columns + 1.2, 2.6 * rows + 0.5)
+    axes_RC = figure.subplots(rows, columns, squeeze=False)
+    lowest = min(float(np.nanmin(values, initial=0.0)) for values in grids.values())
+    drawn: Any = None
+    for axes, (title, values) in zip(axes_RC.flat, grids.items(), strict=False):
+        drawn = axes.imshow(
+            values[np.ix_(order, order)], vmin=lowest, vmax=1.0, cmap="viridis", interpolation="nearest"
+        )
+        panel_title(axes, title)
+        _mark(axes, names, starts)
+    remove_spare(axes_RC, len(grids))
+    bar = figure.colorbar(drawn, ax=list(axes_RC.flat)[: len(grids)], shrink=0.85, aspect=24)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _by_class(labels: Any, class_names: Any, size: int) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """Return the order of the inputs, the names of the classes, and where each begins and the last ends.
+
+    Raises:
+        ValueError: if there is not one label for each input, or names are too few or too many.
+    """
+    if labels is None:
+        return np.arange(size), [], np.array([0, size])
+    numbers = as_array(labels, 1, "labels", finite=True)
+    if len(numbers) != size:
+        raise ValueError(f"`labels` must be one class for each of the {size} inputs; got {len(numbers)}.")
+    classes, counts = np.unique(numbers, return_counts=True)
+    names = [f"{number:g}" for number in classes]
+    if class_names is not None:
+        check_kind((list, tuple), "a list of names", class_names=class_names)
+        check_text(**{f"class_names[{place}]": name for place, name in enumerate(class_names)})
+        if len(class_names) != len(classes):
+            raise ValueError(f"`class_names` must name the {len(classes)} classes; got {list(class_names)}.")
+        names = list(class_names)
+    return np.argsort(numbers, kind="stable"), names, np.concatenate([[0], np.cumsum(counts)])
+
+
+def _mark(axes: Axes, names: Sequence[str], starts: np.ndarray) -> None:
+    """Write the classes along both axes, and draw lines between them."""
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    if not names:
+        axes.set(xticks=[], yticks=[])
+        return
+    middles = (starts[:-1] + starts[1:] - 1) / 2
+    axes.set_xticks(middles, names)
+    axes.set_yticks(middles, names)
+    axes.tick_params(length=0)
+    for between in starts[1:-1] - 0.5:
+        axes.axvline(between, color="white", linewidth=0.8)
+        axes.axhline(between, color="white", linewidth=0.8)
+    axes.set_xlabel("class", color=QUIET)
