@@ -51,6 +51,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.functional import FunctionalLaplace, functional_laplace
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict, stream
+from torchbayes.sequences import Learned, Task, coresets, sequence
 
 __version__ = "0.1.0"
 
@@ -98,6 +99,7 @@ __all__ = [
     "Halving",
     "InSubspace",
     "LaplacePosterior",
+    "Learned",
     "Linearised",
     "LogDensity",
     "LostRankError",
@@ -114,10 +116,12 @@ __all__ = [
     "Ranks",
     "Steady",
     "Subspace",
+    "Task",
     "TemperatureScaling",
     "WarmUp",
     "__version__",
     "as_prior",
+    "coresets",
     "detection",
     "diagnose",
     "difference",
@@ -133,6 +137,7 @@ __all__ = [
     "predict",
     "priors",
     "sample",
+    "sequence",
     "stream",
     "subnetwork",
     "tune",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ from torchbayes.driver.reader import ROWS, Reader, informed
 from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import estimated
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Method, Spreading
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -41,7 +41,7 @@ from torchbayes.native.heap import trim
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
-from torchbayes.posteriors.start import number_of_starts, start_of
+from torchbayes.posteriors.start import centred, number_of_starts, start_of
 from torchbayes.posteriors.subspace import InSubspace
 
 
@@ -72,7 +72,8 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. A noise scale that a module does not hold begins at what is most probable at its
+            posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where they
+            are not 0. A noise scale that a module does not hold begins at what is most probable at its
             residuals. None initialises members afresh, by the network's own initialisers or factory; of
             a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
             start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of the
@@ -126,6 +127,7 @@ def fit(
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
+    start, scale_MD = centred(start) if method.needs.spread and space is None else (start, None)
     source = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
@@ -141,6 +143,9 @@ def fit(
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
     fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
+    if scale_MD is not None:
+        own_MD = scale_MD.expand(len(seeds), -1)[shard.local]
+        fresh = [cast(Spreading, method).spread(density, fresh.pop(), own_MD)]
     del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)

@@ -159,6 +159,9 @@ class Purpose(enum.IntEnum):
     PART = 155  # seeds of what a network draws for a part of a batch
     FLAT_NOISE = 156  # of the draws that a step of BSAM takes its first gradients at
     FLAT_MASKS = 157  # seeds of what a network draws there
+    # sequences of tasks
+    TASK = 200  # seeds of the fits after the first
+    CORESET = 201  # rows set aside
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

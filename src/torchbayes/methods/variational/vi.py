@@ -142,7 +142,11 @@ class VI:
         """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
         open_ = "needed" if self.kl_weight is None else "none"
         rows = {"batch_size": self.batch_size, "validation": open_}
-        return Needs(**rows, network="train", expected_prior=self.structure != "radial")
+        normal = self.structure != "radial"
+        # held-out rows of one task would say how much all earlier ones count
+        onward = replace(self, kl_weight=1.0) if self.kl_weight is None else None
+        task = {"carries": "prior" if normal else "nothing", "onward": onward, "spread": normal}
+        return Needs(**rows, network="train", expected_prior=normal, **task)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -172,15 +176,37 @@ class VI:
             seeds: one seed per member.
             steps_per_epoch: length of an epoch.
         """
-        scale_MD = torch.full_like(weights_MD, self.initial_scale)
-        if self.relative_scale is not None:
-            scale_MD = (self.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
-        parameters_MP = self.family(density.model.layout).start(
-            weights_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like)
-        )
+        parameters_MP = self._begun(density, weights_MD, self._scales(weights_MD), seeds)
         about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
+
+    def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
+        """Return the state before the first step with other standard deviations.
+
+        Args:
+            density: the hot function.
+            state: as `init` gave it.
+            scale_MD: standard deviations; where one is 0, the method's own stays.
+
+        Returns:
+            The state.
+        """
+        now = state.descent
+        mean_MD = now.weights_MD[:, : state.size]
+        own_MD = torch.where(scale_MD > 0, scale_MD.to(mean_MD), self._scales(mean_MD))
+        return replace(state, descent=replace(now, weights_MD=self._begun(density, mean_MD, own_MD, now.seeds)))
+
+    def _scales(self, weights_MD: Tensor) -> Tensor:
+        """Return the standard deviations at first, (M, D)."""
+        if self.relative_scale is None:
+            return torch.full_like(weights_MD, self.initial_scale)
+        return (self.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
+
+    def _begun(self, density: LogDensity, mean_MD: Tensor, scale_MD: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Return parameters (M, P) of these means and standard deviations."""
+        family = self.family(density.model.layout)
+        return family.start(mean_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like))
 
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
