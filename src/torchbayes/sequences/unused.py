@@ -71,8 +71,10 @@ def restored(posterior: Any, used_D: Tensor, *, before: Any) -> Any:
     if not isinstance(posterior, Gaussian) or not is_diagonal(posterior.covariance):
         return posterior
     prior = posterior.model.prior
-    loc_D, std_D = prior.locs().to(posterior.mean_MD), prior.stds().to(posterior.mean_MD)
-    known_D = used_D | ~std_D.isfinite()
-    variance_MD = torch.where(known_D, posterior.covariance.diagonal(), std_D**2)
-    mean_MD = torch.where(known_D, posterior.mean_MD, loc_D)
+    found_MD = posterior.covariance.diagonal()
+    wide_D = prior.stds() ** 2 if prior.joint is None else prior.joint.covariance.diagonal()[0]
+    loc_D, wide_D = prior.locs().to(found_MD), wide_D.to(found_MD)
+    kept_D = used_D | ~wide_D.isfinite()  # a prior without a variance
+    variance_MD = torch.where(kept_D, found_MD, wide_D)
+    mean_MD = torch.where(kept_D, posterior.mean_MD, loc_D)
     return replace(posterior, mean_MD=mean_MD, covariance=Diagonal(variance_MD))

@@ -260,10 +260,11 @@ def _prior(before: Any) -> Any:
         ValueError: if a weight does not vary under it, so that no data could ever move it again.
     """
     prior = as_prior(before)
-    stuck_D = ~(prior.covariance.diagonal()[0] > 0)
+    size_D, std_D = prior.loc_D.abs(), prior.covariance.diagonal()[0].sqrt()
+    stuck_D = ~(std_D > torch.finfo(std_D.dtype).eps * (size_D + size_D.mean()))  # or they differ by rounding
     if bool(stuck_D.any()):
         raise ValueError(
-            f"the posterior has variance 0 for {before.model.prior.names(stuck_D.cpu())}, so that as a prior it "
+            f"the posterior has no spread for {before.model.prior.names(stuck_D.cpu())}, so that as a prior it "
             f"would hold them fixed for ever. Take VI, IVON or Laplace, or SWAG of rank 0."
         )
     return prior
