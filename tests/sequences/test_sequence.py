@@ -17,6 +17,8 @@ from tests.laws.cases import normal
 from torchbayes.linalg import Diagonal
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.networks import MultiHead, for_head
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.sequences.coresets import Coreset
 from torchbayes.sequences.transfer import matrices
 
 
@@ -57,7 +59,7 @@ def options(method: Any) -> dict[str, Any]:
     return {"seeker": tb.MAP(epochs=20, batch_size=20)} if isinstance(method, tb.Laplace) else {}
 
 
-def tensors(posterior: tb.Posterior) -> dict[str, Tensor]:
+def tensors(posterior: Posterior) -> dict[str, Tensor]:
     return posterior.tensors()
 
 
@@ -89,7 +91,7 @@ def test_every_method_that_carries_something_learns_a_sequence(name: str) -> Non
 @pytest.mark.parametrize("name", ["vi", "map", "diagonal"])
 @pytest.mark.parametrize("coreset", [None, tb.coresets.KCentre(5)])
 def test_an_interrupted_sequence_goes_on_as_if_it_had_not_been(
-    name: str, coreset: tb.coresets.Coreset | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, coreset: Coreset | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = METHODS[name]
     settings = {**options(method), "coreset": coreset}

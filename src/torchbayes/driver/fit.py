@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -142,10 +142,7 @@ def fit(
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
-    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
-    if scale_MD is not None:
-        own_MD = scale_MD.expand(len(seeds), -1)[shard.local]
-        fresh = [cast(Spreading, method).spread(density, fresh.pop(), own_MD)]
+    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, about=about, scale_MD=scale_MD)]
     del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
@@ -189,13 +186,18 @@ def _fresh(
     *,
     seeds: Sequence[int],
     shard: Shard,
-    steps_per_epoch: int,
+    about: Mapping[str, Any],
+    scale_MD: Tensor | None,
 ) -> Any:
     """Return the state before the first step of this process's members, of weights and buffers of all members."""
     modes, local = method.needs.modes, shard.local
     own = slice(modes * local.start, modes * local.stop)
     weights_MD, buffers = begin[0][own], {name: buffer[own] for name, buffer in begin[1].items()}
-    return method.init(density, weights_MD, buffers, seeds=seeds[shard.local], steps_per_epoch=steps_per_epoch)
+    seeds, per_epoch = seeds[shard.local], about["steps_per_epoch"]
+    state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
+    if scale_MD is None:
+        return state
+    return cast(Spreading, method).spread(density, state, scale_MD.expand(method.members, -1)[own])
 
 
 def _run_to_end(
