@@ -162,6 +162,8 @@ class Purpose(enum.IntEnum):
     # sequences of tasks
     TASK = 200  # seeds of the fits after the first
     CORESET = 201  # rows set aside
+    PIXELS = 202  # their order in a task
+    TASK_ROWS = 203  # training rows of a task
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

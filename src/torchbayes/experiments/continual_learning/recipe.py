@@ -1,0 +1,80 @@
+"""Settings of `continual_learning`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchbayes.methods.laplace.laplace import Laplace
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.schedules import Constant
+from torchbayes.methods.variational.vi import VI
+from torchbayes.sequences.coresets import KCentre, Random
+
+VCL, RANDOM, CENTRES = "VCL", "VCL, random coreset", "VCL, k-centre coreset"
+DIAGONAL, KRONECKER, TUNED = "diagonal Laplace (EWC)", "Kronecker Laplace", "fine-tuning"
+KINDS = (VCL, RANDOM, CENTRES, DIAGONAL, KRONECKER, TUNED)
+PERMUTED, SPLIT = "permuted", "split"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One sequence of tasks.
+
+    Attributes:
+        tasks: number of tasks.
+        hidden: widths of the network.
+        coreset: rows of each task that are set aside.
+        epochs: of every fit of VCL.
+        map_epochs: of every fit of the others, and of the network that VCL begins at.
+        batch_size: rows per step.
+        lr: learning rate of Adam, constant.
+        train_size: training rows of each task, at most; None for all.
+        test_size: test rows of each task, at most; None for all.
+        plan: how the runs are computed.
+    """
+
+    tasks: int = 5
+    hidden: tuple[int, ...] = (100, 100)
+    coreset: int = 200
+    epochs: int = 20
+    map_epochs: int = 10
+    batch_size: int = 256
+    lr: float = 1e-3
+    train_size: int | None = 10_000
+    test_size: int | None = 2_000
+    plan: str = "native"
+
+
+@dataclass(frozen=True)
+class ContinualRecipe:
+    """Settings of both scenarios.
+
+    Attributes:
+        permuted: the same ten classes in every task, pixels in another order.
+        split: two classes in every task, each with its own head.
+        data: an image data set by name, of ten classes.
+        prior_scale: of every weight before the first task.
+        initial_scale: standard deviation of every weight where VCL begins, e^−3.
+    """
+
+    permuted: Scenario = Scenario()  # noqa: RUF009  (frozen)
+    split: Scenario = Scenario(hidden=(256, 256), coreset=40, train_size=4_000, plan="loop")  # noqa: RUF009  (frozen)
+    data: str = "mnist"
+    prior_scale: float = 1.0
+    initial_scale: float = 0.05
+
+    def sequence(self, kind: str, scenario: Scenario) -> tuple[Any, dict[str, Any]]:
+        """Return the method of a kind, and what else `sequence` is given."""
+        rule: dict[str, Any] = {"optimizer": Adam(scenario.lr), "schedule": Constant()}
+        rule |= {"batch_size": scenario.batch_size, "plan": scenario.plan}
+        found = MAP(epochs=scenario.map_epochs, **rule)
+        if kind == TUNED:
+            return found, {}
+        if kind in {DIAGONAL, KRONECKER}:
+            structure = "diagonal" if kind == DIAGONAL else "kronecker"
+            return Laplace(structure, prior="model", check_mode=False), {"seeker": found}
+        method = VI(epochs=scenario.epochs, initial_scale=self.initial_scale, kl_weight=1.0, **rule)
+        coresets = {RANDOM: Random(scenario.coreset), CENTRES: KCentre(scenario.coreset)}
+        return method, {"seeker": found, "coreset": coresets.get(kind)}
