@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from torchbayes.density.dynamics import Phase
+from torchbayes.density.dynamics import Phase, Value
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Batch, Model, Scales
 from torchbayes.model.network import Buffers
@@ -116,6 +116,58 @@ class Landed(NamedTuple):
     found_M: Tensor
 
 
+class Growth(NamedTuple):
+    """An iteration of NUTS on all the data, which a backend may take in one call.
+
+    Attributes:
+        weights_MD: where the chains are; not changed.
+        momentum_MD: momenta v as Rᵀ v, where the inverse mass is R Rᵀ; not changed.
+        value: the density there; not changed.
+        kinetic_M: kinetic energy, float64.
+        factor: R: its diagonal (M, D), or lower triangular (M, D, D).
+        step_size_M: step size of each chain, float64.
+        streams_M: hashes from which each chain's uniform numbers follow, int64: see `native.seeds.streams`.
+        doublings: most doublings of a trajectory.
+        divergence: energy error above which a trajectory ends.
+        data: all rows.
+        scales: factors on log likelihood and log prior.
+    """
+
+    weights_MD: Tensor
+    momentum_MD: Tensor
+    value: Value
+    kinetic_M: Tensor
+    factor: Tensor
+    step_size_M: Tensor
+    streams_M: Tensor
+    doublings: int
+    divergence: float
+    data: Batch
+    scales: Scales
+
+
+class Grown(NamedTuple):
+    """Where chains are after such an iteration, and what was seen.
+
+    Attributes:
+        weights_MD: weights.
+        value: the density there.
+        leapfrogs_M: steps of each trajectory.
+        acceptance_M: sum of their probabilities of acceptance, float64.
+        divergent_M: whether the energy error was too large at one of them, bool.
+        outside_M: whether it was not finite, bool.
+        saturated_M: whether the trajectory was cut short, bool.
+    """
+
+    weights_MD: Tensor
+    value: Value
+    leapfrogs_M: Tensor
+    acceptance_M: Tensor
+    divergent_M: Tensor
+    outside_M: Tensor
+    saturated_M: Tensor
+
+
 class Backend(ABC):
     """One way to run the networks of a model. Methods that it does not offer return None.
 
@@ -157,6 +209,9 @@ class Backend(ABC):
 
     def slice_along(self, ellipses: Ellipses) -> Landed | None:  # noqa: B027
         """Return where a step of elliptical slice sampling leads, in one call; None if it does not offer this."""
+
+    def grow(self, growth: Growth) -> Grown | None:  # noqa: B027
+        """Return where an iteration of NUTS leads, in one call; None if it does not offer this."""
 
     def outputs(  # noqa: B027
         self,

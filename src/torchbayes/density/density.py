@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
 from torchbayes.density.autograd import chunks
-from torchbayes.density.backend import Backend, Ellipses, Evaluation, Landed, Trajectory
+from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
@@ -195,19 +195,9 @@ class LogDensity:
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
         phase = None
         diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends know no dense mass
-        # where ranks share the data, every step needs the others
-        if diagonal and self.plan is not None and self.data is not None and self.ranks.data == 1:
-            trajectory = Trajectory(
-                weights_MD,
-                momentum_MD,
-                gradient_MD,
-                step_size_M,
-                steps_M,
-                inverse_mass_MD,
-                self.data,
-                self.model.scales(self.num_data, self.num_data),
-            )
-            phase = self._backends[self.plan.backend].leapfrog(trajectory)
+        if diagonal and (backend := _whole(self)) is not None:
+            trajectory = Trajectory(weights_MD, momentum_MD, gradient_MD, **options, **_on_all_data(self))
+            phase = backend.leapfrog(trajectory)
         return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
     def prior_stds(self) -> Tensor:
@@ -224,11 +214,34 @@ def slice_along(density: LogDensity, weights_MD: Tensor, second_MD: Tensor, **ab
         second_MD: ν of each ellipse.
         about: the other attributes of `Ellipses`, but data and scales.
     """
+    if (backend := _whole(density)) is None:
+        return None
+    return backend.slice_along(Ellipses(weights_MD.detach(), second_MD, **_on_all_data(density), **about))
+
+
+def grow(density: LogDensity, weights_MD: Tensor, momentum_MD: Tensor, **about: Any) -> Grown | None:
+    """Return where an iteration of NUTS on all the data leads, in one call; None if it cannot be one.
+
+    Args:
+        density: the density.
+        weights_MD: where the chains are.
+        momentum_MD: momenta v as Rᵀ v.
+        about: the other attributes of `Growth`, but data and scales.
+    """
+    if (backend := _whole(density)) is None:
+        return None
+    return backend.grow(Growth(weights_MD, momentum_MD, **_on_all_data(density), **about))
+
+
+def _whole(density: LogDensity) -> Backend | None:
+    """Return the backend, if it has all the data: where ranks share them, every evaluation needs the others."""
     if density.plan is None or density.data is None or density.ranks.data > 1:
         return None
-    scales = density.model.scales(density.num_data, density.num_data)
-    ellipses = Ellipses(weights_MD.detach(), second_MD, data=density.data, scales=scales, **about)
-    return density._backends[density.plan.backend].slice_along(ellipses)
+    return density._backends[density.plan.backend]
+
+
+def _on_all_data(density: LogDensity) -> dict[str, Any]:
+    return {"data": density.data, "scales": density.model.scales(density.num_data, density.num_data)}
 
 
 def _scaled(

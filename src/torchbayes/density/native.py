@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchbayes.checks import SettingError
 from torchbayes.density.architecture import Architecture, architecture
-from torchbayes.density.backend import Backend, Ellipses, Evaluation, Landed, Trajectory
+from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Trajectory
 from torchbayes.density.dynamics import Phase, Value
 from torchbayes.model.dropout import Mask, dropouts
 from torchbayes.model.layout import Layout
@@ -36,6 +36,7 @@ from torchbayes.native.build import UnavailableError
 from torchbayes.native.dense import Affine, DenseKernel
 from torchbayes.native.description import Family, Noise, Segment
 from torchbayes.native.slices import slice_along
+from torchbayes.native.trees import Chains, grow
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,28 @@ class Native(Backend):
             found.failures_M,
             found.found_M,
         )
+
+    def grow(self, growth: Growth) -> Grown | None:
+        """Return where an iteration of NUTS leads; None where the kernel does not have the whole density."""
+        kernel, scales = self._kernel, growth.scales
+        if not kernel.complete:
+            return None
+        kernel.check(growth.weights_MD, *growth.data, shared=True)
+        there = [t.clone(memory_format=torch.contiguous_format) for t in (growth.weights_MD, *growth.value)]
+        weights_MD, log_density_M, gradient_MD, log_likelihood_M = there
+        constant_M = scales.prior * kernel.prior.add_rest_(None, weights_MD, 0.0)
+        place = weights_MD, gradient_MD, log_density_M.sub_(constant_M), log_likelihood_M
+        moving = growth.momentum_MD, growth.kinetic_M, growth.factor, growth.step_size_M, growth.streams_M
+        seen = grow(
+            kernel.kernel,
+            Chains(*place, *moving),
+            (growth.data.inputs, growth.data.targets),
+            limits=(growth.doublings, growth.divergence),
+            scales=scales,
+            chunk_size=self.chunk_size,
+        )
+        value = Value(log_density_M.add_(constant_M), gradient_MD, log_likelihood_M)
+        return Grown(weights_MD, value, **seen._asdict())
 
     def outputs(
         self,

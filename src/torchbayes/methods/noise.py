@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchbayes.native.noise import fill_normal_rows
-from torchbayes.native.seeds import Purpose, mix, mixed
+from torchbayes.native.seeds import Purpose, continued, mix, streams
 
 
 def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) -> Tensor:
@@ -23,4 +24,9 @@ def uniforms(seeds: Sequence[int], purpose: Purpose, *integers: int, count: int 
     They are the hash of seed and `integers` itself: seeding a generator for a few numbers takes longer than a small
     leapfrog step.
     """
-    return torch.from_numpy((mixed(purpose, seeds, *integers, count=count) >> 10) * 2.0**-53)
+    return uniforms_of(streams(purpose, seeds, *integers), count=count)
+
+
+def uniforms_of(streams_M: np.ndarray, *integers: int, count: int | None = None) -> Tensor:
+    """Return the numbers that `uniforms` does of seeds, purpose and integers, of which the first are hashed already."""
+    return torch.from_numpy((continued(streams_M, *integers, count=count) >> 11) * 2.0**-53)

@@ -257,7 +257,7 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """Return the library's functions by name and dtype."""
     library, found = load("dense"), {}
     for dtype in (torch.float32, torch.float64):
-        for name in ("evaluate", "spread", "leapfrog", "slice", "predict"):
+        for name in ("evaluate", "spread", "leapfrog", "slice", "trees", "predict"):
             found[name, dtype] = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
             found[name, dtype].restype = None if name == "predict" else ctypes.c_bool
     return found

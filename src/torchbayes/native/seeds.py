@@ -177,24 +177,31 @@ def mix(purpose: Purpose, *integers: int) -> int:
     return value >> 1
 
 
-def mixed(purpose: Purpose, seeds: Sequence[int], *integers: int, count: int | None = None) -> np.ndarray:
-    """Return `mix(purpose, seed, *integers)` of many seeds at once.
+def streams(purpose: Purpose, seeds: Sequence[int], *integers: int) -> np.ndarray:
+    """Return hashes of a purpose, each of many seeds, and integers, uint64 (M,), which `continued` goes on with.
+
+    Half of such a hash is `mix` of the same.
+    """
+    return continued(_begun(purpose, tuple(seeds)), *integers)
+
+
+def continued(streams_M: np.ndarray, *integers: int, count: int | None = None) -> np.ndarray:
+    """Return hashes of what others are hashes of, and of more integers.
 
     Args:
-        purpose: what the numbers are for.
-        seeds: M integers.
+        streams_M: the others.
         integers: what else they depend on.
         count: if given, the numbers 0 to count − 1 follow as the last integer.
 
     Returns:
         uint64 array (M,), or (M, count).
     """
-    value = _begun(purpose, tuple(seeds))
+    value = streams_M
     for integer in integers:
         value = _stirred(value + ((integer + _STEP) & _MASK))
     if count is not None:
         value = _stirred(value[:, None] + (np.arange(count, dtype=np.uint64) + _STEP))
-    return value >> 1
+    return value
 
 
 def fractions(seed: int, shape: Sequence[int]) -> np.ndarray:

@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
     "threshold is.",
     recipes={"small": recipe.SMALL, "quick": recipe.QUICK, "paper": recipe.PAPER},
     cost={
-        "small": "about half an hour of one core (an estimate)",
+        "small": "35 to 50 minutes of one core",
         "quick": "six minutes of one core",
         "paper": "11 widths of 2 × 10 networks of 300 epochs: several days on one GPU (an estimate)",
     },

@@ -42,11 +42,11 @@ class FastRecipe:
     train_size: int | None = 10_000
     units: int = 3
     prior_scale: float = 0.2
-    epochs: int = 15
+    epochs: int = 40
     batch_size: int = 128
     optimizer: SGD = SGD(lr=0.05, momentum=0.9)  # noqa: RUF009  (frozen)
-    burn_in: float = 0.5
-    cycle: int | None = 1
+    burn_in: float = 0.7
+    cycle: int | None = 2
     high_lr: float = 0.05
     low_lr: float = 0.005
     cycles: int = 5

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.mass import known_prior
 from torchbayes.methods.noise import Purpose, normals, uniforms
 from torchbayes.methods.sampler import Info, Sampler, begin
+from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint
 
@@ -156,11 +158,20 @@ class _Ellipse:
 
     @classmethod
     def of(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
-        """Return it for a target.
+        """Return it for a target, made once for each model.
 
         Raises:
             ValueError: if no scale is given and the prior has no finite one.
         """
+        model: Any = getattr(density, "model", None)
+        known = {} if model is None else _ELLIPSES.setdefault(model, {})
+        about = method.scale, weights_MD.device
+        if about not in known:
+            known[about] = cls._made(method, density, weights_MD)
+        return known[about]
+
+    @classmethod
+    def _made(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
         model: Any = getattr(density, "model", None)
         locs_D = torch.zeros(weights_MD.shape[1]) if model is None else model.prior.locs()
         locs_D = locs_D.to(weights_MD.device, torch.float64)
@@ -195,6 +206,9 @@ class _Ellipse:
         loc_D = self.loc_D.to(weights_MD)
         cos_M1, sin_M1 = torch.stack((angle_M.cos(), angle_M.sin())).to(weights_MD).unsqueeze(-1)
         return loc_D + (weights_MD - loc_D) * cos_M1 + second_MD * sin_M1
+
+
+_ELLIPSES: WeakKeyDictionary[Model, dict[tuple[float | None, torch.device], _Ellipse]] = WeakKeyDictionary()
 
 
 def _first(state: State) -> tuple[Tensor, _Interval]:

@@ -79,12 +79,17 @@ def start(
     return State(weights_MD, *values, StepSize.at(first_M), spread, inverse_mass_MD, length, tuple(seeds), 0)
 
 
+def standard(state: State) -> Tensor:
+    """Return the numbers z ~ N(0, I) of which an iteration's momenta are made, (M, D)."""
+    return normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD)
+
+
 def momenta(state: State, inverse_mass_MD: Tensor | None) -> Tensor:
     """Return fresh momenta v ~ N(0, M) of an iteration; M is the identity if None."""
-    return _coloured(normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD), inverse_mass_MD)
+    return coloured(standard(state), inverse_mass_MD)
 
 
-def _coloured(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
+def coloured(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
     """Return momenta that are N(0, M) from numbers that are N(0, I): M^½ z, and R⁻ᵀ z where M⁻¹ = R Rᵀ is dense."""
     if inverse_mass_MD is None:
         return standard_MD
@@ -158,7 +163,7 @@ def first_step_size(
     Returns:
         Float64 tensor (M,).
     """
-    momentum_MD = _coloured(normals(seeds, Purpose.FIRST_STEP, step, like=weights_MD), inverse_mass_MD)
+    momentum_MD = coloured(normals(seeds, Purpose.FIRST_STEP, step, like=weights_MD), inverse_mass_MD)
     before_M = value.log_density - kinetic(momentum_MD, inverse_mass_MD)
     step_size_M = torch.full((len(weights_MD),), 0.1, dtype=torch.float64)
     ones_M, direction_M = torch.ones(len(weights_MD), dtype=torch.long), torch.zeros_like(step_size_M)

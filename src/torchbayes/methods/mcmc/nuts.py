@@ -15,15 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.density.dynamics import Density
+from torchbayes.density.backend import Grown
+from torchbayes.density.density import LogDensity, grow
+from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts
-from torchbayes.methods.mcmc.hamiltonian import State, kinetic, learned, momenta, start
+from torchbayes.methods.faults import Faults
+from torchbayes.methods.mcmc.hamiltonian import State, coloured, kinetic, learned, standard, start
 from torchbayes.methods.mcmc.mass import Mass, check
 from torchbayes.methods.mcmc.trees import Trees
-from torchbayes.methods.sampler import Info, Sampler, moved
+from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, moved
+from torchbayes.native.seeds import Purpose, streams
 
 
 @dataclass(frozen=True)
@@ -93,26 +98,68 @@ class NUTS(Sampler):
     ) -> tuple[State, TreeInfo]:
         """Return every chain one iteration on, and what was seen: see `Sampler.step`."""
         del batch, donate
-        momentum_MD = momenta(state, state.inverse_mass_MD)
-        energy_M = kinetic(momentum_MD, state.inverse_mass_MD) - state.log_density_M
-        trees = Trees(state, momentum_MD, energy_M)
-        for doubling in range(self.max_doublings):
-            if not len(trees.growing.chain_L):
-                break
-            trees.double(density, doubling)
-        saturated_M = trees.stop()
-        new = moved(state, torch.ones_like(trees.divergent_M), trees.chosen.weights_MD, value=trees.chosen.value)
-        acceptance_M = trees.acceptance_M / trees.leapfrogs_M
+        standard_MD, streams_M = standard(state), streams(Purpose.TREE, state.seeds, state.step)
+        with_numbers = self, density, state, standard_MD, streams_M
+        grown, energy_M, faults = _at_once(*with_numbers) or _by_doublings(*with_numbers)
+        new = moved(state, torch.ones_like(grown.divergent_M), grown.weights_MD, value=grown.value)
+        leapfrogs_M = grown.leapfrogs_M.double()
+        acceptance_M = grown.acceptance_M / leapfrogs_M
         info = Info(
             new.log_density_M,
             new.log_likelihood_M,
             energy_M,
             acceptance_M,
             state.step_size.step_size_M,
-            trees.leapfrogs_M,
-            trees.divergent_M.double(),
-            trees.outside_M.double(),
-            trees.faults,
+            leapfrogs_M,
+            grown.divergent_M.double(),
+            grown.outside_M.double(),
+            faults,
         )
-        info = TreeInfo(info, saturated_M.double())
+        info = TreeInfo(info, grown.saturated_M.double())
         return learned(self, density, new, acceptance_M=acceptance_M), info
+
+
+def _at_once(
+    method: NUTS, density: Density, state: State, standard_MD: Tensor, streams_M: np.ndarray
+) -> tuple[Grown, Tensor, Faults] | None:
+    """Return where chains come to, by a call of the density, and energies at the start; None if it does not offer one.
+
+    Args:
+        method: the settings.
+        density: the target.
+        state: where the chains are.
+        standard_MD: numbers z ~ N(0, I) of which momenta are made.
+        streams_M: hashes that the uniform numbers of each chain follow from.
+    """
+    if not isinstance(density, LogDensity):
+        return None
+    mass, kinetic_M = state.inverse_mass_MD, kinetic(standard_MD, None)
+    grown = grow(
+        density,
+        state.weights_MD,
+        standard_MD,
+        value=Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M),
+        kinetic_M=kinetic_M,
+        factor=mass if mass.ndim == 3 else mass.sqrt(),
+        step_size_M=state.step_size.step_size_M,
+        streams_M=torch.from_numpy(streams_M.view(np.int64)),
+        doublings=method.max_doublings,
+        divergence=DIVERGENCE,
+    )
+    return grown and (grown, kinetic_M - state.log_density_M, Faults.none(standard_MD))
+
+
+def _by_doublings(
+    method: NUTS, density: Density, state: State, standard_MD: Tensor, streams_M: np.ndarray
+) -> tuple[Grown, Tensor, Faults]:
+    """Return the same, a leapfrog step of all chains after the other."""
+    momentum_MD = coloured(standard_MD, state.inverse_mass_MD)
+    energy_M = kinetic(momentum_MD, state.inverse_mass_MD) - state.log_density_M
+    trees = Trees(state, momentum_MD, energy_M, streams_M=streams_M)
+    for doubling in range(method.max_doublings):
+        if not len(trees.growing.chain_L):
+            break
+        trees.double(density, doubling)
+    saturated_M = trees.stop()
+    seen = (trees.leapfrogs_M, trees.acceptance_M, trees.divergent_M, trees.outside_M, saturated_M)
+    return Grown(*trees.chosen, *seen), energy_M, trees.faults

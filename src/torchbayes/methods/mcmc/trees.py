@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Density, Value, velocity
 from torchbayes.methods.faults import Faults, travelled
 from torchbayes.methods.mcmc.hamiltonian import State, kinetic
-from torchbayes.methods.noise import uniforms
+from torchbayes.methods.noise import uniforms_of
 from torchbayes.methods.sampler import DIVERGENCE, choose
-from torchbayes.native.seeds import Purpose
 
 
 class _Point(NamedTuple):
@@ -152,8 +152,8 @@ class _Subtree(_Rows):
 class Trees:
     """The trajectories of one iteration, of all chains, and their statistics."""
 
-    def __init__(self, state: State, momentum_MD: Tensor, energy_M: Tensor) -> None:
-        self._state = state
+    def __init__(self, state: State, momentum_MD: Tensor, energy_M: Tensor, *, streams_M: np.ndarray) -> None:
+        self._streams_M = streams_M
         start = _Point(state.weights_MD, momentum_MD, state.gradient_MD)
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
         nothing_M = torch.zeros_like(energy_M)
@@ -205,9 +205,8 @@ class Trees:
 
     def _uniforms(self, doubling: int) -> Tensor:
         """Return numbers for direction, choice of half, and choice within the new subtree, (L, 2 + 2^doubling)."""
-        seeds = [self._state.seeds[chain] for chain in self.growing.chain_L.tolist()]
-        numbers = uniforms(seeds, Purpose.TREE, self._state.step, doubling, count=2 + 2**doubling)
-        return numbers.to(self.growing.energy_L.device)
+        streams_L = self._streams_M[self.growing.chain_L.tolist()]
+        return uniforms_of(streams_L, doubling, count=2 + 2**doubling).to(self.growing.energy_L.device)
 
     def _new_subtrees(self, forwards_L: Tensor, log_uniforms_LU: Tensor) -> _Subtree:
         """Return the subtrees before their first step."""

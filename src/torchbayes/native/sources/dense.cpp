@@ -26,6 +26,7 @@
 #include "products.hpp"
 #include "space.hpp"
 #include "spread.hpp"
+#include "trees.hpp"
 
 namespace {
 
@@ -590,6 +591,21 @@ bool slice(const Network& net, const Rows& rows, const Prior& prior, const Space
   return true;
 }
 
+// Move every member by an iteration of NUTS. `momentum` and `gradient` are as trees.hpp says. Return false, with nothing
+// done, if a label is not a class.
+template <typename T>
+bool trees(const Network& net, const Rows& rows, const Prior& prior, const Space* space, int64_t members, T* weights,
+           const T* momentum, T* gradient, const Growth& about, double scale, double prior_scale, int threads) {
+  if (!labelled(net, rows, members)) return false;
+  const Density<T> density{net, rows, prior, space, scale, prior_scale};
+  const int64_t size = length(net, space);
+  for_each_member(members, threads, [&](int64_t m, int count) {
+    const int64_t at = m * size;
+    Tree<T, Density<T>>(density, about, m, size, weights + at, momentum + at, gradient + at, count).grow();
+  });
+  return true;
+}
+
 template <typename T>
 void predict(const Network& net, const Rows& rows, const Space* space, int64_t members, const T* weights,
              int64_t stride, T* outputs, int threads) {
@@ -690,6 +706,20 @@ bool leapfrog_float64(const Network* net, const Rows* rows, const Prior* prior, 
 bool slice_float32(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
                    float* weights, const Ellipses* to, double* values, double* priors, int64_t threads) {
   return slice(*net, *rows, *prior, space, members, weights, *to, values, priors, static_cast<int>(threads));
+}
+
+bool trees_float32(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                   float* weights, const float* momentum, float* gradient, const Growth* about, double scale,
+                   double prior_scale, int64_t threads) {
+  return trees(*net, *rows, *prior, space, members, weights, momentum, gradient, *about, scale, prior_scale,
+               static_cast<int>(threads));
+}
+
+bool trees_float64(const Network* net, const Rows* rows, const Prior* prior, const Space* space, int64_t members,
+                   double* weights, const double* momentum, double* gradient, const Growth* about, double scale,
+                   double prior_scale, int64_t threads) {
+  return trees(*net, *rows, *prior, space, members, weights, momentum, gradient, *about, scale, prior_scale,
+               static_cast<int>(threads));
 }
 
 void predict_float32(const Network* net, const Rows* rows, const Space* space, int64_t members,
