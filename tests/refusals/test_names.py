@@ -21,6 +21,7 @@ ROOMS_OF = {
     "diagnostics.": diagnostics,
     "evidence.": evidence,
     "geometry.": geometry,
+    "coresets.": tb.coresets,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -29,6 +30,7 @@ ROOMS_OF = {
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "ModelAverage", "PredictiveModule"}
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+RESULTS |= {"Learned"}
 RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {
     "geometry.Basin",
@@ -40,7 +42,7 @@ RESULTS |= {
     "geometry.LearningCoefficient",
     "geometry.Spectrum",
 }
-PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
+PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"load", "load_module"}  # tests/posteriors/test_files.py and test_modules.py damage files
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}

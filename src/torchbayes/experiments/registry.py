@@ -31,6 +31,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "flat_regions",
     "mode_connectivity",
     "subspace_inference",
+    "continual_learning",
 )
 
 

@@ -59,8 +59,8 @@ class ContinualRecipe:
         initial_scale: standard deviation of every weight where VCL begins, e^−3.
     """
 
-    permuted: Scenario = Scenario()  # noqa: RUF009  (frozen)
-    split: Scenario = Scenario(hidden=(256, 256), coreset=40, train_size=4_000, plan="loop")  # noqa: RUF009  (frozen)
+    permuted: Scenario = Scenario()
+    split: Scenario = Scenario(hidden=(256, 256), coreset=40, train_size=4_000, plan="loop")
     data: str = "mnist"
     prior_scale: float = 1.0
     initial_scale: float = 0.05
@@ -78,3 +78,19 @@ class ContinualRecipe:
         method = VI(epochs=scenario.epochs, initial_scale=self.initial_scale, kl_weight=1.0, **rule)
         coresets = {RANDOM: Random(scenario.coreset), CENTRES: KCentre(scenario.coreset)}
         return method, {"seeker": found, "coreset": coresets.get(kind)}
+
+
+SMALL = ContinualRecipe()
+PAPER = ContinualRecipe(
+    permuted=Scenario(tasks=10, epochs=100, map_epochs=100, train_size=None, test_size=None, plan="auto"),
+    split=Scenario(
+        hidden=(256, 256),
+        coreset=40,
+        epochs=120,
+        map_epochs=120,
+        batch_size=20_000,
+        train_size=None,
+        test_size=None,
+        plan="auto",
+    ),
+)
