@@ -516,6 +516,7 @@ NETWORKS = {
             ),
             "head": WHOLE,
         },
+        named={"rows": ("`rows`", "`inputs`", "`targets`")},
     ),
     "networks.build": Case(
         networks.build,

@@ -164,7 +164,10 @@ VERBS = {
             "resume": FLAG,
             "seed": SEED,
         },
-        named={"tasks": ("`tasks`", "task", "inputs", "targets", "NaN"), "method": ("`method`", "posterior", "prior")},
+        named={
+            "tasks": ("`tasks`", "task", "data", "batch", "inputs", "targets"),
+            "method": ("`method`", "posterior", "prior"),
+        },
     ),
     "Task": Case(
         tb.Task,

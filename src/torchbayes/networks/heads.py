@@ -70,9 +70,13 @@ def for_head(rows: Any, head: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
 
     Raises:
         TypeError: if the rows are not two tensors.
+        ValueError: if these have different lengths.
     """
     check_counts(least=0, head=head)
     if not isinstance(rows, tuple) or len(rows) != 2:
         raise TypeError(f"`rows` must be (inputs, targets), two tensors; got {seen(rows)}.")
     check_tensor(inputs=rows[0], targets=rows[1])
+    if not rows[0].ndim or rows[0].shape[:1] != rows[1].shape[:1]:
+        shapes = " and ".join(str(tuple(part.shape)) for part in rows)
+        raise ValueError(f"`rows` must be inputs and targets of as many rows; got shapes {shapes}.")
     return (rows[0], torch.full((len(rows[0]),), int(head), device=rows[0].device)), rows[1]

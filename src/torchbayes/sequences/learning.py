@@ -210,7 +210,7 @@ def check_carries(method: Method, seeker: Method | None) -> None:
         )
     if seeker is None:
         return
-    check_method(seeker)
+    check_object(("needs", "members", "init", "step"), "MAP(epochs=20)", seeker=seeker)
     if seeker.needs.carries != "start":
         raise TypeError(f"`seeker` must find networks, as MAP(epochs=20) does; got {seen(seeker)}.")
     if seeker.members not in {1, method.members}:

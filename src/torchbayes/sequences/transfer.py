@@ -69,7 +69,7 @@ class Learned:
         Args:
             metric: as for `average`.
         """
-        scores_TT, untrained_T = self._scores(metric), self.untrained[metric or self._usual]
+        scores_TT, untrained_T = self._scores(metric), self.untrained[self._usual if metric is None else metric]
         return float((scores_TT.diagonal(1) - untrained_T[1:]).mean()) if len(scores_TT) > 1 else math.nan
 
     @property
@@ -77,8 +77,9 @@ class Learned:
         return "accuracy" if "accuracy" in self.scores else "nll"
 
     def _scores(self, metric: str | None) -> Tensor:
-        check_choice(tuple(self.scores), metric=metric or self._usual)
-        return self.scores[metric or self._usual]
+        name = self._usual if metric is None else metric
+        check_choice(tuple(self.scores), metric=name)
+        return self.scores[name]
 
 
 def matrices(cells: Mapping[tuple[int, int], Mapping[str, float]], count: int) -> dict[str, Tensor]:

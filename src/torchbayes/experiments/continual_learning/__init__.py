@@ -1,10 +1,9 @@
 """Continual learning on permuted and split MNIST (Nguyen, Li, Bui and Turner 2018; Ritter, Botev and Barber 2018).
 
 By Bayes' rule the posterior of one task is the prior of the next, and nothing is forgotten. A network that is trained
-on one task after the other loses the earlier ones. How much of Bayes' rule survives an approximation of the posterior is
-what is measured: independent weights by a bound on the evidence (VCL) or by a diagonal of curvatures, which is the
-online form of elastic weight consolidation, Kronecker factors, and rows of each task that are seen once more before
-predicting.
+on one task after the other loses the earlier ones. How much of Bayes' rule survives an approximation is what is
+measured: independent weights by a bound on the evidence (VCL) or by a diagonal of curvatures, which is the online form
+of elastic weight consolidation, Kronecker factors, and rows of each task that are seen once more before predicting.
 """
 
 from torchbayes.experiments.continual_learning import recipe, report, run
@@ -22,9 +21,9 @@ EXPERIMENT = Experiment(
     "al.: about 96 % for Kronecker factors after ten permutations.",
     differences="EWC is its online form, one penalty at the last mode with the sum of all curvatures, of strength 1 "
     "and with the prior; the published one has a tuned strength, and a penalty for each task. Kronecker factors are "
-    "joined as in `KroneckerCurvature.plus`. Gradients are taken by local reparameterisation, with one draw in the place "
-    "of ten. The small scale has fewer rows and epochs, and minibatches for split MNIST too. The prior is normal of scale 1 "
-    "for all.",
+    "joined as in `KroneckerCurvature.plus`. Gradients are taken by local reparameterisation, one draw in the place of "
+    "ten. The small scale has fewer epochs, and minibatches for split MNIST too. All have the normal prior of scale "
+    "1.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
         "small": "minutes of one core",

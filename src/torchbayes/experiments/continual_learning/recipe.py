@@ -38,11 +38,11 @@ class Scenario:
     tasks: int = 5
     hidden: tuple[int, ...] = (100, 100)
     coreset: int = 200
-    epochs: int = 20
+    epochs: int = 30
     map_epochs: int = 10
     batch_size: int = 256
     lr: float = 1e-3
-    train_size: int | None = 10_000
+    train_size: int | None = 20_000
     test_size: int | None = 2_000
     plan: str = "native"
 
@@ -60,7 +60,7 @@ class ContinualRecipe:
     """
 
     permuted: Scenario = Scenario()
-    split: Scenario = Scenario(hidden=(256, 256), coreset=40, train_size=4_000, plan="loop")
+    split: Scenario = Scenario(hidden=(256, 256), coreset=40, epochs=20, map_epochs=30, train_size=4_000, plan="loop")
     data: str = "mnist"
     prior_scale: float = 1.0
     initial_scale: float = 0.05
