@@ -72,10 +72,10 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where they
-            are not 0. A noise scale that a module does not hold begins at what is most probable at its
-            residuals. None initialises members afresh, by the network's own initialisers or factory; of
-            a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
+            posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where
+            these are narrower than its own, and not 0. A noise scale that a module does not hold begins at what is
+            most probable at its residuals. None initialises members afresh, by the network's own initialisers or
+            factory; of a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
             start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of the
             directory.
         seed: seed of initialisation, data order and noise.

@@ -179,7 +179,7 @@ class Spreading(Protocol):
     """A method that can begin at a Gaussian, as `Needs.spread` says."""
 
     def spread(self, density: Any, state: Any, scale_MD: Tensor) -> Any:
-        """Return the state before the first step with other standard deviations, its own where these are 0."""
+        """Return the state before the first step with other standard deviations, its own where these are 0 or wider."""
         ...
 
 

@@ -54,8 +54,9 @@ def sequence(
     """Learn tasks one after the other; only what the method carries goes from one to the next, no data.
 
     The first task is learned as by `fit`. From the second on the prior is the last posterior, where the method has a
-    Gaussian one of one member, and the fit begins at its means; `VI` begins at its standard deviations too. What else
-    chooses a prior does so on the first task alone: Laplace's `prior` and `noise`, a `kl_weight` that is left open.
+    Gaussian one of one member, and the fit begins at its means; `VI` begins at its standard deviations too, where these
+    are narrower than its own. What else chooses a prior does so on the first task alone: Laplace's `prior` and `noise`,
+    a `kl_weight` that is left open.
     Parameters that a task does not use, such as the heads of others (`networks.MultiHead`), stay as they were, and
     begin afresh with the first task that uses them.
 

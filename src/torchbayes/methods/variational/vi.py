@@ -182,20 +182,23 @@ class VI:
         return State(descent, weights_MD.shape[1])
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step with other standard deviations.
+        """Return the state before the first step with other standard deviations, where these are narrower.
+
+        Weights that a start leaves wide would drown the others in noise until they have become narrow again.
 
         Args:
             density: the hot function.
             state: as `init` gave it.
-            scale_MD: standard deviations; where one is 0, the method's own stays.
+            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
 
         Returns:
             The state.
         """
         now = state.descent
         mean_MD = now.weights_MD[:, : state.size]
-        own_MD = torch.where(scale_MD > 0, scale_MD.to(mean_MD), _scales(self, mean_MD))
-        parameters_MP = _begun(self, density, mean_MD, own_MD, seeds=now.seeds)
+        own_MD = _scales(self, mean_MD)
+        scale_MD = torch.where(scale_MD > 0, torch.minimum(scale_MD.to(mean_MD), own_MD), own_MD)
+        parameters_MP = _begun(self, density, mean_MD, scale_MD, seeds=now.seeds)
         return replace(state, descent=replace(now, weights_MD=parameters_MP))
 
     def visit(self, state: State) -> Visit | None:
