@@ -75,9 +75,9 @@ def fit(
             posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where
             these are narrower than its own, and not 0. A noise scale that a module does not hold begins at what is
             most probable at its residuals. None initialises members afresh, by the network's own initialisers or
-            factory; of a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
-            start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of the
-            directory.
+            factory; of a trained or loaded module only the frozen weights are then used. Laplace has as many members
+            as the start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of
+            the directory.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
