@@ -23,8 +23,8 @@ EXPERIMENT = Experiment(
     "and with the prior; the published one has a tuned strength, and a penalty for each task. Kronecker factors are "
     "joined as in `KroneckerCurvature.plus`. VCL takes its gradients by local reparameterisation, one draw in the place "
     "of ten; learning rates fall to 0, VCL's from 0.003 in the place of 0.001; and every fit begins at standard "
-    "deviations of at most 0.02, in the place of those of the last task, at first 0.05. The small scale has fewer rows "
-    "and epochs, and minibatches for split MNIST too.",
+    "deviations of at most 0.02, in the place of those of the last task, at first 0.05. The small scale has fewer "
+    "rows and epochs, and minibatches for split MNIST too.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
         "small": "minutes of one core",
