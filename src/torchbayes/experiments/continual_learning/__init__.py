@@ -21,8 +21,8 @@ EXPERIMENT = Experiment(
     "al.: about 96 % for Kronecker factors after ten permutations.",
     differences="EWC is its online form, one penalty at the last mode with the sum of all curvatures, of strength 1 "
     "and with the prior; the published one has a tuned strength, and a penalty for each task. Kronecker factors are "
-    "joined as in `KroneckerCurvature.plus`. VCL takes its gradients by local reparameterisation, one draw in the place "
-    "of ten; learning rates fall to 0, VCL's from 0.003 in the place of 0.001; and every fit begins at standard "
+    "joined as in `KroneckerCurvature.plus`. VCL takes its gradients by local reparameterisation, one draw where the "
+    "paper has ten; learning rates fall to 0, VCL's from 0.003 in the place of 0.001; and every fit begins at standard "
     "deviations of at most 0.02, in the place of those of the last task, at first 0.05. The small scale has fewer "
     "rows and epochs, and minibatches for split MNIST too.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
