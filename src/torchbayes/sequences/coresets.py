@@ -86,10 +86,13 @@ class KCentre:
         if self.first >= num_data:
             raise ValueError(f"`first` must be one of the {num_data} rows of a task; got {self.first}.")
         inputs_NF = inputs()
-        squares_N = torch.full((num_data,), torch.inf, device=inputs_NF.device)
+        inputs_NF = inputs_NF - inputs_NF.mean(0)  # so that squares of distances do not cancel
+        norms_N = inputs_NF.square().sum(1)
+        squares_N = torch.full_like(norms_N, torch.inf)
         chosen = [self.first]
         while True:
-            squares_N = torch.minimum(squares_N, (inputs_NF - inputs_NF[chosen[-1]]).square().sum(1))
+            from_last_N = norms_N - 2 * (inputs_NF @ inputs_NF[chosen[-1]]) + norms_N[chosen[-1]]
+            squares_N = torch.minimum(squares_N, from_last_N.clamp_min_(0.0))
             squares_N[chosen[-1]] = -1.0  # a row equal to another may be chosen, but none twice
             if len(chosen) == self.size:
                 return torch.tensor(chosen)
