@@ -222,6 +222,7 @@ def once() -> Iterator[Any]:
         (TASKS[0].train, tb.MAP(), {}, "task 1 is a tensor"),
         (TASKS[0].train[0], tb.MAP(), {}, "list of data"),
         ([TASKS[0], rows(0, 1)], tb.MAP(), {}, "empty"),
+        ([TASKS[0], None], tb.MAP(), {}, "data"),
         ([TASKS[0], (normal(5, 7, dtype=torch.float32), torch.zeros(5).long())], tb.MAP(), {}, "network"),
         ([TASKS[0], (rows(9, 1)[0], torch.full((9,), 5))], tb.MAP(), {}, "class"),
         ([TASKS[0], (torch.full((9, 4), math.nan), torch.zeros(9).long())], tb.MAP(), {}, "NaN"),
@@ -239,6 +240,13 @@ def test_what_cannot_be_learned_is_refused_before_anything_is(
     monkeypatch.setattr("torchbayes.sequences.learning.fit", lambda *_, **__: pytest.fail("something was fitted"))
     with pytest.raises((TypeError, ValueError), match=said):
         tb.sequence(model(), tasks, method, **more)
+
+
+def test_a_task_may_be_judged_on_what_it_learns_from() -> None:
+    same_rows = rows(30, 1)
+    found = tb.sequence(model(), [tb.Task(same_rows, same_rows), tb.Task(same_rows)], tb.MAP(epochs=2))
+    assert found.scores["accuracy"].shape == (2, 2)
+    torch.testing.assert_close(found.scores["accuracy"][:, 0], found.scores["accuracy"][:, 1])
 
 
 def test_tasks_of_one_row_and_several_networks() -> None:

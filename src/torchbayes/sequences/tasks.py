@@ -78,17 +78,15 @@ def sources_of(model: Model, tasks: Iterable[Task]) -> list[Source]:
     """
     found = []
     for task in tasks:
-        for data in (task.train, task.test):
-            if data is None:
-                continue
-            try:
-                source = as_source(model, data, ROWS)
+        parts = [task.train] if task.test is None or task.test is task.train else [task.train, task.test]
+        try:
+            each = [as_source(model, data, ROWS) for data in parts]
+            for source in each:
                 source.check()
-            except (TypeError, ValueError) as error:
-                error.add_note(f"This is of {task.name}, of which nothing has been learned yet.")
-                raise
-            if data is task.train:
-                found.append(source)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"This is of {task.name}, of which nothing has been learned yet.")
+            raise
+        found.append(each[0])
     return found
 
 
