@@ -27,7 +27,7 @@ EXPERIMENT = Experiment(
     "rows and epochs, and minibatches for split MNIST too.",
     recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
-        "small": "minutes of one core",
+        "small": "seven minutes of one core",
         "paper": "6 × 10 and 6 × 5 fits of up to 120 epochs: hours of one GPU (an estimate)",
     },
     run=run.run,
