@@ -54,7 +54,7 @@ def accuracies(results: Results, scenario: str, kind: str) -> np.ndarray:
     return np.array([result[scenario][kind]["accuracy"] for result in results], dtype=np.float64)
 
 
-def averages(results: Results, scenario: str, kind: str) -> np.ndarray:
+def means_so_far(results: Results, scenario: str, kind: str) -> np.ndarray:
     """Return the mean accuracy over the tasks so far after each task, (T, R)."""
     found = accuracies(results, scenario, kind)
     return np.array([found[:, t, : t + 1].mean(1) for t in range(found.shape[1])])
@@ -76,12 +76,12 @@ def _parts(scenario: str, results: Results) -> list[Part]:
             precondition=True,
         ),
     ]
-    last = {kind: averages(results, scenario, kind)[-1] for kind in KINDS}
+    last = {kind: means_so_far(results, scenario, kind)[-1] for kind in KINDS}
     for better, worse in BETTER:
         said = f"{label}: average accuracy after the last task of {better} above that of {worse}"
         parts.append(below(said, last[worse] - last[better]))
     for kind, level in PUBLISHED[scenario].items():
-        reached = averages(results, scenario, kind)
+        reached = means_so_far(results, scenario, kind)
         if len(reached) >= PUBLISHED_AFTER:
             said = f"{label}: after five tasks {kind} at most {100 * MARGIN:g} points below the published {level}"
             parts.append(below(said, level - reached[PUBLISHED_AFTER - 1], MARGIN))
@@ -89,7 +89,7 @@ def _parts(scenario: str, results: Results) -> list[Part]:
 
 
 def _averages(scenario: str, results: Results) -> Table:
-    each = {kind: averages(results, scenario, kind) for kind in KINDS}
+    each = {kind: means_so_far(results, scenario, kind) for kind in KINDS}
     columns = [f"after {t}" for t in range(1, 1 + len(each[VCL]))]
     published = f"published, after {PUBLISHED_AFTER}"
     rows = [[kind, *(mean_and_error(values) for values in each[kind]), PUBLISHED[scenario].get(kind)] for kind in KINDS]
@@ -127,7 +127,9 @@ def _transfers(scenario: str, results: Results) -> Table:
 def _figure(results: Results) -> Picture:
     panels: dict[str, dict[str, np.ndarray]] = {}
     for scenario, label in LABELS.items():
-        panels[f"{label}, accuracy on all tasks so far"] = {kind: averages(results, scenario, kind) for kind in KINDS}
+        panels[f"{label}, accuracy on all tasks so far"] = {
+            kind: means_so_far(results, scenario, kind) for kind in KINDS
+        }
     for scenario, label in LABELS.items():
         panels[f"{label}, accuracy on the first task"] = {
             kind: accuracies(results, scenario, kind)[:, :, 0].T for kind in KINDS
