@@ -91,7 +91,7 @@ class SWAG(Descent):
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
 
-    carries = "prior"
+    is_prior = True
 
     def __post_init__(self) -> None:
         check_averaging(self)
