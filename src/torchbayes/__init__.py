@@ -55,6 +55,7 @@ from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel
 from torchbayes.predictive.predict import predict, stream
 from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 from torchbayes.predictive.propagated import Propagated
+from torchbayes.sequences import Learned, Task, coresets, sequence
 
 __version__ = "0.1.0"
 
@@ -102,6 +103,7 @@ __all__ = [
     "Halving",
     "InSubspace",
     "LaplacePosterior",
+    "Learned",
     "LinearKernel",
     "Linearised",
     "LogDensity",
@@ -124,10 +126,12 @@ __all__ = [
     "SimplexPosterior",
     "Steady",
     "Subspace",
+    "Task",
     "TemperatureScaling",
     "WarmUp",
     "__version__",
     "as_prior",
+    "coresets",
     "detection",
     "diagnose",
     "difference",
@@ -145,6 +149,7 @@ __all__ = [
     "prior_predictive",
     "priors",
     "sample",
+    "sequence",
     "stream",
     "subnetwork",
     "tune",

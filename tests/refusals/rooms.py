@@ -495,6 +495,29 @@ NETWORKS = {
         lambda: {"layer": torch.nn.Linear(2, 2)},
         {"layer": (*OBJECT, torch.nn.Linear, torch.nn.Tanh()), "dropout": SHARE},
     ),
+    "networks.MultiHead": Case(
+        networks.MultiHead,
+        lambda: {"body": torch.nn.Linear(2, 4), "heads": [torch.nn.Linear(4, 3)]},
+        {
+            "body": (*OBJECT, torch.nn.Linear, torch.zeros(3)),
+            "heads": (*OBJECT, torch.nn.Linear, [], [torch.nn.Linear], [torch.nn.Linear(4, 3), None]),
+        },
+    ),
+    "networks.for_head": Case(
+        networks.for_head,
+        lambda: {"rows": things.DATA, "head": 0},
+        {
+            "rows": (
+                *OBJECT,
+                things.INPUTS,
+                (things.INPUTS,),
+                (things.INPUTS, None),
+                (things.INPUTS, things.LABELS[:5]),
+            ),
+            "head": WHOLE,
+        },
+        named={"rows": ("`rows`", "`inputs`", "`targets`")},
+    ),
     "networks.build": Case(
         networks.build,
         lambda: {"name": "mlp", "input_shape": 2, "num_outputs": 1},

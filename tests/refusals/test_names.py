@@ -21,6 +21,7 @@ ROOMS_OF = {
     "diagnostics.": diagnostics,
     "evidence.": evidence,
     "geometry.": geometry,
+    "coresets.": tb.coresets,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -31,6 +32,7 @@ RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage",
 RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
 RESULTS |= {"geometry.Barrier", "geometry.Interior", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {"priors.Scaled", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+RESULTS |= {"Learned"}
 RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {
     "geometry.Basin",
@@ -42,7 +44,7 @@ RESULTS |= {
     "geometry.LearningCoefficient",
     "geometry.Spectrum",
 }
-PROTOCOLS = {"likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
+PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"load", "load_module"}  # tests/posteriors/test_files.py and test_modules.py damage files
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}

@@ -81,6 +81,12 @@ def laplace() -> tb.LaplacePosterior:
 
 
 @cache
+def learned() -> tb.Learned:
+    scores = {"accuracy": torch.full((2, 2), 0.5)}
+    return tb.Learned([point()] * 2, [point()] * 2, ["a", "b"], scores, {"accuracy": torch.zeros(2)})
+
+
+@cache
 def functions() -> tb.Functions:
     return point().functions()
 

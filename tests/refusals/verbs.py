@@ -151,6 +151,35 @@ VERBS = {
             "validation": (0.0, 1.0, -0.1, NAN, 1, True, "text", nn.Linear),
         },
     ),
+    "sequence": Case(
+        tb.sequence,
+        lambda: {"model": things.model(), "tasks": [things.DATA, things.DATA], "method": tb.MAP(epochs=1)},
+        {
+            "model": _MODEL,
+            "tasks": (None, "text", 3, NAN, (), [], *_DATA[4:8], dict, [things.DATA, (_FULL, things.LABELS)], [None]),
+            "method": (*_METHOD, tb.SGLD(), tb.VI(members=2)),
+            "coreset": (*but(OBJECT, None), 3, tb.coresets.Random, tb.coresets.Random(12)),
+            "seeker": (*but(_METHOD, None), tb.SGLD(), tb.MAP(members=2)),
+            "directory": but(PATH, None),
+            "resume": FLAG,
+            "seed": SEED,
+        },
+        named={
+            "tasks": ("`tasks`", "task", "data", "batch", "inputs", "targets"),
+            "method": ("`method`", "posterior", "prior"),
+        },
+    ),
+    "Task": Case(
+        tb.Task,
+        lambda: {"train": things.DATA},
+        {"name": (None, 3, NAN, ["x"], str)},
+        dict.fromkeys(("train", "test"), "`sequence` knows the model that they must fit"),
+    ),
+    "Learned.average": Case(things.learned().average, wrong={"metric": but(WORD, None)}),
+    "Learned.backward_transfer": Case(things.learned().backward_transfer, wrong={"metric": but(WORD, None)}),
+    "Learned.forward_transfer": Case(things.learned().forward_transfer, wrong={"metric": but(WORD, None)}),
+    "coresets.Random": Case(tb.coresets.Random, lambda: {"size": 3}, {"size": COUNT}),
+    "coresets.KCentre": Case(tb.coresets.KCentre, lambda: {"size": 3}, {"size": COUNT, "first": WHOLE}),
     "sample": Case(
         tb.sample,
         lambda: {

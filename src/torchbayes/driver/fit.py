@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ from torchbayes.driver.reader import ROWS, Reader, informed
 from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import estimated
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Method, Spreading
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -41,7 +41,7 @@ from torchbayes.native.heap import trim
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
-from torchbayes.posteriors.start import number_of_starts, start_of
+from torchbayes.posteriors.start import centred, number_of_starts, start_of
 from torchbayes.posteriors.subspace import InSubspace
 
 
@@ -72,11 +72,12 @@ def fit(
         data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. A noise scale that a module does not hold begins at what is most probable at its
-            residuals. None initialises members afresh, by the network's own initialisers or factory; of
-            a trained or loaded module only the frozen weights are then used. Laplace has as many members as the
-            start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of the
-            directory.
+            posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where
+            these are narrower than its own, and not 0. A noise scale that a module does not hold begins at what is
+            most probable at its residuals. None initialises members afresh, by the network's own initialisers or
+            factory; of a trained or loaded module only the frozen weights are then used. Laplace has as many members
+            as the start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of
+            the directory.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -126,6 +127,7 @@ def fit(
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
+    start, scale_MD = centred(start) if method.needs.spread and space is None else (start, None)
     source = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
@@ -140,7 +142,7 @@ def fit(
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
-    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, steps_per_epoch=about["steps_per_epoch"])]
+    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, about=about, scale_MD=scale_MD)]
     del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
@@ -184,13 +186,18 @@ def _fresh(
     *,
     seeds: Sequence[int],
     shard: Shard,
-    steps_per_epoch: int,
+    about: Mapping[str, Any],
+    scale_MD: Tensor | None,
 ) -> Any:
     """Return the state before the first step of this process's members, of weights and buffers of all members."""
     modes, local = method.needs.modes, shard.local
     own = slice(modes * local.start, modes * local.stop)
     weights_MD, buffers = begin[0][own], {name: buffer[own] for name, buffer in begin[1].items()}
-    return method.init(density, weights_MD, buffers, seeds=seeds[shard.local], steps_per_epoch=steps_per_epoch)
+    seeds, per_epoch = seeds[shard.local], about["steps_per_epoch"]
+    state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
+    if scale_MD is None:
+        return state
+    return cast(Spreading, method).spread(density, state, scale_MD.expand(method.members, -1)[own])
 
 
 def _run_to_end(

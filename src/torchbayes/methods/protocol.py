@@ -56,6 +56,11 @@ class Needs:
             density is not, as that of `priors.LogUniform` at zero.
         without_prior: the method, with other settings, that takes its place on a density that knows of no prior; None
             where it is the same.
+        spread: whether it can also begin at the standard deviations of a Gaussian start: see `Spreading`.
+        carries: what its posterior gives to the next of a sequence of tasks: the "prior", which takes a Gaussian, the
+            "start" alone, or "nothing".
+        onward: the method, with other settings, that takes its place where the prior is the posterior of earlier data;
+            None where it is the same.
     """
 
     batch_size: int | None = None
@@ -76,6 +81,9 @@ class Needs:
     trial_members: int = 1
     expected_prior: bool = False
     without_prior: Any = None
+    spread: bool = False
+    carries: Literal["prior", "start", "nothing"] = "nothing"
+    onward: Any = None
 
 
 class Fold(NamedTuple):
@@ -164,6 +172,14 @@ class State(Protocol):
     @property
     def step(self) -> int:
         """Steps taken."""
+        ...
+
+
+class Spreading(Protocol):
+    """A method that can begin at a Gaussian, as `Needs.spread` says."""
+
+    def spread(self, density: Any, state: Any, scale_MD: Tensor) -> Any:
+        """Return the state before the first step with other standard deviations, its own where these are 0 or wider."""
         ...
 
 

@@ -171,6 +171,11 @@ class Purpose(enum.IntEnum):
     # functions of priors
     PRIOR_PREDICTIVE = 171  # seeds of the blocks of drawn weights
     PRIOR_MATCHING = 172  # draws by which a prior is matched to a Gaussian process
+    # sequences of tasks
+    TASK = 200  # seeds of the fits after the first
+    CORESET = 201  # rows set aside
+    PIXELS = 202  # their order in a task
+    TASK_ROWS = 203  # training rows of a task
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)

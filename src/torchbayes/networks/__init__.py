@@ -8,13 +8,16 @@ parameters has `reset_parameters`, from which the members of an ensemble get the
 from torchbayes.networks.convolutional import lenet, small_cnn
 from torchbayes.networks.dense import linear, mlp
 from torchbayes.networks.drop_connect import DropConnect
+from torchbayes.networks.heads import MultiHead, for_head
 from torchbayes.networks.registry import build, names
 from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
 
 __all__ = [
     "DropConnect",
     "FilterResponseNorm2d",
+    "MultiHead",
     "build",
+    "for_head",
     "lenet",
     "linear",
     "mlp",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torchbayes.model.model import Model, with_learned
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.subspace import Subspace
 from torchbayes.model.wrappers import bare, plainly_named
+from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import is_finite
@@ -26,6 +28,15 @@ def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
     start = _points(start)
     weights = start.weights_MD if isinstance(start, Point) else start
     return len(weights) if isinstance(weights, Tensor) and weights.ndim == 2 else 1
+
+
+def centred(start: Any) -> tuple[Any, Tensor | None]:
+    """Return a start, and where it is Gaussian its means with the standard deviations of the weights, (M, D)."""
+    if not isinstance(start, Posterior) or not hasattr(type(start), "gaussian"):
+        return start, None
+    gaussian: Gaussian = start.gaussian  # type: ignore[attr-defined]
+    point = Point(start.model, gaussian.mean_MD, buffers_M=start.buffers_M)
+    return point, gaussian.covariance.diagonal().sqrt()
 
 
 def start_of(

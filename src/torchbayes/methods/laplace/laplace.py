@@ -12,7 +12,7 @@ for EKFAC, a few times for a low rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -140,7 +140,9 @@ class Laplace:
     @property
     def needs(self) -> Needs:
         """Modes, and passes over the same rows at them."""
-        return Needs(batch_size=self.batch_size, start="modes", fixed_rows=True)
+        onward = replace(self, prior="model", noise=False)  # the prior holds what earlier data say
+        task = {"carries": "prior", "onward": None if onward == self else onward}
+        return Needs(batch_size=self.batch_size, start="modes", fixed_rows=True, **task)
 
     @property
     def epochs(self) -> int:

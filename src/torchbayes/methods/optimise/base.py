@@ -23,9 +23,11 @@ class Descent(ABC):
 
     Attributes:
         by_draws: whether draws of the result are judged together: see `problems_of`.
+        is_prior: whether the result can be the prior of a next task: see `Needs.carries`.
     """
 
     by_draws = False
+    is_prior = False
 
     epochs: int | None
     batch_size: int
@@ -35,7 +37,9 @@ class Descent(ABC):
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; held-out rows where it is open how long to train."""
         open_ = "needed" if self.epochs is None else "possible"
-        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+        return Needs(
+            batch_size=self.batch_size, network="train", validation=open_, carries="prior" if self.is_prior else "start"
+        )
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""

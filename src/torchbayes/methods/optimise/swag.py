@@ -91,6 +91,8 @@ class SWAG(Descent):
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
 
+    is_prior = True
+
     def __post_init__(self) -> None:
         check_averaging(self)
         check_counts(least=0, rank=self.rank)

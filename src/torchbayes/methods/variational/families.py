@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,7 +46,13 @@ class Slopes(NamedTuple):
 
 
 class Family(Protocol):
-    """A family of normal distributions over D weights."""
+    """A family of normal distributions over D weights.
+
+    Attributes:
+        correlated: whether weights are correlated with each other.
+    """
+
+    correlated: ClassVar[bool]
 
     def noise_size(self, size: int) -> int:
         """Return how many standard normals make one draw of D weights."""
@@ -86,6 +92,8 @@ class Family(Protocol):
 @dataclass(frozen=True)
 class DiagonalFamily:
     """Independent weights: mean field."""
+
+    correlated: ClassVar[bool] = False
 
     def noise_size(self, size: int) -> int:
         """Return D."""
@@ -139,6 +147,8 @@ class LowRankFamily:
 
     rank: int
 
+    correlated: ClassVar[bool] = True
+
     def noise_size(self, size: int) -> int:
         """Return D + R."""
         return size + self.rank
@@ -188,6 +198,8 @@ class LowRankFamily:
 @dataclass(frozen=True)
 class DenseFamily:
     """Any covariance, by its triangular root: for few weights, as memory is D² of numbers."""
+
+    correlated: ClassVar[bool] = True
 
     def noise_size(self, size: int) -> int:
         """Return D."""
@@ -239,6 +251,8 @@ class RadialFamily:
     """
 
     sizes: tuple[int, ...]
+
+    correlated: ClassVar[bool] = False
 
     def noise_size(self, size: int) -> int:
         """Return D and one for each parameter."""

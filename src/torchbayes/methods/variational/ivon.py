@@ -203,7 +203,7 @@ class IVON:
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
-        return Needs(batch_size=self.batch_size, network="train", validation="prior")
+        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior")
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""

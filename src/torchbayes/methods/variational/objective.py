@@ -117,7 +117,7 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
     mean_MD, variance_MD = parameters_MP[:, : model.layout.size], family.variance(parameters_MP)
     expected_M = torch.zeros_like(seen.nll_M)
     for segment in model.prior.segments:
-        if is_closed(segment, normal=drawing.normal):
+        if is_closed(segment, normal=drawing.normal, correlated=family.correlated):
             expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=seen.slopes[1:3])
         else:
             log_prob_MS = segment.add_(seen.slopes.weights_MSD, seen.weights_MSD, scale / drawing.draws)

@@ -142,7 +142,11 @@ class VI:
         """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
         open_ = "needed" if self.kl_weight is None else "none"
         rows = {"batch_size": self.batch_size, "validation": open_}
-        return Needs(**rows, network="train", expected_prior=self.structure != "radial")
+        normal = self.structure != "radial"
+        # held-out rows of one task would say how much all earlier ones count
+        onward = replace(self, kl_weight=1.0) if self.kl_weight is None else None
+        task = {"carries": "prior" if normal else "nothing", "onward": onward, "spread": normal}
+        return Needs(**rows, network="train", expected_prior=normal, **task)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -172,15 +176,30 @@ class VI:
             seeds: one seed per member.
             steps_per_epoch: length of an epoch.
         """
-        scale_MD = torch.full_like(weights_MD, self.initial_scale)
-        if self.relative_scale is not None:
-            scale_MD = (self.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
-        parameters_MP = self.family(density.model.layout).start(
-            weights_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like)
-        )
+        parameters_MP = _begun(self, density, weights_MD, _scales(self, weights_MD), seeds=seeds)
         about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
+
+    def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
+        """Return the state before the first step with other standard deviations, where these are narrower.
+
+        Weights that a start leaves wide would drown the others in noise until they have become narrow again.
+
+        Args:
+            density: the hot function.
+            state: as `init` gave it.
+            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
+
+        Returns:
+            The state.
+        """
+        now = state.descent
+        mean_MD = now.weights_MD[:, : state.size]
+        own_MD = _scales(self, mean_MD)
+        scale_MD = torch.where(scale_MD > 0, torch.minimum(scale_MD.to(mean_MD), own_MD), own_MD)
+        parameters_MP = _begun(self, density, mean_MD, scale_MD, seeds=now.seeds)
+        return replace(state, descent=replace(now, weights_MD=parameters_MP))
 
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
@@ -210,7 +229,7 @@ class VI:
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         family, normal = self.family(density.model.layout), self.structure != "radial"
-        drawing = Drawing(family, self._estimator(density, batch), self.draws, self.antithetic, normal)
+        drawing = Drawing(family, _estimator(self, density, batch), self.draws, self.antithetic, normal)
         weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
@@ -222,13 +241,6 @@ class VI:
             self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
-
-    def _estimator(self, density: LogDensity, batch: Batch) -> Literal["auto", "weights", "local", "flipout"]:
-        """Return by which estimator the gradient is taken on one minibatch per member, (M, B, ...)."""
-        if self.estimator != "auto":
-            return self.estimator
-        alone = self.structure == "diagonal" and not self.antithetic
-        return "auto" if alone and has_layers(density, batch) else "weights"
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
         """Return the mixture of the members' distributions."""
@@ -252,3 +264,24 @@ class VI:
             return found
         variance_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD)
         return unmoved(variance_MD.sqrt(), self.initial_scale)
+
+
+def _scales(method: VI, weights_MD: Tensor) -> Tensor:
+    """Return the standard deviations that a method begins with around some weights, (M, D)."""
+    if method.relative_scale is None:
+        return torch.full_like(weights_MD, method.initial_scale)
+    return (method.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
+
+
+def _begun(method: VI, density: LogDensity, mean_MD: Tensor, scale_MD: Tensor, *, seeds: Sequence[int]) -> Tensor:
+    """Return parameters (M, P) of these means and standard deviations."""
+    family = method.family(density.model.layout)
+    return family.start(mean_MD, scale_MD, lambda like: normals(seeds, Purpose.FACTOR, 0, like=like))
+
+
+def _estimator(method: VI, density: LogDensity, batch: Batch) -> Literal["auto", "weights", "local", "flipout"]:
+    """Return by which estimator the gradient is taken on one minibatch per member, (M, B, ...)."""
+    if method.estimator != "auto":
+        return method.estimator
+    alone = method.structure == "diagonal" and not method.antithetic
+    return "auto" if alone and has_layers(density, batch) else "weights"

@@ -29,13 +29,17 @@ _CLOSED = (Normal, Laplace, Flat, Joint, LogInverseChi, LogUniform)
 _QUADRATIC = (Normal, Flat, Joint)
 
 
-def is_closed(segment: Segment, *, normal: bool = True) -> bool:
+def is_closed(segment: Segment, *, normal: bool = True, correlated: bool = False) -> bool:
     """Return whether the expectation has a closed form.
 
     Args:
         segment: one run of weights.
         normal: whether these are normal; of any others the means and variances are enough where log p is quadratic.
+        correlated: whether they are correlated with each other; means and variances are then not enough for a joint
+            prior that has correlations too.
     """
+    if correlated and isinstance(segment.prior, Joint) and not segment.prior.is_independent:
+        return False
     return isinstance(segment.prior, _CLOSED if normal else _QUADRATIC)
 
 

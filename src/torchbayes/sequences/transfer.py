@@ -1,0 +1,93 @@
+r"""What a sequence of tasks leaves: posteriors, and scores R_ts on task s after task t (Lopez-Paz and Ranzato 2017).
+
+average after t      A_t = (1/t) Σ_{s ≤ t} R_ts
+backward transfer    (1/(T−1)) Σ_{s < T} (R_Ts − R_ss)
+forward transfer     (1/(T−1)) Σ_{s > 1} (R_{s−1,s} − b_s),   b_s of the network before any task
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import check_choice
+from torchbayes.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was learned of T tasks, one after the other.
+
+    Attributes:
+        posteriors: the posterior after each task, which is the prior of the next one.
+        predictors: what predicts after each task: the same, or with coresets the posterior that has seen these too.
+        names: of the tasks.
+        scores: metric, as `evaluate` names it -> R, float64 (T, T): row t after task t, column s on task s. NaN where
+            it is not taken: more than one task ahead.
+        untrained: metric -> b, float64 (T,), of the network at its first weights.
+    """
+
+    posteriors: Sequence[Posterior]
+    predictors: Sequence[Posterior]
+    names: Sequence[str]
+    scores: Mapping[str, Tensor]
+    untrained: Mapping[str, Tensor]
+
+    @property
+    def posterior(self) -> Posterior:
+        """What predicts after the last task."""
+        return self.predictors[-1]
+
+    def average(self, metric: str | None = None) -> Tensor:
+        """Return the mean score over the tasks so far after each task, float64 (T,).
+
+        Args:
+            metric: one of `scores`; accuracy where there is one, else nll, if None.
+        """
+        scores_TT = self._scores(metric)
+        return torch.stack([row[: t + 1].mean() for t, row in enumerate(scores_TT)])
+
+    def backward_transfer(self, metric: str | None = None) -> float:
+        """Return how scores on earlier tasks have changed by the end: of accuracy, below 0 is forgetting; NaN if T = 1.
+
+        Args:
+            metric: as for `average`; of an nll or rmse, above 0 is forgetting.
+        """
+        scores_TT = self._scores(metric)
+        return float((scores_TT[-1] - scores_TT.diagonal())[:-1].mean()) if len(scores_TT) > 1 else math.nan
+
+    def forward_transfer(self, metric: str | None = None) -> float:
+        """Return what earlier tasks do for one that is not learned yet, over the network untrained; NaN if T = 1.
+
+        It says nothing where a task has a head of its own, which is untrained until then.
+
+        Args:
+            metric: as for `average`.
+        """
+        scores_TT, untrained_T = self._scores(metric), self.untrained[self._usual if metric is None else metric]
+        return float((scores_TT.diagonal(1) - untrained_T[1:]).mean()) if len(scores_TT) > 1 else math.nan
+
+    @property
+    def _usual(self) -> str:
+        return "accuracy" if "accuracy" in self.scores else "nll"
+
+    def _scores(self, metric: str | None) -> Tensor:
+        name = self._usual if metric is None else metric
+        check_choice(tuple(self.scores), metric=name)
+        return self.scores[name]
+
+
+def matrices(cells: Mapping[tuple[int, int], Mapping[str, float]], count: int) -> dict[str, Tensor]:
+    """Return the metrics that every cell has, each as a matrix (T, T), NaN where there is no cell."""
+    common: Any = set.intersection(*(set(cell) for cell in cells.values()))
+    found = {}
+    for name in (n for n in next(iter(cells.values())) if n in common):
+        found[name] = torch.full((count, count), math.nan, dtype=torch.float64)
+        for (row, column), cell in cells.items():
+            found[name][row, column] = cell[name]
+    return found

@@ -1,0 +1,80 @@
+"""Parameters that a task does not use, such as the heads of other tasks: it leaves their distribution as it was.
+
+Under a prior of independent weights that is so exactly; an optimiser that rescales small gradients, such as Adam, would
+move them all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.linalg import Diagonal
+from torchbayes.linalg.structure import is_diagonal
+from torchbayes.model.model import PREFIX, Model
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.point import Point
+
+_ROWS = 64
+_STEP = 0.1
+
+
+def used_by(model: Model, source: Source) -> Tensor:
+    """Return which weights belong to parameters on which the outputs for a task depend, bool (D,).
+
+    Told by the gradients for its first rows, at the weights of the network and at others, in case some are zero.
+    """
+    inputs = source.some(_ROWS)[0].inputs
+    given_D = model.network.weights()
+    shifted_D = given_D + _STEP * torch.arange(1, len(given_D) + 1).cos().to(given_D)
+    used_D = torch.ones(model.layout.size, dtype=torch.bool)
+    gradients = [_gradients(model, weights_D, inputs) for weights_D in (given_D, shifted_D)]
+    for name, where in model.layout.slices.items():
+        if not name.startswith(PREFIX):
+            used_D[where] = any(found is None or bool((found[name] != 0).any()) for found in gradients)
+    return used_D
+
+
+def _gradients(model: Model, weights_D: Tensor, inputs: Any) -> dict[str, Tensor] | None:
+    """Return the gradient of a sum over the outputs by each parameter; None if the network has none."""
+    held = {name: t.clone().requires_grad_() for name, t in model.network.layout.split(weights_D).items()}
+    buffers = {name: buffer.clone() for name, buffer in model.network.buffers.items()}
+    try:
+        with torch.enable_grad():
+            outputs = model.network(held, inputs, buffers)
+            # each output with another factor: outputs that are normalised have a constant sum
+            factors = torch.arange(1, outputs.numel() + 1, device=outputs.device).cos().view_as(outputs)
+            found = torch.autograd.grad((outputs * factors).sum(), [*held.values()], allow_unused=True)
+    except RuntimeError:
+        return None
+    pairs = zip(held.items(), found, strict=True)
+    return {name: torch.zeros_like(own) if gradient is None else gradient for (name, own), gradient in pairs}
+
+
+def restored(posterior: Any, used_D: Tensor, *, before: Any) -> Any:
+    """Return the posterior of a task with the parameters that it does not use as they were.
+
+    Args:
+        posterior: a point posterior or a Gaussian; one whose weights are correlated stays as it is.
+        used_D: as `used_by` gives it.
+        before: the point posterior before the task, None if it is the first.
+    """
+    used_D = used_D.to(posterior.model.network.device)
+    if bool(used_D.all()):
+        return posterior
+    if isinstance(posterior, Point) and before is not None:
+        return replace(posterior, weights_MD=torch.where(used_D, posterior.weights_MD, before.weights_MD))
+    if not isinstance(posterior, Gaussian) or not is_diagonal(posterior.covariance):
+        return posterior
+    prior = posterior.model.prior
+    found_MD = posterior.covariance.diagonal()
+    wide_D = prior.stds() ** 2 if prior.joint is None else prior.joint.covariance.diagonal()[0]
+    loc_D, wide_D = prior.locs().to(found_MD), wide_D.to(found_MD)
+    kept_D = used_D | ~wide_D.isfinite()  # a prior without a variance
+    variance_MD = torch.where(kept_D, found_MD, wide_D)
+    mean_MD = torch.where(kept_D, posterior.mean_MD, loc_D)
+    return replace(posterior, mean_MD=mean_MD, covariance=Diagonal(variance_MD))

@@ -1,0 +1,108 @@
+"""Sequences of linear-Gaussian tasks against Bayes' rule, and against the recursion of online EWC."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.laws.cases import normal
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.sequences.coresets import Coreset
+
+SIZES, NOISE, PRIOR = (12, 7, 9), 1.0, 0.8
+TRUTH = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+MIXED = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)  # correlated inputs
+INPUTS = [normal(n, 3, seed=20 + n) @ MIXED for n in SIZES]
+TASKS = [(x, (x @ TRUTH + NOISE * normal(len(x), seed=30 + len(x))).unsqueeze(1)) for x in INPUTS]
+SEEKER = tb.MAP(epochs=1500, batch_size=64, optimizer=tb.SGD(lr=0.03, momentum=0.95), schedule=tb.Constant())
+
+
+def model() -> tb.Model:
+    module = nn.Linear(3, 1, bias=False).double()
+    return tb.Model(module, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(PRIOR))
+
+
+def recursion(*, diagonal: bool, tasks: list[tuple[Tensor, Tensor]] = TASKS) -> list[tuple[Tensor, Tensor]]:
+    """Means and precisions after each task: of Bayes' rule, or with the diagonal of every curvature alone."""
+    precision, mean, found = torch.eye(3, dtype=torch.float64) / PRIOR**2, torch.zeros(3, dtype=torch.float64), []
+    for x, y in tasks:
+        curvature = x.T @ x / NOISE**2
+        mean = torch.linalg.solve(precision + curvature, precision @ mean + x.T @ y[:, 0] / NOISE**2)
+        precision = precision + (torch.diag(curvature.diagonal()) if diagonal else curvature)
+        found.append((mean, precision))
+    return found
+
+
+def moments(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    gaussian = posterior.gaussian  # type: ignore[attr-defined]
+    return gaussian.mean_MD[0], torch.linalg.inv(gaussian.covariance.dense()[0])
+
+
+@pytest.mark.parametrize("structure", ["dense", "kronecker"])
+def test_a_sequence_of_full_laplace_posteriors_is_bayes_rule(structure: str) -> None:
+    found = tb.sequence(model(), TASKS, tb.Laplace(structure, prior="model"), seeker=SEEKER)
+    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=False), strict=True):
+        own = moments(posterior)
+        torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
+
+
+def test_a_sequence_of_diagonal_laplace_posteriors_is_online_ewc() -> None:
+    found = tb.sequence(model(), TASKS, tb.Laplace("diagonal", prior="model"), seeker=SEEKER)
+    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=True), strict=True):
+        own = moments(posterior)
+        torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
+    other = tb.sequence(model(), TASKS[::-1], tb.Laplace("diagonal", prior="model"), seeker=SEEKER)
+    reverse = recursion(diagonal=True, tasks=TASKS[::-1])[-1][0]
+    torch.testing.assert_close(moments(other.posteriors[-1])[0], reverse, rtol=1e-8, atol=1e-8)
+    assert (reverse - recursion(diagonal=True)[-1][0]).abs().max() > 1e-3
+
+
+def vi(structure: str) -> tb.VI:
+    return tb.VI(
+        structure,  # type: ignore[arg-type]
+        epochs=2000,
+        optimizer=tb.Adam(0.02),
+        draws=8,
+        antithetic=True,
+        kl_weight=1.0,
+        initial_scale=0.1,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("structure", "diagonal"), [("dense", False), ("diagonal", True)])
+def test_variational_continual_learning_meets_its_recursion(structure: str, diagonal: bool) -> None:
+    found = tb.sequence(model(), TASKS, vi(structure))
+    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=diagonal), strict=True):
+        own = moments(posterior)
+        torch.testing.assert_close(own[0], mean, rtol=0, atol=0.01)
+        torch.testing.assert_close(own[1], precision, rtol=0, atol=0.08 * float(precision.max()))
+
+
+@pytest.mark.parametrize("coreset", [tb.coresets.Random(3), tb.coresets.KCentre(4, first=2)])
+def test_what_predicts_with_coresets_is_the_posterior_of_all_rows(coreset: Coreset) -> None:
+    """And what is carried on is that of the rows that were not set aside."""
+    method = tb.Laplace("dense", prior="model")
+    found = tb.sequence(model(), TASKS, method, seeker=SEEKER, coreset=coreset)
+    for predictor, posterior, (mean, precision) in zip(
+        found.predictors, found.posteriors, recursion(diagonal=False), strict=True
+    ):
+        own = moments(predictor)
+        torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
+        assert torch.linalg.eigvalsh(precision - moments(posterior)[1])[-1] > 0.1
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+def test_one_task_is_a_fit() -> None:
+    method = tb.VI(epochs=20, kl_weight=1.0)
+    found = tb.sequence(model(), TASKS[:1], method, seed=3)
+    alone = tb.fit(model(), TASKS[0], method, seed=3)
+    assert torch.equal(found.posterior.gaussian.mean_MD, alone.mean_MD)  # type: ignore[attr-defined]
+    assert found.scores["rmse"].shape == (1, 1)
+    assert torch.tensor(found.forward_transfer("rmse")).isnan()
+    assert torch.tensor(found.backward_transfer("rmse")).isnan()
