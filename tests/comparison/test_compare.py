@@ -220,6 +220,7 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval"]
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
     found = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())

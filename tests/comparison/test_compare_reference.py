@@ -121,6 +121,7 @@ def test_the_ceiling_is_each_chain_against_the_other_chains(digits):
     assert fidelity.at(5, "total_variation") == pytest.approx(np.mean(shifted), abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "likelihood", "drawn", "clean"),

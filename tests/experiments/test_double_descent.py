@@ -13,6 +13,9 @@ from torchbayes.experiments.double_descent import EXPERIMENT, report, run
 from torchbayes.experiments.double_descent.recipe import METHODS, DescentRecipe
 from torchbayes.experiments.shared.labels import shuffled
 
+# runs this short learn nothing
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+
 TINY = DescentRecipe(
     data="digits",
     network="mlp",

@@ -46,8 +46,11 @@ def run(layers: Sequence[Layer], weights_SD: Tensor, inputs: Tensor) -> Tensor:
 def test_moments_of_a_rectified_normal_are_those_of_quadrature() -> None:
     for mean, variance in ((0.3, 0.5), (-1.2, 0.8), (2.0, 0.1), (-3.0, 0.25)):
         found = [float(t) for t in rectified(*(torch.tensor(x, dtype=torch.float64) for x in (mean, variance)))]
-        density = stats.norm(mean, math.sqrt(variance)).pdf
         about: dict[str, Any] = {"epsabs": 1e-14}
+
+        def density(z: float, mean: float = mean, std: float = math.sqrt(variance)) -> float:
+            return float(stats.norm.pdf(z, mean, std))
+
         first = integrate.quad(lambda z, p=density: z * p(z), 0, 12, **about)[0]
         second = integrate.quad(lambda z, p=density: z * z * p(z), 0, 12, **about)[0]
         assert found == pytest.approx([first, second - first**2], rel=1e-8, abs=1e-13)
@@ -95,13 +98,14 @@ def test_gamma_of_a_residual_is_the_published_update() -> None:
     """α = β = 6, a residual of 1.5 and v = 0.4: with the Gaussian Z_k these; the exact moments are near."""
     shape, rate = tilted(6.0, 6.0, residual=1.5, variance=0.4)
     assert (shape, rate) == pytest.approx((6.1645, 6.3756), abs=5e-5)
-    z = [stats.norm(0, math.sqrt(0.4 + 6 / (5 + k))).pdf(1.5) for k in range(3)]
+    z = [stats.norm.pdf(1.5, 0, math.sqrt(0.4 + 6 / (5 + k))) for k in range(3)]
     assert shape == pytest.approx(1 / (z[0] * z[2] / z[1] ** 2 * 7 / 6 - 1), rel=1e-12)
     assert rate == pytest.approx(1 / (z[2] / z[1] * 7 / 6 - z[1] / z[0]), rel=1e-12)
-    prior = stats.gamma(6, scale=1 / 6).pdf
 
     def moment(k: int) -> float:
-        return integrate.quad(lambda g: g**k * prior(g) * stats.norm(0, math.sqrt(0.4 + 1 / g)).pdf(1.5), 0, 40)[0]
+        return integrate.quad(
+            lambda g: g**k * stats.gamma.pdf(g, 6, scale=1 / 6) * stats.norm.pdf(1.5, 0, math.sqrt(0.4 + 1 / g)), 0, 40
+        )[0]
 
     first, second = moment(1) / moment(0), moment(2) / moment(0)
     exact = first**2 / (second - first**2), first / (second - first**2)
@@ -134,7 +138,7 @@ def exact_linear(noise: float, count: float) -> None:
     torch.testing.assert_close(found.mean_MD[0], expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.variance_MD[0], exact.diagonal(), rtol=1e-12, atol=1e-12)
     spread = float(row @ (variance[0] * row)) + noise / count
-    log_z = stats.norm(float(row @ mean[0]), math.sqrt(spread)).logpdf(float(targets))
+    log_z = stats.norm.logpdf(float(targets), float(row @ mean[0]), math.sqrt(spread))
     assert seen[0].tolist() == pytest.approx([log_z, 0, 1], rel=1e-12)
 
 

@@ -29,11 +29,14 @@ ROOMS_OF = {
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "PredictiveModule", "PriorPredictive"}
-RESULTS |= {"data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
-RESULTS |= {"geometry.Barrier", "geometry.Interior", "geometry.PermutationGroup", "geometry.PermutationGroups"}
 RESULTS |= {"priors.Scaled", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
-RESULTS |= {"Learned"}
-RESULTS |= {"geometry.Barrier", "geometry.PermutationGroup", "geometry.PermutationGroups"}
+RESULTS |= {
+    "Learned",
+    "geometry.Barrier",
+    "geometry.Interior",
+    "geometry.PermutationGroup",
+    "geometry.PermutationGroups",
+}
 RESULTS |= {
     "geometry.Basin",
     "geometry.Estimate",

@@ -255,7 +255,7 @@ class PBP:
             ]
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
         found = not_finite(posterior.tensors()) or unexplained(posterior, source)
-        about: dict[str, Any] = {"why": why, "learned": True, "noise": False}
+        about: dict[str, Any] = {"why": why, "by_draws": True, "noise": False}
         return found or problems_of(posterior, Means(posterior), source, **about)
 
 
