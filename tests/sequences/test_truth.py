@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.laws.cases import normal
+from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.sequences.coresets import Coreset
 
@@ -95,6 +98,34 @@ def test_what_predicts_with_coresets_is_the_posterior_of_all_rows(coreset: Cores
         torch.testing.assert_close(own[0], mean, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(own[1], precision, rtol=1e-8, atol=1e-8)
         assert torch.linalg.eigvalsh(precision - moments(posterior)[1])[-1] > 0.1
+
+
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+def test_a_sequence_of_expectation_propagation_is_bayes_rule(order: Literal["parallel", "sequential"]) -> None:
+    """And the evidences of the tasks add up to that of all rows."""
+    method = tb.EP(order=order)
+    found = tb.sequence(model(), TASKS, method)
+    for posterior, (mean, precision) in zip(found.posteriors, recursion(diagonal=False), strict=True):
+        own = moments(posterior)
+        torch.testing.assert_close(own[0], mean, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(own[1], precision, rtol=1e-10, atol=1e-10)
+    rows = tuple(torch.cat(parts) for parts in zip(*TASKS, strict=True))
+    whole = tb.fit(model(), rows, method, callbacks=())
+    each = [float(posterior.log_evidence()) for posterior in found.posteriors]  # type: ignore[attr-defined]
+    assert sum(each) == pytest.approx(float(whole.log_evidence()), abs=1e-9)  # type: ignore[attr-defined]
+
+
+def test_a_sequence_of_probabilistic_backpropagation_goes_on_under_the_posterior_before() -> None:
+    """As by hand: a fit of the first task, and one of the second under it."""
+    learned, data = tb.likelihoods.Gaussian("learned"), TASKS[:2]
+    net = nn.Linear(3, 1, bias=False).double()
+    first = tb.Model(net, learned, tb.priors.Normal(PRIOR))
+    found = tb.sequence(first, data, tb.PBP(epochs=3), seed=5)
+    before = found.posteriors[0]
+    onward = tb.Model(net, before.model.likelihood, tb.as_prior(before))
+    seed = mix(Purpose.TASK, 5, 2)
+    by_hand = tb.fit(onward, data[1], tb.PBP(epochs=3), seed=seed, callbacks=())
+    torch.testing.assert_close(moments(found.posterior), moments(by_hand), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")

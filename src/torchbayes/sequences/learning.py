@@ -63,8 +63,8 @@ def sequence(
     Args:
         model: network, likelihood and the prior before the first task.
         tasks: `Task`s, data sets of `data.load`, or training data as `fit` takes them, in this order.
-        method: how to infer: one whose posterior is Gaussian (`VI`, `IVON`, `BSAM`, `SWAG`, `Laplace`), or `MAP` and
-            `SWA`, which only start where the last task ended.
+        method: how to infer: one whose posterior is Gaussian (`VI`, `IVON`, `BSAM`, `SWAG`, `Laplace`, `EP`, `PBP`), or
+            `MAP` and `SWA`, which only start where the last task ended.
         coreset: rows of each task to set aside, such as `coresets.Random(200)`. The posterior after each task is fitted
             once more on those of all tasks so far, to predict, and is not carried on.
         seeker: what runs before: on every task for a method that starts at modes (its own if None), on the first
@@ -202,7 +202,7 @@ def check_carries(method: Method, seeker: Method | None) -> None:
     if method.needs.carries == "nothing":
         raise ValueError(
             f"the posterior of {name} cannot be the prior of the next task, as it is not Gaussian or not over all "
-            f"weights. Take VI, IVON, SWAG or Laplace, or MAP for plain fine-tuning."
+            f"weights. Take VI, IVON, SWAG, Laplace, EP or PBP, or MAP for plain fine-tuning."
         )
     if method.needs.carries == "prior" and method.members > 1:
         raise ValueError(

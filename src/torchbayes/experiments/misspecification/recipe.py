@@ -1,6 +1,6 @@
 """Settings of `misspecification`, and the names that results and tables share.
 
-Laws and bounds of the verdict were chosen by what the sandwich tells, without a run.
+Laws and bounds of the verdict were chosen by what the sandwich tells, before coverages of any run were seen.
 """
 
 from __future__ import annotations

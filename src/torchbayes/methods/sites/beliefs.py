@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.linalg import restore
+from torchbayes.linalg.stored import double
 from torchbayes.methods.sites.tilted import Tilted
 from torchbayes.methods.variational.target import is_normal
 from torchbayes.model.model import Model
@@ -96,8 +96,7 @@ def prior_of(model: Model) -> tuple[Tensor, Tensor]:
     prior, device = model.prior, model.network.device
     joint = prior.joint
     if joint is not None and not joint.is_independent:
-        parts = {n: t.double() if t.is_floating_point() else t for n, t in joint.covariance.tensors().items()}
-        covariance, loc_D = restore(joint.covariance.kind, parts), joint.loc_D.double()
+        covariance, loc_D = joint.covariance.mapped(double), joint.loc_D.double()
         precision_DD = covariance.solve(torch.eye(len(loc_D), dtype=torch.float64, device=loc_D.device)[:, None])[:, 0]
         precision_DD = 0.5 * (precision_DD + precision_DD.T)
     else:

@@ -168,7 +168,7 @@ class EP:
     @property
     def needs(self) -> Needs:
         """Sites, of rows that are the same in every sweep."""
-        return Needs(batch_size=self.batch_size, fixed_rows=True)
+        return Needs(batch_size=self.batch_size, fixed_rows=True, carries="prior")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the visits of a run, at most."""

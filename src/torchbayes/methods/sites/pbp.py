@@ -145,7 +145,7 @@ class PBP:
     @property
     def needs(self) -> Needs:
         """Minibatches, of any size."""
-        return Needs(batch_size=self.batch_size)
+        return Needs(batch_size=self.batch_size, carries="prior")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -296,8 +296,8 @@ def check_model(model: Model) -> tuple[Any, ...]:
         prior = segment.prior
         if isinstance(prior, Joint) and not is_diagonal(prior.covariance):
             raise ValueError(
-                f"PBP needs independent weights; the joint prior has a {prior.covariance.kind} covariance. Give "
-                f"`as_prior` a posterior of PBP, VI or IVON."
+                f"PBP needs independent weights; the joint prior has a {prior.covariance.kind} covariance. Use "
+                f"priors.Normal, or give `as_prior` a posterior of PBP, VI or IVON."
             )
         if segment.where.start < start and not isinstance(prior, Normal | Joint):
             raise ValueError(f"PBP needs normal priors; got {prior!r}. Use priors.Normal or priors.FanInNormal.")
