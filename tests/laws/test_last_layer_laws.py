@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import torchbayes as tb
 from tests.laws import test_method_laws
 from tests.laws.cases import NETWORKS, model_of, rows_of
-from tests.laws.test_layer_laws import LAWS
+from tests.laws.test_layer_laws import LAWS, obey
 from tests.oracles import assert_close
 from torchbayes.native.seeds import member_seeds
 
@@ -41,11 +40,9 @@ def runs() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("make", "law", "network"), [*runs()])
 def test_law_of_methods(
-    make: Callable[..., Any], law: Callable[..., None], network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Any], law: Callable[..., None], network: str, request: pytest.FixtureRequest
 ) -> None:
-    found = {"make": make, "network": network, "tick": 10.0, "plan": "loop"}
-    found |= {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
-    law(**{name: found[name] for name in inspect.signature(law).parameters})
+    obey(law, make, network, request)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

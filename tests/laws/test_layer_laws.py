@@ -95,13 +95,17 @@ def runs() -> Iterator[Any]:
             yield pytest.param(METHODS[name], law, network, id=f"{name}-{law.__name__}-{network}".rstrip("-"))
 
 
+def obey(law: Callable[..., None], make: Callable[..., Any], network: str, request: pytest.FixtureRequest) -> None:
+    """Run a law of methods with what it asks for: a method, a network by name, and fixtures."""
+    found: dict[str, Any] = {"make": make, "network": network, "tick": 10.0, "plan": "loop"}
+    law(**{n: found[n] if n in found else request.getfixturevalue(n) for n in inspect.signature(law).parameters})
+
+
 @pytest.mark.parametrize(("make", "law", "network"), [*runs()])
 def test_law_of_methods(
-    make: Callable[..., Any], law: Callable[..., None], network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Any], law: Callable[..., None], network: str, request: pytest.FixtureRequest
 ) -> None:
-    found = {"make": make, "network": network, "tick": 10.0, "plan": "loop"}
-    found |= {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
-    law(**{name: found[name] for name in inspect.signature(law).parameters})
+    obey(law, make, network, request)
 
 
 @pytest.mark.parametrize("network", WITH_DROPOUT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.laws import test_method_laws
 from tests.laws.cases import Net, normal
-from tests.laws.test_layer_laws import LAWS
+from tests.laws.test_layer_laws import LAWS, obey
 from tests.oracles import assert_close
 from torchbayes.native.seeds import Purpose, member_seeds, seeded
 
@@ -83,11 +82,9 @@ def regressions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a few rows, a few passes
 @pytest.mark.parametrize(("make", "law", "network"), [*runs()])
 def test_law_of_methods(
-    make: Callable[..., Any], law: Callable[..., None], network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Any], law: Callable[..., None], network: str, request: pytest.FixtureRequest
 ) -> None:
-    found = {"make": make, "network": network, "tick": 10.0, "plan": "loop"}
-    found |= {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
-    law(**{name: found[name] for name in inspect.signature(law).parameters})
+    obey(law, make, network, request)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

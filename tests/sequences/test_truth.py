@@ -122,6 +122,7 @@ def test_a_sequence_of_probabilistic_backpropagation_goes_on_under_the_posterior
     first = tb.Model(net, learned, tb.priors.Normal(PRIOR))
     found = tb.sequence(first, data, tb.PBP(epochs=3), seed=5)
     before = found.posteriors[0]
+    assert isinstance(before, tb.Gaussian)
     onward = tb.Model(net, before.model.likelihood, tb.as_prior(before))
     seed = mix(Purpose.TASK, 5, 2)
     by_hand = tb.fit(onward, data[1], tb.PBP(epochs=3), seed=seed, callbacks=())
