@@ -13,15 +13,15 @@ tried.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, ClassVar
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 DEVICE = torch.device("meta")
@@ -134,27 +134,60 @@ class Emulated(TorchDispatchMode):
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Emulated | None) -> Any:
     """Return what an operation gives, on the device where a GPU would have it."""
-    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    leaves = list(_leaves((*args, *kwargs.values())))
     there = [leaf for leaf in leaves if isinstance(leaf, Elsewhere)]
-    here = [leaf for leaf in leaves if not isinstance(leaf, Elsewhere)]
+    here = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Elsewhere)]
     packet, device = func.overloadpacket, kwargs.get("device")
     _check(func, packet, args, there=there, here=here)
     onto = bool(there) if device is None else torch.device(device).type == DEVICE.type
     if packet is aten.copy_:
         onto = isinstance(args[0], Elsewhere)
-    for leaf in pytree.tree_leaves((args, kwargs)):
+    for leaf in leaves:
         if isinstance(leaf, _GENERATOR) and (leaf.initial_seed() in _Source.seeds) != onto:
             raise RuntimeError(f"Expected a generator of the device on which {func} makes numbers; got another's.")
     if mode is not None:
         _count(mode, packet, args, from_there=bool(there), onto=onto)
+    plain = {name: _mapped(_held, value) for name, value in kwargs.items()}
     if device is not None:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    plain_args, plain_kwargs = pytree.tree_map_only(Elsewhere, lambda t: t.held, (args, kwargs))
-    out = func(*plain_args, **plain_kwargs)
+        plain["device"] = torch.device("cpu")
+    out = func(*_mapped(_held, args), **plain)
     if not onto:
         return out
-    wrapped = pytree.tree_map_only(Tensor, lambda t: t if isinstance(t, Elsewhere) else Elsewhere(t), out)
-    return return_and_correct_aliasing(func, args, kwargs, wrapped) if there else wrapped
+    wrapped = _mapped(_wrapped, out)
+    aliased = there and _returns_alias(func)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped) if aliased else wrapped
+
+
+# Arguments and results of operations are values, and lists and tuples of them: general trees take far longer to walk
+# than small operations to compute.
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(function, each) for each in value])
+    return function(value)
+
+
+def _held(value: Any) -> Any:
+    return value.held if isinstance(value, Elsewhere) else value
+
+
+def _wrapped(value: Any) -> Any:
+    return Elsewhere(value) if isinstance(value, Tensor) and not isinstance(value, Elsewhere) else value
+
+
+@cache
+def _returns_alias(func: Any) -> bool:
+    """Return whether what an operation returns shares memory with its arguments."""
+    return any(returned.alias_info is not None for returned in func._schema.returns)
 
 
 def _check(func: Any, packet: Any, args: tuple[Any, ...], *, there: list[Any], here: list[Tensor]) -> None:

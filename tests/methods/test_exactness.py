@@ -39,8 +39,8 @@ def dispersed(target: Target, chains: int) -> Tensor:
 # --- Metropolis methods ---
 
 # (sampler, target, settings): enough draws for the checks to see a bias of a tenth of a standard deviation. Chains move
-# together, so that many more take little longer, but for NUTS, where all wait for the longest tree; their number is what
-# makes draws enough, and their length what a burn-in from a dispersed start and the steps' memory need
+# together, so that many more take little longer, but for NUTS, where all wait for the longest tree: their number is
+# what gives draws enough; their length is what burn-in from a dispersed start and the memory of the steps need
 MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "hmc, correlated": (
         tb.HMC,

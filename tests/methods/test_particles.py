@@ -14,6 +14,7 @@ from tests.oracles import LinearGaussian, assert_close
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.optimise import length
 from torchbayes.methods.particles.base import annealed
 from torchbayes.methods.particles.kernels import RBF, Linear, combine_, gram, median_bandwidth, squared_distances
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
@@ -284,7 +285,8 @@ def test_one_member_that_repels_as_a_function_under_a_prior_of_weights_is_map() 
     assert_close(*(posterior.tensors()["weights_MD"] for posterior in posteriors), rtol=1e-9, atol=1e-11)
 
 
-def test_one_particle_chooses_the_epochs_that_map_does() -> None:
+def test_one_particle_chooses_the_epochs_that_map_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length, "_LONGEST", 800)  # steps of the first runs at most
     inputs = normal(120, 4)
     data = (inputs, (inputs[:, :1].sin() + 0.2 * normal(120, 1, seed=1)))
     found = []
