@@ -153,7 +153,8 @@ def test_the_kernel_that_sums_over_rows_says_so() -> None:
         LogDensity(model, 4, plan="native").nll(torch.zeros(2, 8), batch, mixing=Mixing(2, 1.0))
     density = LogDensity(model, 4)
     density.nll(torch.zeros(2, 8), batch, mixing=Mixing(2, 1.0))
-    assert density.plan is not None and density.plan.backend in {"loop", "vmap"}
+    assert density.plan is not None
+    assert density.plan.backend in {"loop", "vmap"}
 
 
 # --- layers that take their weights as distributions ---
@@ -224,7 +225,7 @@ def optimum(alpha: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # a flat problem: draws explain less than the mean
 @pytest.mark.parametrize("estimator", ["weights", "auto"])
 def test_a_fit_arrives_at_the_optimum(estimator: Any) -> None:
-    """A dense covariance by draws of weights; a diagonal one by layers has its own optimum, which is wider as α grows."""
+    """A dense covariance by draws of weights; a diagonal one by layers has its own. Both are wider as α grows."""
     structure: Any = "dense" if estimator == "weights" else "diagonal"
     settings = {"epochs": 500, "batch_size": ROWS, "optimizer": tb.Adam(0.05), "kl_weight": 1.0, "draws": 100}
     variances = []
