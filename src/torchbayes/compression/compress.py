@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import check_flags, check_kind, check_numbers, check_share, given
+from torchbayes.checks import check_flags, check_numbers, check_share, given
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
 from torchbayes.compression.plain import Plain, plain_of
@@ -80,9 +80,7 @@ def compress(
     return _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
 
 
-def prune(
-    posterior: Posterior, data: Any, *, keep: float, surgeon: bool = False, rounded: bool = True
-) -> Compressed:
+def prune(posterior: Posterior, data: Any, *, keep: float, surgeon: bool = False, rounded: bool = True) -> Compressed:
     r"""Return the network without the weights that are least certain to be other than zero.
 
     Weights of matrices and filters are ranked over all layers by |E w| / √Var w, as Bayes by backprop, sparse
@@ -160,15 +158,12 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
     return found if threshold is None else dict.fromkeys(found, float(threshold))
 
 
-def _made(
-    model: Model, plain: Plain, data: Any, *, thresholds: Mapping[str, float], rounded: bool
-) -> Compressed:
+def _made(model: Model, plain: Plain, data: Any, *, thresholds: Mapping[str, float], rounded: bool) -> Compressed:
     """Return the compressed network of a plain one with zeros for what is pruned."""
     num_weights = sum(plain.network.get_parameter(name).numel() for name in plain.random)
     small = smaller(plain.network, model, data, random=plain.random)
-    matrices = sum(plain.network.get_parameter(name).numel() for name in plain.matrices)
     left = dict(small.network.named_parameters())
-    stay = sum(int((left[name] != 0).sum()) for name in plain.matrices)
+    num_kept = sum(int((left[name] != 0).sum()) for name in plain.random)
     roundings: dict[str, Rounding] = {}
     if rounded:
         for name, variance in small.surgery.tensors(plain.variance).items():
@@ -176,7 +171,5 @@ def _made(
                 roundings[name] = rounding
                 left[name].data.copy_(rounding.apply(left[name].detach()))
     posterior = point_of(small.network, model, plain.learned, names=plain.random)
-    share = 1 - stay / max(1, matrices)
-    return Compressed(
-        posterior, small.surgery, roundings, num_weights, thresholds, share, small.stayed, small.difference
-    )
+    counts = {"num_weights": num_weights, "num_kept": num_kept, "difference": small.difference}
+    return Compressed(posterior, small.surgery, roundings, **counts, thresholds=thresholds, stayed=small.stayed)

@@ -22,7 +22,7 @@ from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.point import Point
 
 _KIND, _FULL = "compressed", 32
-_CODES = {"dense": 0, "sparse": 1, "float": 2}
+_NUMBERS = ("num_weights", "num_kept", "difference")
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Compressed:
     """A network that was made smaller.
 
     Attributes:
-        posterior: the smaller network as a point: what `predict` and `evaluate` take; with rounded weights, if they are.
+        posterior: the smaller network as a point, which `predict` and `evaluate` take; rounded, if it is.
         surgery: what of the network was kept.
         roundings: parameter -> its fixed-point numbers; others are kept as they are.
         num_weights: weights of the network before.
+        num_kept: weights that were not pruned, of which rounding may make some zero.
         thresholds: layer -> noise from which on its units were pruned.
-        pruned: share of the prunable weights that are zero or gone.
         stayed: why hidden units without effect may still be there, a sentence each.
         difference: the largest between outputs of the smaller network and of that in full size with zeros in the place
             of what is gone, relative to the largest output, before rounding.
@@ -45,8 +45,8 @@ class Compressed:
     surgery: Surgery
     roundings: Mapping[str, Rounding]
     num_weights: int
+    num_kept: int
     thresholds: Mapping[str, float]
-    pruned: float
     stayed: tuple[str, ...]
     difference: float
 
@@ -69,20 +69,14 @@ class Compressed:
         return self.posterior.model.network.layout.size
 
     @property
-    def num_nonzero(self) -> int:
-        """Weights that are not zero."""
-        return sum(int((t != 0).sum()) for t in self._tensors().values())
-
-    @property
     def rate(self) -> float:
-        """Weights before over weights that are left; where zeros stay inside of tensors, over those not zero."""
-        return self.num_weights / max(1, self.num_nonzero)
+        """Weights before over weights that were not pruned."""
+        return self.num_weights / max(1, self.num_kept)
 
     @property
     def size(self) -> int:
-        """Bits of all weights, with what says where zeros are and which inputs layers take."""
-        picked = sum(16 * len(index) for index in self.surgery.inputs.values())
-        return picked + sum(min(self._sizes(name, t)) for name, t in self._tensors().items())
+        """Bits of all weights, with what says where zeros are inside of tensors."""
+        return sum(min(self._sizes(name, tensor)) for name, tensor in self._tensors().items())
 
     @property
     def rate_with_bits(self) -> float:
@@ -92,7 +86,7 @@ class Compressed:
     def __repr__(self) -> str:
         layers = ", ".join(f"{name} {i}→{o}" for name, (i, o) in self.layers.items())
         return (
-            f"Compressed({self.num_weights:,} weights → {self.num_left:,}, {self.num_nonzero:,} of them not zero; "
+            f"Compressed({self.num_weights:,} weights → {self.num_left:,}, {self.num_kept:,} of them kept; "
             f"{self.rate:.1f} times fewer, {self.rate_with_bits:.1f} times fewer bits; {layers})"
         )
 
@@ -131,15 +125,10 @@ class Compressed:
         content |= {f"buffer.{name}": buffer[0] for name, buffer in (self.posterior.buffers_M or {}).items()}
         learned = model.split(self.posterior.weights_MD[0])[1]
         content |= {f"learned.{name}": t for name, t in learned.items()}
-        content |= {f"kept.{axis}.{name}": _short(i) for (name, axis), i in self.surgery.kept.items()}
-        content |= {f"inputs.{name}": _short(index) for name, index in self.surgery.inputs.items()}
-        about = {
-            "num_weights": self.num_weights,
-            "thresholds": dict(self.thresholds),
-            "pruned": self.pruned,
-            "stayed": list(self.stayed),
-            "difference": self.difference,
-        }
+        masks, places = self.surgery.masks()
+        content |= {f"positions.{number}": packed(mask.long(), 1) for number, mask in enumerate(masks)}
+        about = {name: getattr(self, name) for name in _NUMBERS} | {"stayed": list(self.stayed), "places": places}
+        about |= {"thresholds": dict(self.thresholds), "sizes": [len(mask) for mask in masks]}
         return write_tensors(path, content, {"kind": _KIND, "weights": entries, **about})
 
 
@@ -166,22 +155,22 @@ def load(path: str | Path, model: Model) -> Compressed:
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
         parts.setdefault(part, {})[rest] = tensor
-    kept = {}
-    for key, index in parts.get("kept", {}).items():
-        axis, _, name = key.partition(".")
-        kept[name, int(axis)] = index.long()
-    surgery = Surgery(kept, {name: index.long() for name, index in parts.get("inputs", {}).items()})
     try:
+        sizes = enumerate(header["sizes"])
+        masks = [unpacked(parts["positions"][str(number)], 1, size) == 1 for number, size in sizes]
+        surgery = Surgery.of(masks, header["places"])
         network = surgery.apply(multipliers_removed(model.network.module, model.network.initial))
         weights, roundings = _weights(header["weights"], parts)
         own = dict(network.named_parameters())
         if {n: t.shape for n, t in weights.items()} != {n: own[n].shape for n in weights}:
             raise ValueError("its layers have other sizes")
     except (AttributeError, KeyError, IndexError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{path} does not fit the network of this model: {error}. Give the model it was made of.") from error
+        raise ValueError(
+            f"{path} does not fit the network of this model: {error}. Give the model it was made of."
+        ) from error
     state = {**weights, **parts.get("buffer", {})}
     posterior = point_of(filled(network, state), model, parts.get("learned", {}), names=tuple(weights))
-    about = {name: header[name] for name in ("num_weights", "thresholds", "pruned", "difference")}
+    about = {name: header[name] for name in (*_NUMBERS, "thresholds")}
     return Compressed(posterior, surgery, roundings, **about, stayed=tuple(header["stayed"]))
 
 
@@ -201,12 +190,6 @@ def point_of(network: nn.Module, model: Model, learned: Mapping[str, Tensor], *,
     buffers_M = {name: buffer[None].clone() for name, buffer in own.buffers.items()}
     weights_D = made.layout.join(tensors)
     return Point(made, weights_D[None], buffers_M=buffers_M or None, statistics_known=True)
-
-
-def _short(index: Tensor) -> Tensor:
-    """Return positions in as few bytes as they take."""
-    most = int(index.max()) if len(index) else 0
-    return index.to(torch.int16 if most < 1 << 15 else torch.int32)
 
 
 def _weights(

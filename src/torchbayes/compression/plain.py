@@ -68,9 +68,10 @@ def plain_of(posterior: Posterior) -> Plain:
     spread = {} if variance_D is None else model.layout.split(variance_D)
     variance = {name: v.clone() for name, v in spread.items() if not name.startswith(PREFIX)}
     groups: dict[str, Moments] = {}
+    own = set[str]()
     for name, layer in [(n, m) for n, m in made.named_modules() if isinstance(m, Multiplied)]:
+        own |= {f"{name}.{part}" for part in layer.rule.priors()}
         groups[name] = _multiplied_out(made, name, layer, variance)
-    own = {f"{name}.{part}" for name in groups for part in model.network.module.get_submodule(name).rule.priors()}
     random = tuple(_plainly(name, groups) for name in views if name not in own)
     return Plain(made, variance, random, {n: t.clone() for n, t in learned.items()}, groups)
 
@@ -157,7 +158,11 @@ def _moments(posterior: Posterior) -> tuple[Tensor, Tensor | None]:
 
 
 def _multiplied_out(made: nn.Module, name: str, layer: Multiplied, variance: dict[str, Tensor]) -> Moments:
-    """Replace a layer by one without multipliers, and its variances by those of the products."""
+    """Replace a layer by one without multipliers, and its variances by those of the products.
+
+    Returns:
+        The moments of the multipliers.
+    """
     own = layer.rule.priors()
     mean = {part: getattr(layer, part).detach() for part in own}
     spread = {part: variance.pop(f"{name}.{part}", torch.zeros_like(mean[part])) for part in own}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torchbayes.compression.plain import Plain
-from torchbayes.linalg import Structure
 
 _LEAST = 1.0  # nats: narrower gaps are not one of a histogram with two humps
 _ITERATIONS, _TOLERANCE = 200, 1e-6

@@ -1,9 +1,9 @@
 r"""How many bits a weight needs, from how well the data determine it; and weights as whole numbers of that many bits.
 
 With the posterior variance v_i of the weights of a tensor, a rounding error that is uniform on ±Δ/2 costs about
-½ Σ_i Δ²/(12 v_i) nats of log likelihood. With Δ² at most the harmonic mean of the v_i, that is 1/24 nat a weight or less:
+½ Σ_i Δ²/(12 v_i) nats of log density. With Δ² at most the harmonic mean of the v_i, that is 1/24 nat a weight or less:
 
-    Δ = 2^−t,  t = ⌈−½ log₂ (1 / mean(1/v))⌉,     k_i = round(w_i / Δ),     bits = 1 + ⌈log₂(1 + max |k|)⌉
+    Δ = 2^−t,  t = ⌈½ log₂ mean(1/v)⌉,     k_i = round(w_i / Δ),     bits = 1 + ⌈log₂(1 + max |k|)⌉
 
 one for the sign. Louizos, Ullrich and Welling (2017) count the bits of a floating-point number instead, with the
 variance in the place of the standard deviation, and so with more bits where it is below 1.

@@ -83,8 +83,8 @@ def smaller(network: nn.Module, like: Model, data: Any, *, random: Globs = "*") 
             stayed.append(f"units stay ({group}): {why}")
         else:
             surgery = tried
-    for name, index in _inputs(surgery.apply(whole)):
-        tried = Surgery(surgery.kept, {**surgery.inputs, name: index})
+    for name, mask in _inputs(surgery.apply(whole)):
+        tried = Surgery(surgery.kept, {**surgery.inputs, name: mask})
         surgery = surgery if _differs(tried, whole, inputs, expected) else tried
     made = surgery.apply(whole)
     return Smaller(whole, made, surgery, tuple(stayed), _distance(outputs_of(made, inputs), expected))
@@ -122,7 +122,8 @@ def _cleared(network: nn.Module, groups: Sequence[PermutationGroup], inputs: Any
     changed = True
     while changed:
         changed = False
-        for group, stay in zip(groups, alive, strict=True):
+        for number, group in enumerate(groups):
+            stay = alive[number]
             made, taken = _used(network, group, takes=False), _used(network, group, takes=True)
             constant, gone = stay & ~made & taken, stay & ~(made & taken)
             if constant.any():
@@ -132,7 +133,7 @@ def _cleared(network: nn.Module, groups: Sequence[PermutationGroup], inputs: Any
             if gone.any():
                 for place in group.places:
                     _zero(network, place, gone)
-                stay &= ~gone
+                alive[number] = stay & ~gone
                 changed = True
     return alive
 
@@ -192,7 +193,7 @@ def _fold(network: nn.Module, group: PermutationGroup, units: Tensor, inputs: An
         steady = values.numel() > 0 and bool(torch.isclose(values, values[:, :1], rtol=1e-5, atol=1e-7).all())
         if steady and layer.bias is not None and not _padded(layer):
             weight = layer.weight.index_select(1, index)
-            layer.bias += weight.flatten(2).sum(2) @ values[:, 0] if weight.ndim > 2 else weight @ values[:, 0]
+            layer.bias.data += weight.flatten(2).sum(2) @ values[:, 0] if weight.ndim > 2 else weight @ values[:, 0]
         layer.weight.index_fill_(1, index, 0.0)
 
 
@@ -201,14 +202,17 @@ def _padded(layer: Any) -> bool:
     return padding == "same" if isinstance(padding, str) else bool(torch.tensor(padding).any())
 
 
-def _without(surgery: Surgery, network: nn.Module, group: PermutationGroup, gone: Tensor) -> dict[tuple[str, int], Tensor]:
+def _without(
+    surgery: Surgery, network: nn.Module, group: PermutationGroup, gone: Tensor
+) -> dict[tuple[str, int], Tensor]:
     """Return what is kept once units of a group are gone too."""
     kept = dict(surgery.kept)
     held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for place in group.places if gone.any() else ():
         key = place.name, place.axis
-        before = kept.get(key, torch.arange(held[place.name].shape[place.axis]))
-        kept[key] = before[~torch.isin(before, _places(place, gone))]
+        mask = kept.get(key, torch.ones(held[place.name].shape[place.axis], dtype=torch.bool)).clone()
+        mask[_places(place, gone)] = False
+        kept[key] = mask
     return kept
 
 
@@ -217,8 +221,9 @@ def _inputs(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, layer in network.named_modules():
         if type(layer) is nn.Linear:
             used = (layer.weight.detach() != 0).any(0).cpu()
+            used[0] |= not bool(used.any())  # a layer needs one input
             if not used.all():
-                yield name, used.nonzero()[:, 0] if used.any() else torch.zeros(1, dtype=torch.int64)
+                yield name, used
 
 
 def _differs(surgery: Surgery, whole: nn.Module, inputs: Any, expected: Sequence[Tensor]) -> str:
@@ -236,5 +241,7 @@ def _differs(surgery: Surgery, whole: nn.Module, inputs: Any, expected: Sequence
 
 def _distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest difference, relative to the largest number."""
-    apart = [(float((a - b).abs().max()), float(b.abs().max())) for a, b in zip(found, expected, strict=True) if b.numel()]
+    apart = [
+        (float((a - b).abs().max()), float(b.abs().max())) for a, b in zip(found, expected, strict=True) if b.numel()
+    ]
     return max((gap / (size or 1.0) for gap, size in apart), default=0.0)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Generator, Tensor, nn
@@ -32,7 +32,7 @@ from torchbayes.model.origin import Given, made_by
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.scales import Scaled
 from torchbayes.model.priors.sparse import LogUniform
-from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, PriorRules, normals
+from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, normals
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYER = "layer."
@@ -197,12 +197,15 @@ class Multiplied(nn.Module):
         rule: the prior of the multipliers, which are parameters beside these.
     """
 
+    bias: nn.Parameter | None
+    rule: GroupPrior
+
     def __init__(self, layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d, rule: GroupPrior) -> None:
         """Take over a layer and its parameters."""
         super().__init__()
         self.layer, self.rule = layer, rule
-        self.bias: nn.Parameter | None = layer.bias
-        layer.bias = None
+        self.register_parameter("bias", layer._parameters["bias"])
+        layer.register_parameter("bias", None)
         for name, value in rule.start(self.groups).items():  # named as in `rule.priors`
             self.register_parameter(name, nn.Parameter(value.to(layer.weight)))
 
@@ -247,7 +250,7 @@ class Multiplied(nn.Module):
         return outputs if self.bias is None else outputs + self.bias.view(-1, *places)
 
 
-def with_multipliers(network: Given, rules: PriorRules | GroupPrior) -> Scaled:
+def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike | GroupPrior]) -> Scaled:
     """Return a network whose units have multipliers, and its prior: what `Model` takes, with a likelihood between them.
 
         made = priors.with_multipliers(net, priors.GroupHorseshoe())
@@ -279,14 +282,14 @@ def with_multipliers(network: Given, rules: PriorRules | GroupPrior) -> Scaled:
     for name, rule in chosen.items():
         prior |= {f"{name}.{own}": law for own, law in rule.priors().items()}
         prior[f"{name}.{LAYER}weight"] = Normal()
-    others = {glob: law for glob, law in table.items() if not is_group(law)}
-    prior |= others if isinstance(rules, Mapping) else {"*": Normal()}
+    for glob, law in rules.items() if isinstance(rules, Mapping) else [("*", Normal())]:
+        if not _is_group(law):
+            prior[glob] = law  # type: ignore[assignment]
     make: Callable[[], nn.Module] = partial(_made, network, chosen)
     return Scaled(_multiplied(copied(made), chosen) if isinstance(network, nn.Module) else make, prior)
 
 
-def is_group(law: object) -> bool:
-    """Return whether a prior is one of groups that share multipliers."""
+def _is_group(law: object) -> TypeGuard[GroupPrior]:
     return isinstance(law, GroupNormalJeffreys | GroupHorseshoe)
 
 
@@ -301,7 +304,7 @@ def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dic
     modules = dict(made.named_modules())
     for name, parameter in made.named_parameters():
         law = table.get(next((glob for glob in table if matches(name, glob)), ""))
-        if not is_group(law):
+        if not _is_group(law):
             continue
         owner, _, kind = name.rpartition(".")
         if kind != "weight" or type(modules[owner]) not in _LAYERS:
