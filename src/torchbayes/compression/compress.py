@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import check_flags, check_numbers, check_share, given
+from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, given
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
 from torchbayes.compression.plain import Plain, plain_of
-from torchbayes.compression.pruning import gap, signal_to_noise
+from torchbayes.compression.pruning import between_humps, signal_to_noise
 from torchbayes.compression.rounding import Rounding
 from torchbayes.compression.units import smaller
 from torchbayes.model.model import Model
@@ -47,8 +47,8 @@ def compress(
 ) -> Compressed:
     r"""Return the network without the units whose multipliers are noise, its weights in as few bits as they need.
 
-    Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold: the middle of the widest gap between
-    the noises of its units. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
+    Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold, which lies between the two humps of
+    its histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
     by layer, and linear layers take those inputs alone that count (`units`): the outputs of the smaller network are
     those of the one in full size with zeros for what was pruned, to rounding, and this is checked. Its weights
     are rounded so that it costs at most 1/24 nat each (`rounding`).
@@ -58,7 +58,8 @@ def compress(
     Args:
         posterior: a Gaussian one, of one member, such as `VI` gives, of a network from `priors.with_multipliers`.
         data: as for `fit`: a few rows are looked at, by which units are followed and outputs compared.
-        threshold: noise from which on units are pruned, of all layers or by layer; the gap of each if None.
+        threshold: noise from which on units are pruned, of all layers or by layer; what its histogram says if
+            None, but at least 0 under `GroupNormalJeffreys`, and 2 above the smallest under `GroupHorseshoe`.
         rounded: whether weights are rounded.
 
     Returns:
@@ -80,7 +81,15 @@ def compress(
     return _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
 
 
-def prune(posterior: Posterior, data: Any, *, keep: float, surgeon: bool = False, rounded: bool = True) -> Compressed:
+def prune(
+    posterior: Posterior,
+    data: Any,
+    *,
+    keep: float | None = None,
+    least: float | None = None,
+    surgeon: bool = False,
+    rounded: bool = True,
+) -> Compressed:
     r"""Return the network without the weights that are least certain to be other than zero.
 
     Weights of matrices and filters are ranked over all layers by |E w| / √Var w, as Bayes by backprop, sparse
@@ -92,7 +101,9 @@ def prune(posterior: Posterior, data: Any, *, keep: float, surgeon: bool = False
     Args:
         posterior: a Gaussian one or a point, of one member.
         data: as for `fit`: a few rows are looked at.
-        keep: share of the weights that stays.
+        keep: share of the weights that stays, or
+        least: the signal to noise |E w| / √Var w of a weight that stays: e^{−3/2} is the threshold log α = 3 of sparse
+            variational dropout.
         surgeon: whether the weights that stay become what the posterior expects them to be where the others are zero.
             It takes solves with the covariance; nothing follows where weights are independent.
         rounded: whether weights are rounded, where their variances are known.
@@ -102,17 +113,24 @@ def prune(posterior: Posterior, data: Any, *, keep: float, surgeon: bool = False
 
     Raises:
         TypeError: if an argument is of another kind.
-        ValueError: if there are several members, the share is not between 0 and 1, or the network has multipliers.
+        ValueError: if there are several members, neither or both of share and threshold are given, or they are no such
+            numbers, or the network has multipliers.
     """
     check_flags(rounded=rounded, surgeon=surgeon)
-    check_share(keep=keep)
+    check_share(**given(keep=keep))
+    check_positive(**given(least=least))
+    if (keep is None) == (least is None):
+        raise ValueError(
+            f"give either `keep` or `least`; got {keep} and {least}. keep=0.1 keeps a tenth of the weights."
+        )
     plain = plain_of(posterior)
     if plain.groups:
         raise ValueError("`posterior` has multipliers, by which whole units are pruned. Call `compress`.")
     noise = signal_to_noise(plain)
     flat = torch.cat([of.flatten() for of in noise.values()])
-    pruned = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    pruned[flat.argsort(stable=True)[: round((1 - keep) * len(flat))]] = True
+    pruned = flat < (0.0 if least is None else least)
+    if keep is not None:
+        pruned[flat.argsort(stable=True)[: round((1 - keep) * len(flat))]] = True
     parts = pruned.split([of.numel() for of in noise.values()])
     gone = {name: part.view(of.shape) for (name, of), part in zip(noise.items(), parts, strict=True)}
     if surgeon:
@@ -146,7 +164,7 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
     Raises:
         ValueError: if one is of no layer.
     """
-    found = {name: gap(of.noise.double()) for name, of in plain.groups.items()}
+    found = {name: between_humps(of.noise, of.least) for name, of in plain.groups.items()}
     if isinstance(threshold, Mapping):
         if unknown := [name for name in threshold if name not in found]:
             raise ValueError(

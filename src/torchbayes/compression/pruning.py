@@ -16,9 +16,6 @@ from torch import Tensor
 
 from torchbayes.compression.plain import Plain
 
-_LEAST = 1.0  # nats: narrower gaps are not one of a histogram with two humps
-_ITERATIONS, _TOLERANCE = 200, 1e-6
-
 
 def signal_to_noise(plain: Plain) -> dict[str, Tensor]:
     """Return |E w| / √Var w of the weights that may be pruned, by parameter; of a point |w|."""
@@ -26,26 +23,28 @@ def signal_to_noise(plain: Plain) -> dict[str, Tensor]:
     for name in plain.matrices:
         size = plain.network.get_parameter(name).detach().abs()
         found[name] = size / plain.variance[name].sqrt() if name in plain.variance else size
-    return found if plain.variance else {name: size for name, size in found.items()}
+    return found
 
 
-def gap(noise: Tensor, window: tuple[float, float] = (0.0, 8.0)) -> float:
-    """Return the middle of the widest gap between neighbouring noises of units: from there on they are superfluous.
+def between_humps(noise: Tensor, least: float) -> float:
+    """Return the noise from which on units are superfluous: where the histogram of a layer divides in two.
 
-    It is looked for where noise and signal are of an order of magnitude: units with more signal than noise stay, and
-    those whose noise is e⁴ times as large as they are go. Where no gap is wider than a nat, it is the lower end, as if
-    there were no histogram.
+    Of all ways to divide the numbers at a threshold it is the one whose two parts have the least variance inside them,
+    with the threshold in the middle between their nearest numbers, but never below `least`, so that a layer of one hump
+    keeps its units. Source: Otsu (1979), here on the numbers themselves in the place of a histogram.
 
     Args:
         noise: of the units of a layer.
-        window: where gaps are looked for.
+        least: the smallest threshold.
 
     Returns:
         The threshold.
     """
-    low, high = window
-    inside = noise[(noise > low) & (noise < high)].sort().values
-    edges = torch.cat([noise.new_tensor([low]), inside, noise.new_tensor([high])])
-    wide = edges.diff()
-    at = int(wide.argmax())
-    return float(edges[at] + 0.5 * wide[at]) if float(wide[at]) > _LEAST else low
+    ranked = noise.double().sort().values
+    if len(ranked) < 2:
+        return least
+    below = torch.arange(1, len(ranked), dtype=torch.float64, device=ranked.device)
+    above, sums = len(ranked) - below, ranked.cumsum(0)
+    apart = (sums[-1] - sums[:-1]) / above - sums[:-1] / below
+    at = int((below * above * apart.square()).argmax())
+    return max(least, float(0.5 * (ranked[at] + ranked[at + 1])))

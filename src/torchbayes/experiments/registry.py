@@ -37,6 +37,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "prior_families",
     "misspecification",
     "continual_learning",
+    "compression",
 )
 
 

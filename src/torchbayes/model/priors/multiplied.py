@@ -44,12 +44,14 @@ class Moments(NamedTuple):
     Attributes:
         mean: E z.
         variance: Var z.
-        noise: how superfluous a group is, the larger the more; see `GroupPrior.moments`.
+        noise: how superfluous a group is, the larger the more.
+        least: below which no group of a layer is superfluous.
     """
 
     mean: Tensor
     variance: Tensor
     noise: Tensor
+    least: float
 
 
 class GroupPrior(Protocol):
@@ -94,9 +96,9 @@ class GroupNormalJeffreys:
         return parameters["multiplier"]
 
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
-        """Return the moments of z; its noise is log α = log Var z/(E z)²."""
+        """Return the moments of z; its noise is log α = log Var z/(E z)², and none is superfluous at less than 0."""
         m, v = mean["multiplier"], variance["multiplier"]
-        return Moments(m, v, v.log() - m.square().clamp_min(torch.finfo(m.dtype).tiny).log())
+        return Moments(m, v, v.log() - m.square().clamp_min(torch.finfo(m.dtype).tiny).log(), least=0.0)
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,12 @@ class GroupHorseshoe:
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
         """Return the moments of the log-normal z, with the sums m and v of means and variances of its logarithms.
 
-        E z = e^{m + v/2}, Var z = (e^v − 1) e^{2m + v}; the noise is v − m, less the logarithm of the mode of z.
+        E z = e^{m + v/2}, Var z = (e^v − 1) e^{2m + v}; the noise is v − m, minus the logarithm of the mode of z. None
+        is superfluous whose mode is above e⁻² of the layer's largest.
         """
         m, v = (torch.stack(torch.broadcast_tensors(*(of[name] for name in self.priors()))).sum(0)
                 for of in (mean, variance))  # fmt: skip
-        return Moments((m + 0.5 * v).exp(), torch.expm1(v) * (2 * m + v).exp(), v - m)
+        return Moments((m + 0.5 * v).exp(), torch.expm1(v) * (2 * m + v).exp(), v - m, float((v - m).min()) + 2.0)
 
 
 @dataclass(frozen=True)
