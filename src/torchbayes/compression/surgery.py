@@ -105,5 +105,11 @@ class Surgery:
 
 
 def _taken(tensor: Tensor, axis: int, mask: Tensor) -> Tensor:
-    """Return a tensor at the positions of a mask along an axis."""
+    """Return a tensor at the positions of a mask along an axis.
+
+    Raises:
+        ValueError: if the axis is of another length.
+    """
+    if len(mask) != tensor.shape[axis]:
+        raise ValueError(f"an axis has {tensor.shape[axis]} positions in the place of {len(mask)}")
     return tensor.index_select(axis, mask.nonzero()[:, 0].to(tensor.device))

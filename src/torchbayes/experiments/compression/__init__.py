@@ -14,9 +14,9 @@ EXPERIMENT = Experiment(
     "weight that is left, it is many times smaller and faster, at next to no cost in accuracy.",
     source="Louizos, Ullrich and Welling 2017, Bayesian compression for deep learning; table 1 for LeNet-5, its "
     "numbers for LeNet-300-100 from memory",
-    expected="LeNet-300-100: 1.8 % error with 9 times fewer weights (both priors), 36 and 23 times fewer bits. LeNet-5: "
-    "1.0 % with 108 and 156 times fewer weights, 361 and 419 times fewer bits; sparse variational dropout 63 and "
-    "228.",
+    expected="LeNet-300-100: 1.8 % error with 9 times fewer weights (both priors), 36 and 23 times fewer bits. "
+    "LeNet-5: 1.0 % with 108 and 156 times fewer weights, 361 and 419 times fewer bits; sparse variational dropout "
+    "63 and 228.",
     differences="The divergence of the normal-Jeffreys prior is exact in the place of a fit to it. Bits are those of "
     "fixed-point numbers whose step follows from the posterior's standard deviations; the paper counts floating-point "
     "numbers, and takes the variance. Runs are short: 20 epochs of LeNet-300-100, 10 of LeNet-5.",

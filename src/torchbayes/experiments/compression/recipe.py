@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam
@@ -65,7 +65,8 @@ class CompressionRecipe:
     """Settings of all fits.
 
     Attributes:
-        networks: by name, in the order of tables.
+        dense: of LeNet-300-100.
+        convolutional: of LeNet-5; it is left out if None.
         data: an image data set by name.
         train_size: N; None for all.
         lr: of Adam, of variational inference.
@@ -77,7 +78,8 @@ class CompressionRecipe:
         repeats: of it.
     """
 
-    networks: dict[str, NetworkRecipe] = field(default_factory=lambda: {DENSE: NetworkRecipe()})
+    dense: NetworkRecipe = NetworkRecipe()
+    convolutional: NetworkRecipe | None = None
     data: str = "mnist"
     train_size: int | None = None
     lr: float = 1e-2
@@ -87,6 +89,11 @@ class CompressionRecipe:
     draws: int = 10
     rows: int = 256
     repeats: int = 15
+
+    def networks(self) -> dict[str, NetworkRecipe]:
+        """Return the fits of each network by its name in tables."""
+        found = {DENSE: self.dense, CONVOLUTIONAL: self.convolutional}
+        return {name: own for name, own in found.items() if own is not None}
 
     def variational(self, epochs: int) -> VI:
         """Return variational inference, its divergence phased in over the first third."""
@@ -98,15 +105,10 @@ class CompressionRecipe:
 
 
 QUICK = CompressionRecipe()
-SMALL = replace(
-    QUICK,
-    networks={DENSE: NetworkRecipe(), CONVOLUTIONAL: NetworkRecipe("lenet", (), epochs=10, single=6, mode=6)},
-)
+SMALL = replace(QUICK, convolutional=NetworkRecipe("lenet", (), epochs=10, single=6, mode=6))
 PAPER = replace(
     QUICK,
-    networks={
-        DENSE: NetworkRecipe(epochs=200, single=200, mode=50),
-        CONVOLUTIONAL: NetworkRecipe("lenet", (), epochs=200, single=200, mode=50),
-    },
+    dense=NetworkRecipe(epochs=200, single=200, mode=50),
+    convolutional=NetworkRecipe("lenet", (), epochs=200, single=200, mode=50),
     lr=1e-3,
 )

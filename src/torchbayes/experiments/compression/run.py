@@ -58,7 +58,7 @@ def run(recipe: CompressionRecipe, seed: int, directory: Path) -> dict[str, Any]
         network -> method -> what `scored` returns.
     """
     data, found = load(recipe.data, train_size=recipe.train_size, seed=seed), dict[str, Any]()
-    for number, (name, own) in enumerate(recipe.networks.items()):
+    for number, (name, own) in enumerate(recipe.networks().items()):
         found[name] = {}
         for place, fitted in enumerate((*GROUPS, DROPOUT, NORMAL, _PLAIN)):
             compute = partial(scored, recipe, own, fitted, data=data, seed=seed)
