@@ -128,7 +128,8 @@ class Residual(nn.Module):
 
 def test_units_of_a_residual_stream_need_all_of_their_sources() -> None:
     net = Residual().double().eval()
-    net.norm.running_mean = normal(4)
+    assert net.norm.running_mean is not None
+    net.norm.running_mean.copy_(normal(4))
     with torch.no_grad():
         net.one.weight[[0, 1]] = 0.0
         net.one.bias[[0, 1]] = -1.0

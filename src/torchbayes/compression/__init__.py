@@ -2,7 +2,5 @@
 
 from torchbayes.compression.compress import compress, prune, unit_noise
 from torchbayes.compression.compressed import Compressed, load
-from torchbayes.compression.rounding import Rounding
-from torchbayes.compression.surgery import PickedLinear, Surgery
 
-__all__ = ["Compressed", "PickedLinear", "Rounding", "Surgery", "compress", "load", "prune", "unit_noise"]
+__all__ = ["Compressed", "compress", "load", "prune", "unit_noise"]

@@ -66,7 +66,7 @@ def run(recipe: CompressionRecipe, seed: int, directory: Path) -> dict[str, Any]
     return found
 
 
-def model_of(recipe: CompressionRecipe, own: NetworkRecipe, fitted: str, data: Data) -> Model:
+def model_of(recipe: CompressionRecipe, own: NetworkRecipe, fitted: str, *, data: Data) -> Model:
     """Return the model that a fit is of.
 
     Args:
@@ -100,7 +100,7 @@ def scored(
         method -> `error` of the model average and `mean_error` of the network at the means, in percent; `curve`, pairs
         of weights kept and error of that; and `compressed`, what `described` returns.
     """
-    model = model_of(recipe, own, fitted, data)
+    model = model_of(recipe, own, fitted, data=data)
     about: dict[str, Any] = {"seed": seed, "callbacks": ()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ProblemWarning)
@@ -125,7 +125,7 @@ def _units(recipe: CompressionRecipe, posterior: Posterior, data: Data) -> dict[
     found = {**_errors(recipe, posterior, data), "curve": [*curve, _point(small, data)]}
     found["noise"] = {name: [round(float(n), 3) for n in of] for name, of in noise.items()}
     rounded = compress(posterior, data.train)
-    return {**found, "compressed": described(recipe, posterior, small, rounded, data=data)}
+    return {**found, "compressed": described(recipe, posterior, small, rounded=rounded, data=data)}
 
 
 def _single(recipe: CompressionRecipe, posterior: Posterior, data: Data, *, by: bool) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _single(recipe: CompressionRecipe, posterior: Posterior, data: Data, *, by: 
     found = {**_errors(recipe, posterior, data), "curve": curve}
     if any(isinstance(segment.prior, LogUniform) for segment in posterior.model.prior.segments):
         small, rounded = (prune(posterior, data.train, least=_FIRST, rounded=r) for r in (False, True))
-        found["compressed"] = described(recipe, posterior, small, rounded, data=data)
+        found["compressed"] = described(recipe, posterior, small, rounded=rounded, data=data)
         found["curve"] = [*curve, _point(small, data)]
     return found
 
@@ -161,7 +161,7 @@ def _point(small: Compressed, data: Data) -> list[float]:
 
 
 def described(
-    recipe: CompressionRecipe, posterior: Posterior, small: Compressed, rounded: Compressed, *, data: Data
+    recipe: CompressionRecipe, posterior: Posterior, small: Compressed, *, rounded: Compressed, data: Data
 ) -> dict[str, Any]:
     """Return what a compressed network is, before and after its weights were rounded.
 
@@ -186,7 +186,7 @@ def described(
         "before": 4 * small.num_weights,
         "layers": {name: list(sizes) for name, sizes in small.layers.items()},
         "difference": small.difference,
-        "faster": speed(plain_of(posterior).network, small.network, rows, recipe.repeats),
+        "faster": speed(plain_of(posterior).network, small.network, rows, repeats=recipe.repeats),
         "thresholds": dict(small.thresholds),
         "stayed": list(small.stayed),
     }
@@ -198,7 +198,7 @@ def size_on_disk(small: Compressed) -> int:
         return small.save(Path(folder, "compressed.safetensors")).stat().st_size
 
 
-def speed(whole: nn.Module, small: nn.Module, rows: Tensor, repeats: int) -> float:
+def speed(whole: nn.Module, small: nn.Module, rows: Tensor, *, repeats: int) -> float:
     """Return the time of a forward pass of one network over that of another, of medians, taken in turn."""
 
     def seconds(network: nn.Module) -> float:
