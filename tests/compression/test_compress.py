@@ -71,7 +71,7 @@ def test_the_plain_network_has_the_moments_of_products(rule: Any) -> None:
     plain = plain_of(posterior)
     drawn = posterior.model.layout.split(posterior.sample(200_000))
     for layer in ("0", "2"):
-        z = rule.multipliers({n: drawn[f"{layer}.{n}"] for n in rule.priors()})
+        z = rule.multipliers({n: drawn[f"{layer}.{n}"] for n in rule.laws()})
         w = z.unsqueeze(1) * drawn[f"{layer}.layer.weight"]
         # the mean of a product of many draws has the error of its standard deviation
         error = 5 * plain.variance[f"{layer}.weight"].sqrt() / 200_000**0.5

@@ -73,7 +73,7 @@ def test_divergences_of_the_horseshoe_are_the_closed_ones(scale: float) -> None:
 def test_horseshoe_multipliers_are_half_cauchy() -> None:
     rule = priors.GroupHorseshoe(0.1)
     source = torch.Generator().manual_seed(0)
-    drawn = {name: law.sample((4000, 1), source) for name, law in rule.priors().items()}  # type: ignore[attr-defined]
+    drawn = {name: law.sample((4000, 1), source) for name, law in rule.laws().items()}  # type: ignore[attr-defined]
     own = (drawn["log_numerators"] + drawn["log_inverses"]).exp().flatten()
     layer = (drawn["layer_log_numerator"] + drawn["layer_log_inverse"]).exp().flatten()
     assert stats.kstest(own.numpy(), stats.halfcauchy().cdf).pvalue > 0.001
@@ -83,8 +83,8 @@ def test_horseshoe_multipliers_are_half_cauchy() -> None:
 
 @pytest.mark.parametrize("rule", [priors.GroupNormalJeffreys(), priors.GroupHorseshoe(0.1)])
 def test_moments_are_those_of_draws(rule: Any) -> None:
-    means = {n: 0.3 * normal(3, seed=k) + 0.5 for k, n in enumerate(rule.priors())}
-    variances = {n: 0.01 + 0.02 * normal(3, seed=9 + k).square() for k, n in enumerate(rule.priors())}
+    means = {n: 0.3 * normal(3, seed=k) + 0.5 for k, n in enumerate(rule.laws())}
+    variances = {n: 0.01 + 0.02 * normal(3, seed=9 + k).square() for k, n in enumerate(rule.laws())}
     e = {n: normal(200_000, 3, seed=20 + k) for k, n in enumerate(means)}
     z = rule.multipliers({n: means[n] + variances[n].sqrt() * e[n] for n in means})
     found = rule.moments(means, variances)
@@ -124,13 +124,13 @@ def test_the_network_computes_what_it_did(name: str, rule: Any) -> None:
     layers = [m for m in made.network.modules() if isinstance(m, Multiplied)]
     with torch.no_grad():
         for layer in layers:
-            for part in rule.priors():
+            for part in rule.laws():
                 getattr(layer, part).add_(0.1 * normal(*getattr(layer, part).shape, seed=3))
     plain = priors.with_multipliers(net, rule).network
     assert isinstance(plain, nn.Module)
     with torch.no_grad():
         for one, other in zip(layers, [m for m in plain.modules() if isinstance(m, Multiplied)], strict=True):
-            z = rule.multipliers({part: getattr(one, part) for part in rule.priors()})
+            z = rule.multipliers({part: getattr(one, part) for part in rule.laws()})
             other.layer.weight.mul_(other.along(z))
     assert_close(made.network(x), plain(x))
 
@@ -145,7 +145,7 @@ def test_members_begin_at_multipliers_of_one() -> None:
     assert isinstance(found, tb.Gaussian)
     for mean_D in found.mean_MD:
         parts = model.layout.split(mean_D)
-        z = _HORSESHOE.multipliers({n: parts[f"0.{n}"] for n in _HORSESHOE.priors()})
+        z = _HORSESHOE.multipliers({n: parts[f"0.{n}"] for n in _HORSESHOE.laws()})
         assert_close(z, torch.ones(3), rtol=1e-5)
     assert not torch.equal(found.mean_MD[0], found.mean_MD[1])
 
@@ -205,7 +205,7 @@ def test_variational_inference_finds_the_inputs_that_count() -> None:
     model = tb.Model(made.network, tb.likelihoods.Gaussian(0.3), made.prior)
     posterior = tb.fit(model, (x, y), tb.VI(epochs=800, kl_weight=1.0), callbacks=(), seed=0)
     parts = model.layout.split(posterior.sample(400))
-    z = priors.GroupHorseshoe(0.1).multipliers({n: parts[f"0.{n}"] for n in priors.GroupHorseshoe().priors()})
+    z = priors.GroupHorseshoe(0.1).multipliers({n: parts[f"0.{n}"] for n in priors.GroupHorseshoe().laws()})
     w = (z * parts["0.layer.weight"][:, 0]).double()
     assert_close(w.mean(0)[:2], [2.0, -1.0], rtol=0.0, atol=0.1)
     assert w[:, 2:].std(0).max() < 0.06  # under N(0, 1) it would be .3/√150 = .025; none is lost to z

@@ -70,7 +70,7 @@ def plain_of(posterior: Posterior) -> Plain:
     groups: dict[str, Moments] = {}
     own = set[str]()
     for name, layer in [(n, m) for n, m in made.named_modules() if isinstance(m, Multiplied)]:
-        own |= {f"{name}.{part}" for part in layer.rule.priors()}
+        own |= {f"{name}.{part}" for part in layer.rule.laws()}
         groups[name] = _multiplied_out(made, name, layer, variance)
     random = tuple(_plainly(name, groups) for name in views if name not in own)
     return Plain(made, variance, random, {n: t.clone() for n, t in learned.items()}, groups)
@@ -163,7 +163,7 @@ def _multiplied_out(made: nn.Module, name: str, layer: Multiplied, variance: dic
     Returns:
         The moments of the multipliers.
     """
-    own = layer.rule.priors()
+    own = layer.rule.laws()
     mean = {part: getattr(layer, part).detach() for part in own}
     spread = {part: variance.pop(f"{name}.{part}", torch.zeros_like(mean[part])) for part in own}
     of = layer.rule.moments(mean, spread)

@@ -57,7 +57,7 @@ class Moments(NamedTuple):
 class GroupPrior(Protocol):
     """A prior of groups of weights that share multipliers."""
 
-    def priors(self) -> dict[str, Prior]:
+    def laws(self) -> dict[str, Prior]:
         """Return the prior of each parameter of the multipliers, by its name in the layer."""
         ...
 
@@ -83,7 +83,7 @@ class GroupNormalJeffreys:
     a network. Source: Louizos, Ullrich and Welling (2017), with the exact divergence in the place of their fit to it.
     """
 
-    def priors(self) -> dict[str, Prior]:
+    def laws(self) -> dict[str, Prior]:
         """Return the prior of the multipliers."""
         return {"multiplier": LogUniform()}
 
@@ -118,7 +118,7 @@ class GroupHorseshoe:
         plain(self)
         check_scale(scale=self.scale)
 
-    def priors(self) -> dict[str, Prior]:
+    def laws(self) -> dict[str, Prior]:
         """Return the priors of the logarithms: of |n| and 1/|d| of each λ, and of s."""
         inverse = LogInverseChi(1.0, 1.0)
         return {
@@ -140,7 +140,7 @@ class GroupHorseshoe:
 
     def multipliers(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return z = s λ."""
-        return sum(parameters[name] for name in self.priors()).exp()  # type: ignore[union-attr]
+        return sum(parameters[name] for name in self.laws()).exp()  # type: ignore[union-attr]
 
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
         """Return the moments of the log-normal z, with the sums m and v of means and variances of its logarithms.
@@ -148,7 +148,7 @@ class GroupHorseshoe:
         E z = e^{m + v/2}, Var z = (e^v − 1) e^{2m + v}; the noise is v − m, minus the logarithm of the mode of z. None
         is superfluous whose mode is above e⁻² of the layer's largest.
         """
-        m, v = (torch.stack(torch.broadcast_tensors(*(of[name] for name in self.priors()))).sum(0)
+        m, v = (torch.stack(torch.broadcast_tensors(*(of[name] for name in self.laws()))).sum(0)
                 for of in (mean, variance))  # fmt: skip
         return Moments((m + 0.5 * v).exp(), torch.expm1(v) * (2 * m + v).exp(), v - m, float((v - m).min()) + 2.0)
 
@@ -209,7 +209,7 @@ class Multiplied(nn.Module):
         self.layer, self.rule = layer, rule
         self.register_parameter("bias", layer._parameters["bias"])
         layer.register_parameter("bias", None)
-        for name, value in rule.start(self.groups).items():  # named as in `rule.priors`
+        for name, value in rule.start(self.groups).items():  # named as in `rule.laws`
             self.register_parameter(name, nn.Parameter(value.to(layer.weight)))
 
     @property
@@ -247,7 +247,7 @@ class Multiplied(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs."""
-        z = self.rule.multipliers({name: getattr(self, name) for name in self.rule.priors()})
+        z = self.rule.multipliers({name: getattr(self, name) for name in self.rule.laws()})
         places = [1] * (self.layer.weight.ndim - 2)
         outputs = self.layer(inputs * z) if self.dense else self.layer(inputs) * z.view(-1, *places)
         return outputs if self.bias is None else outputs + self.bias.view(-1, *places)
@@ -283,7 +283,7 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
     chosen = _chosen(made, table, whole=not isinstance(rules, Mapping))
     prior: dict[str, PriorLike] = {}
     for name, rule in chosen.items():
-        prior |= {f"{name}.{own}": law for own, law in rule.priors().items()}
+        prior |= {f"{name}.{own}": law for own, law in rule.laws().items()}
         prior[f"{name}.{LAYER}weight"] = Normal()
     for glob, law in rules.items() if isinstance(rules, Mapping) else [("*", Normal())]:
         if not _is_group(law):
