@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,13 +72,20 @@ def compress(
     """
     check_flags(rounded=rounded)
     plain = _with_groups(posterior)
-    thresholds = _thresholds(plain, threshold)
+    thresholds, pruned = _thresholds(plain, threshold), 0
     for name, of in plain.groups.items():
         weight = plain.network.get_parameter(f"{name}.weight")
         axis = 1 if weight.shape[1] == len(of.noise) and isinstance(plain.network.get_submodule(name), nn.Linear) else 0
         gone = (of.noise >= thresholds[name]).nonzero()[:, 0]
         with torch.no_grad():
             weight.index_fill_(axis, gone, 0.0)
+        pruned += len(gone)
+    if threshold is None and not pruned:
+        warnings.warn(
+            "no unit of any layer is noise, so none is pruned: the divergence has not acted yet, or the network needs "
+            "them all. Train longer or with a larger learning rate, and look at `unit_noise`.",
+            stacklevel=2,
+        )
     return _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
 
 

@@ -13,16 +13,12 @@ from torchbayes.compression.plain import put, replaced
 from torchbayes.model.initialisation import copied
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_SIZES: dict[tuple[type, str, int], str] = {
-    (nn.Linear, "weight", 0): "out_features",
-    (nn.Linear, "weight", 1): "in_features",
-    **{
-        (kind, "weight", axis): name
-        for kind in CONVOLUTIONS
-        for axis, name in enumerate(("out_channels", "in_channels"))
-    },
-    **{(kind, "weight", 0): "num_features" for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
-}
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_SIZES: tuple[tuple[Any, tuple[str, ...]], ...] = (  # what a module calls the lengths of the axes of its weight
+    (nn.Linear, ("out_features", "in_features")),
+    (CONVOLUTIONS, ("out_channels", "in_channels")),
+    (NORMS, ("num_features",)),
+)
 
 
 class PickedLinear(nn.Linear):
@@ -84,7 +80,7 @@ class Surgery:
             if name in found:
                 found[name] = _taken(found[name], axis, mask)
         for layer, mask in self.inputs.items():
-            if (name := f"{layer}.weight") in found:
+            if (name := f"{layer}.weight".removeprefix(".")) in found:
                 found[name] = _taken(found[name], 1, mask)
         return found
 
@@ -95,8 +91,9 @@ class Surgery:
             owner, _, own = name.rpartition(".")
             part = made.get_submodule(owner)
             put(made, name, _taken(getattr(part, own).detach(), axis, mask))
-            if (size := _SIZES.get((type(part), own, axis))) is not None:
-                setattr(part, size, int(mask.sum()))
+            sizes = next((sizes for kinds, sizes in _SIZES if isinstance(part, kinds)), ())
+            if own in {"weight", "running_mean"} and axis < len(sizes):
+                setattr(part, sizes[axis], int(mask.sum()))
         for name, mask in self.inputs.items():
             layer = made.get_submodule(name)
             assert isinstance(layer, nn.Linear)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.compression.plain import filled
-from torchbayes.compression.surgery import CONVOLUTIONS, Surgery
+from torchbayes.compression.surgery import CONVOLUTIONS, NORMS, Surgery
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, permutation_groups
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model, having
@@ -27,7 +27,6 @@ from torchbayes.model.rows.sources import as_source
 
 _ROWS = 64
 _ROUNDING = 1000  # units of the last place: sums of fewer terms are taken in another order
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Smaller(NamedTuple):
@@ -101,7 +100,7 @@ def _kept_whole(network: nn.Module, group: PermutationGroup) -> str:
     """Return why no unit of a group is taken out; nothing if it may be."""
     for place in group.places:
         part = network.get_submodule(place.name.rpartition(".")[0])
-        if type(part) not in {nn.Linear, *CONVOLUTIONS, *_NORMS} or getattr(part, "groups", 1) > 1:
+        if not isinstance(part, (nn.Linear, *CONVOLUTIONS, *NORMS)) or getattr(part, "groups", 1) > 1:
             return f"`{place.name}` belongs to a {type(part).__name__}, which is not cut"
     return "" if any(_takes(network, place) for place in group.places) else "nothing takes them"
 
@@ -113,7 +112,7 @@ def _takes(network: nn.Module, place: Place) -> bool:
 
 def _is_weight(network: nn.Module, place: Place) -> bool:
     owner, _, own = place.name.rpartition(".")
-    return own == "weight" and not isinstance(network.get_submodule(owner), _NORMS)
+    return own == "weight" and not isinstance(network.get_submodule(owner), NORMS)
 
 
 def _cleared(network: nn.Module, groups: Sequence[PermutationGroup], inputs: Any) -> list[Tensor]:
@@ -219,7 +218,7 @@ def _without(
 def _inputs(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield linear layers some of whose inputs have no weight but zero, with those that have others."""
     for name, layer in network.named_modules():
-        if type(layer) is nn.Linear:
+        if isinstance(layer, nn.Linear):
             used = (layer.weight.detach() != 0).any(0).cpu()
             used[0] |= not bool(used.any())  # a layer needs one input
             if not used.all():

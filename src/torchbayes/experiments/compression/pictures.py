@@ -57,6 +57,7 @@ def _curves(results: Results, network: str) -> Figure:
             )[0]
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xlim(most / 500, most)
     axes.set_ylim(0.5, 100)
     axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50, 100], ["0.5", "1", "2", "5", "10", "20", "50", "100"])
     axes.minorticks_off()

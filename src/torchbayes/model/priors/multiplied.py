@@ -222,6 +222,14 @@ class Multiplied(nn.Module):
         """How many multipliers there are."""
         return self.layer.weight.shape[1 if self.dense else 0]
 
+    @property
+    def weight(self) -> Tensor:
+        """The weights with their multipliers, for code that takes them from the layer and computes by itself."""
+        return self.along(self._multipliers()) * self.layer.weight
+
+    def _multipliers(self) -> Tensor:
+        return self.rule.multipliers({name: getattr(self, name) for name in self.rule.laws()})
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the multipliers to 1, and the bias to what PyTorch draws for one."""
@@ -247,8 +255,7 @@ class Multiplied(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs."""
-        z = self.rule.multipliers({name: getattr(self, name) for name in self.rule.laws()})
-        places = [1] * (self.layer.weight.ndim - 2)
+        z, places = self._multipliers(), [1] * (self.layer.weight.ndim - 2)
         outputs = self.layer(inputs * z) if self.dense else self.layer(inputs) * z.view(-1, *places)
         return outputs if self.bias is None else outputs + self.bias.view(-1, *places)
 
@@ -310,7 +317,7 @@ def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dic
         if not _is_group(law):
             continue
         owner, _, kind = name.rpartition(".")
-        if kind != "weight" or type(modules[owner]) not in _LAYERS:
+        if kind != "weight" or not isinstance(modules[owner], _LAYERS):
             if whole:
                 continue
             raise ValueError(
