@@ -33,7 +33,9 @@ from torchbayes.experiments.temperature.run import model_of, pooled, rows_of, ru
 from torchbayes.model import Batch
 
 DIGITS = TemperatureProblem("digits", "digits", 0.4, train_size=40, shift=1, pool=1, hidden=(5,), test_rows=60)
-TINY = TemperatureRecipe((DIGITS,), tb.HMC(2, 14, 10), temperatures=(0.1, 1.0), cycle=10, cycles=8, left_out=4)
+TINY = TemperatureRecipe(
+    (DIGITS,), tb.HMC(2, 14, 10), temperatures=(0.1, 1.0), chains=2, cycle=10, cycles=8, left_out=4
+)
 
 
 def test_views_are_shifted_and_what_enters_has_the_least_value() -> None:

@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
     expected="On IMDB without augmentation accuracies of 0.797, 0.830, 0.866, 0.830 and 0.672 and NLLs of 0.425, "
     "0.378, 0.311, 0.420 and 0.660 at T = 0.1, 0.3, 1, 3 and 10 (read off a figure); with augmentation T < 1 ahead of "
     "T = 1.",
-    differences="Perceptrons on 300 images of 14 × 14 pixels in the place of residual networks and texts; both sides "
+    differences="Perceptrons on 300 images of 7 × 7 pixels in the place of residual networks and texts; both sides "
     "of the comparison are sampled here. Augmentation is a fixed set of views, each image and four shifts of it, whose "
     "log likelihoods are averaged: the expectation that minibatches with random views estimate, which HMC can sample "
     "too. The noise of cyclical SGHMC is on during whole cycles.",

@@ -1,8 +1,12 @@
 """Settings of `temperature`, and the names that results and tables share.
 
 All was chosen with seed 1000, which is none of the seeds that are run, on training images that it did not draw: the
-scale of the prior by the NLL of HMC at T = 1 without augmentation, among 0.3, 0.6 and 1; the shift, of 1 or 2 pixels,
-as the one with the larger effect of T; steps of SGHMC by how close it comes to HMC; and the bounds of the verdict.
+scale of the prior by the NLL of HMC at T = 1 without augmentation, among 0.3, 0.6 and 1 (on MNIST 1 is 0.008 nats ahead
+of 0.6 and takes twice the time); the shift large enough for an effect of T that a few seeds can show; steps of SGHMC by
+how close it comes to HMC; and the bounds of the verdict.
+
+Draws are many because their number favours low temperatures: the average of a few functions that differ much has a
+higher NLL than that of all, by an amount that grows with T.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class TemperatureProblem:
     prior_scale: float
     train_size: int = 300
     shift: int = 2
-    pool: int = 2
+    pool: int = 4
     network: str = "mlp"
     hidden: tuple[int, ...] = (50,)
     test_rows: int | None = None
@@ -66,9 +70,9 @@ class TemperatureRecipe:
     problems: tuple[TemperatureProblem, ...]
     hmc: HMC
     temperatures: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
-    chains: int = 2
-    cycle: int = 300
-    cycles: int = 55
+    chains: int = 8
+    cycle: int = 200
+    cycles: int = 45
     left_out: int = 5
     lr: float = 0.03
     momentum: float = 0.98
@@ -88,9 +92,9 @@ class TemperatureRecipe:
         )
 
 
-FASHION = TemperatureProblem("fashion_mnist", "Fashion-MNIST", 0.6)
-MNIST = TemperatureProblem("mnist", "MNIST", 0.3)
-SMALL = TemperatureRecipe((FASHION, MNIST), HMC(chains=2, steps=90, burn_in=40))
+FASHION = TemperatureProblem("fashion_mnist", "Fashion-MNIST", 0.6, shift=3)
+MNIST = TemperatureProblem("mnist", "MNIST", 0.6)
+SMALL = TemperatureRecipe((FASHION, MNIST), HMC(chains=4, steps=140, burn_in=40))
 
 QUICK = replace(
     SMALL,
