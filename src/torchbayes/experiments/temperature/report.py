@@ -14,7 +14,7 @@ from torchbayes.report import Picture, Table, figures
 
 RHAT = 1.1  # bound on the median R-hat of test probabilities of HMC, at the worst T
 MARGINS = {"nll": 0.01, "accuracy": 0.005}  # a score that is less than this behind the best is near it
-LABELS = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE"}
+LABELS = {"nll": "NLL", "accuracy": "accuracy", "ece": "ECE", "few": "NLL"}
 
 # IMDB without augmentation in Izmailov et al. (2021), read off a figure: T -> accuracy, NLL, ECE.
 PUBLISHED = {
@@ -103,7 +103,8 @@ def _scores_table(results: Results, metric: str) -> Table:
     return Table(
         ["data", "rows", "method", *columns],
         rows,
-        f"Test {LABELS[metric]} of the average over all draws by temperature, mean over seeds ± standard error.",
+        f"Test {LABELS[metric]} of the average over {'few' if metric == 'few' else 'all'} draws by temperature, mean "
+        "over seeds ± standard error.",
         formats=dict.fromkeys(columns, ".4f"),
     )
 
@@ -122,7 +123,7 @@ def _chains_table(results: Results) -> Table:
     return Table(
         ["data", "rows", "method", *_columns(results)],
         rows,
-        "Health of the chains: median R-hat of the probabilities at 500 test rows, mean over seeds.",
+        "Health of the chains: median R-hat of the probabilities at 200 test rows, mean over seeds.",
     )
 
 

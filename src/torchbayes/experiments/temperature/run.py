@@ -43,7 +43,7 @@ from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws
 
-_DIAGNOSED = 500  # test rows at which R-hat is taken
+_DIAGNOSED = 200  # test rows at which R-hat is taken
 
 
 class Rows(NamedTuple):
@@ -163,7 +163,8 @@ def numbers(
         seed: of the starts and the chains.
 
     Returns:
-        `METRICS` of the test rows, and `functions`: what `convergence` returns of the test probabilities.
+        `METRICS` of the test rows; `few`, the NLL of the average over few of the draws; and `functions`, what
+        `convergence` returns of the test probabilities.
     """
     sampler = recipe.hmc if method == FULL else recipe.sghmc(len(rows.train.targets))
     model = model_of(problem, rows, temperature)
@@ -171,4 +172,5 @@ def numbers(
     assert isinstance(posterior, Draws)
     found = evaluate(posterior, rows.test).metrics
     health = convergence(*rhat_and_ess(diagnose(posterior, rows.test.inputs[:_DIAGNOSED]), "functions"))
-    return {**{key: found[key] for key in METRICS}, "functions": health}
+    few = evaluate(posterior, rows.test, draws=recipe.few).metrics["nll"]
+    return {**{key: found[key] for key in METRICS}, "few": few, "functions": health}
