@@ -96,7 +96,8 @@ class TemperatureRecipe:
 
 MNIST = TemperatureProblem("mnist", "MNIST", 0.6)
 FASHION = TemperatureProblem("fashion_mnist", "Fashion-MNIST", 0.6, shift=3)
-SMALL = TemperatureRecipe((MNIST, FASHION), HMC(chains=4, steps=90, burn_in=30))
+SMALL = TemperatureRecipe((MNIST,), HMC(chains=4, steps=90, burn_in=30))
+CLOTHES = replace(SMALL, problems=(FASHION,))
 
 QUICK = replace(
     SMALL,
