@@ -22,11 +22,10 @@ EXPERIMENT = Experiment(
     "of the comparison are sampled here. Augmentation is a fixed set of views, each image and four shifts of it, whose "
     "log likelihoods are averaged: the expectation that minibatches with random views estimate, which HMC can sample "
     "too. The noise of cyclical SGHMC is on during whole cycles.",
-    recipes={"quick": recipe.QUICK, "small": recipe.SMALL, "clothes": recipe.CLOTHES, "paper": recipe.PAPER},
+    recipes={"quick": recipe.QUICK, "small": recipe.SMALL, "paper": recipe.PAPER},
     cost={
         "quick": "a quarter of a minute of one core",
         "small": "two minutes of one core",
-        "clothes": "the same on Fashion-MNIST: two to three minutes of one core",
         "paper": "ten posteriors of 40,960 images by HMC, five of them with five views of each: many thousand hours on "
         "one GPU (an estimate); it has not been run",
     },
