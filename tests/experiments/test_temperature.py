@@ -200,3 +200,10 @@ def test_tables_hold_the_scores_of_every_temperature() -> None:
 def test_it_is_listed() -> None:
     assert get("temperature").recipe("quick") is QUICK
     assert SMALL.temperatures == (0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("scale", ["quick", "small", "paper"])
+def test_few_draws_can_be_taken_from_all_chains(scale: str) -> None:
+    recipe = get("temperature").recipe(scale)
+    assert recipe.few % recipe.hmc.chains == recipe.few % recipe.chains == 0
+    assert recipe.few <= recipe.hmc.chains * (recipe.hmc.steps - recipe.hmc.burn_in)

@@ -114,4 +114,5 @@ PAPER = replace(
     ),
     hmc=HMC(chains=3, steps=290, burn_in=50),
     cycle=25_000,
+    few=48,
 )
