@@ -36,6 +36,7 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "prior_functions",
     "prior_families",
     "misspecification",
+    "temperature",
     "continual_learning",
     "compression",
 )
