@@ -14,7 +14,7 @@ import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes import compression
 from torchbayes.compression.plain import plain_of
-from torchbayes.compression.pruning import between_humps
+from torchbayes.compression.pruning import gap
 from torchbayes.compression.rounding import Rounding, packed, unpacked
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.model import priors
@@ -89,11 +89,13 @@ def test_thresholds_may_be_given() -> None:
     assert nothing.network(X).isfinite().all()
 
 
-def test_histograms_of_one_hump_are_not_divided() -> None:
-    assert between_humps(torch.tensor([-6.0, -5.5, -5.0, -4.0]), 0.0) == 0.0
-    assert between_humps(torch.tensor([-6.0, -5.5, 4.0, 6.0]), -9.0) == pytest.approx(-0.75)
-    assert between_humps(torch.tensor([3.0]), 1.0) == 1.0
-    assert between_humps(torch.full((5,), 2.0), 0.0) == 2.0
+def test_thresholds_are_in_the_widest_gap_of_the_window() -> None:
+    window = (-2.0, 3.0)
+    assert gap(torch.tensor([-6.0, -1.5, 2.0, 9.0]), window) == pytest.approx(0.25)
+    assert gap(torch.tensor([-6.0, -5.5, -5.0]), window) == 0.5  # nothing is in the window: its middle
+    assert gap(torch.tensor([4.0, 7.0, 30.0]), window) == 0.5
+    assert gap(torch.linspace(-3, 4, 71), window) == 0.5  # no gap
+    assert gap(torch.tensor([-1.9, 1.0]), window) == pytest.approx(-0.45)
 
 
 def gaussian(covariance: Any, mean_D: Tensor) -> tb.Gaussian:

@@ -13,7 +13,7 @@ from torchbayes.checks import check_flags, check_numbers, check_positive, check_
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
 from torchbayes.compression.plain import Plain, plain_of
-from torchbayes.compression.pruning import between_humps, signal_to_noise
+from torchbayes.compression.pruning import gap, signal_to_noise
 from torchbayes.compression.rounding import Rounding
 from torchbayes.compression.units import smaller
 from torchbayes.model.model import Model
@@ -48,8 +48,8 @@ def compress(
 ) -> Compressed:
     r"""Return the network without the units whose multipliers are noise, its weights in as few bits as they need.
 
-    Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold, which lies between the two humps of
-    its histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
+    Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold, which lies in the widest gap of its
+    histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
     by layer, and linear layers take those inputs alone that count (`units`): the outputs of the smaller network are
     those of the one in full size with zeros for what was pruned, to rounding, and this is checked. Its weights
     are rounded so that it costs at most 1/24 nat each (`rounding`).
@@ -59,8 +59,9 @@ def compress(
     Args:
         posterior: a Gaussian one, of one member, such as `VI` gives, of a network from `priors.with_multipliers`.
         data: as for `fit`: a few rows are looked at, by which units are followed and outputs compared.
-        threshold: noise from which on units are pruned, of all layers or by layer; what its histogram says if
-            None, but at least 0 under `GroupNormalJeffreys`, and 2 above the smallest under `GroupHorseshoe`.
+        threshold: noise from which on units are pruned, of all layers or by layer; what its histogram says
+            if None, between −2 and 3 under `GroupNormalJeffreys`, and 1.5 to 4 above the smallest under
+            `GroupHorseshoe`.
         rounded: whether weights are rounded.
 
     Returns:
@@ -172,7 +173,7 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
     Raises:
         ValueError: if one is of no layer.
     """
-    found = {name: between_humps(of.noise, of.least) for name, of in plain.groups.items()}
+    found = {name: gap(of.noise, of.window) for name, of in plain.groups.items()}
     if isinstance(threshold, Mapping):
         if unknown := [name for name in threshold if name not in found]:
             raise ValueError(

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from torchbayes.compression.plain import Plain
 
+_LEAST = 0.5  # nats
+
 
 def signal_to_noise(plain: Plain) -> dict[str, Tensor]:
     """Return |E w| / √Var w of the weights that may be pruned, by parameter; of a point |w|."""
@@ -26,25 +28,22 @@ def signal_to_noise(plain: Plain) -> dict[str, Tensor]:
     return found
 
 
-def between_humps(noise: Tensor, least: float) -> float:
-    """Return the noise from which on units are superfluous: where the histogram of a layer divides in two.
+def gap(noise: Tensor, window: tuple[float, float]) -> float:
+    """Return the noise from which on units are superfluous: the middle of the widest gap in a histogram's window.
 
-    Of all ways to divide the numbers at a threshold it is the one whose two parts have the least variance inside them,
-    with the threshold in the middle between their nearest numbers, but never below `least`, so that a layer of one hump
-    keeps its units. Source: Otsu (1979), here on the numbers themselves in the place of a histogram.
+    Outside of the window a unit is clearly needed or clearly superfluous; in it the histogram decides. Where neighbours
+    are nowhere half a nat apart there is no gap, and the threshold is the middle of the window.
 
     Args:
         noise: of the units of a layer.
-        least: the smallest threshold.
+        window: as of `Moments.window`.
 
     Returns:
         The threshold.
     """
-    ranked = noise.double().sort().values
-    if len(ranked) < 2:
-        return least
-    below = torch.arange(1, len(ranked), dtype=torch.float64, device=ranked.device)
-    above, sums = len(ranked) - below, ranked.cumsum(0)
-    apart = (sums[-1] - sums[:-1]) / above - sums[:-1] / below
-    at = int((below * above * apart.square()).argmax())
-    return max(least, float(0.5 * (ranked[at] + ranked[at + 1])))
+    low, high = window
+    inside = noise[(noise > low) & (noise < high)].double().sort().values
+    edges = torch.cat([inside.new_tensor([low]), inside, inside.new_tensor([high])])
+    widths = edges.diff()
+    at = int(widths.argmax())
+    return float(edges[at] + 0.5 * widths[at]) if float(widths[at]) > _LEAST else 0.5 * (low + high)

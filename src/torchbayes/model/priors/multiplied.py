@@ -45,13 +45,13 @@ class Moments(NamedTuple):
         mean: E z.
         variance: Var z.
         noise: how superfluous a group is, the larger the more.
-        least: below which no group of a layer is superfluous.
+        window: below its lower end no group of the layer is superfluous, above its upper end each is.
     """
 
     mean: Tensor
     variance: Tensor
     noise: Tensor
-    least: float
+    window: tuple[float, float]
 
 
 class GroupPrior(Protocol):
@@ -96,9 +96,9 @@ class GroupNormalJeffreys:
         return parameters["multiplier"]
 
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
-        """Return the moments of z; its noise is log α = log Var z/(E z)², and none is superfluous at less than 0."""
+        """Return the moments of z; its noise is log α = log Var z/(E z)², superfluous between −2 and 3."""
         m, v = mean["multiplier"], variance["multiplier"]
-        return Moments(m, v, v.log() - m.square().clamp_min(torch.finfo(m.dtype).tiny).log(), least=0.0)
+        return Moments(m, v, v.log() - m.square().clamp_min(torch.finfo(m.dtype).tiny).log(), window=(-2.0, 3.0))
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,14 @@ class GroupHorseshoe:
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
         """Return the moments of the log-normal z, with the sums m and v of means and variances of its logarithms.
 
-        E z = e^{m + v/2}, Var z = (e^v − 1) e^{2m + v}; the noise is v − m, minus the logarithm of the mode of z. None
-        is superfluous whose mode is above e⁻² of the layer's largest.
+        E z = e^{m + v/2}, Var z = (e^v − 1) e^{2m + v}; the noise is v − m, minus the logarithm of the mode of z. A
+        group becomes superfluous where its mode is between e^{−1.5} and e⁻⁴ of the layer's largest.
         """
         m, v = (torch.stack(torch.broadcast_tensors(*(of[name] for name in self.laws()))).sum(0)
                 for of in (mean, variance))  # fmt: skip
-        return Moments((m + 0.5 * v).exp(), torch.expm1(v) * (2 * m + v).exp(), v - m, float((v - m).min()) + 2.0)
+        least = float((v - m).min())
+        window = least + 1.5, least + 4.0
+        return Moments((m + 0.5 * v).exp(), torch.expm1(v) * (2 * m + v).exp(), v - m, window)
 
 
 @dataclass(frozen=True)
