@@ -208,6 +208,47 @@ def test_damage_and_other_networks_are_named(tmp_path: Path) -> None:
         compression.load(path, posterior.model)
 
 
+class Tied(nn.Module):
+    """A layer with two names, and two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.again = nn.Linear(4, 4)
+        self.two, self.three = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.three.weight = self.two.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.again(torch.tanh(self.one(x)))
+        return self.three(torch.tanh(self.two(torch.tanh(h))))
+
+
+def test_shared_layers_and_weights_stay_shared(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    net = Tied()
+    rules = {"one.weight": priors.GroupNormalJeffreys(), "*": priors.Normal()}
+    made = priors.with_multipliers(net, rules)
+    assert isinstance(made.network, Tied)
+    assert made.network.one is made.network.again
+    x = normal(9, 4).float()
+    assert_close(made.network(x), net(x), rtol=1e-5)
+    model = tb.Model(made.network, tb.likelihoods.Gaussian(0.5), made.prior)
+    mean_D = model.network.weights() + 0.1 * normal(model.layout.size, seed=3).float()
+    mean_D[model.layout.slices["one.multiplier"]] = torch.tensor([1.0, 1.1, 0.9, 1.2])
+    posterior = tb.Gaussian(model, mean_D[None], Diagonal(torch.full_like(mean_D, 1e-6)[None]))
+    plain = plain_of(posterior).network
+    assert isinstance(plain, Tied)
+    assert plain.one is plain.again
+    assert plain.two.weight is plain.three.weight
+    assert_close(plain(x), model.network(mean_D, x), rtol=1e-4, atol=1e-5)
+    small = compression.prune(tb.Point(tb.Model(plain, model.likelihood), _flat(plain)), (x, x), keep=0.4)
+    again = compression.load(small.save(tmp_path / "small.safetensors"), tb.Model(net, model.likelihood))
+    assert_close(again.network(x), small.network(x))
+
+
+def _flat(net: nn.Module) -> Tensor:
+    return tb.Model(net, tb.likelihoods.Gaussian(0.5)).network.weights()[None]
+
+
 def test_what_cannot_be_compressed_is_said() -> None:
     posterior = grouped(priors.GroupNormalJeffreys())
     plain = gaussian(Diagonal(torch.ones(1, 12).double()), normal(12))
@@ -223,6 +264,10 @@ def test_what_cannot_be_compressed_is_said() -> None:
         compression.compress(tb.Point(posterior.model, posterior.mean_MD), DATA)
     with pytest.raises(ValueError, match="must have one member"):
         compression.prune(tb.Point(plain.model, plain.mean_MD.repeat(2, 1)), DATA, keep=0.5)
+    start_D = posterior.model.network.weights()
+    needed = tb.Gaussian(posterior.model, start_D[None], Diagonal(torch.full_like(start_D, 1e-4)[None]))
+    with pytest.warns(UserWarning, match="no unit of any layer is noise"):
+        compression.compress(needed, DATA)
     with pytest.raises(ValueError, match=r"`threshold` names `9`"):
         compression.compress(posterior, DATA, threshold={"9": 1.0})
 

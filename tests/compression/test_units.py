@@ -132,6 +132,7 @@ def test_units_of_a_residual_stream_need_all_of_their_sources() -> None:
     net.norm.running_mean.copy_(normal(4))
     with torch.no_grad():
         net.one.weight[[0, 1]] = 0.0
+        assert net.one.bias is not None
         net.one.bias[[0, 1]] = -1.0
         net.two.weight[2] = 0.0  # but the stem gives channel 2 too
         net.head.weight[:, 3] = 0.0  # but the block takes channel 3 too

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchbayes.checks import check_kind, seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.model import PREFIX
-from torchbayes.model.priors.multiplied import LAYER, Moments, Multiplied
+from torchbayes.model.priors.multiplied import LAYER, Moments, Multiplied, replaced
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
@@ -85,8 +85,8 @@ def _plainly(name: str, groups: Mapping[str, Moments]) -> str:
 def multipliers_removed(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return the plain network of the same sizes as one that may have multipliers, which it leaves out."""
     made = filled(module, weights)
-    for name, layer in [(n, m) for n, m in made.named_modules() if isinstance(m, Multiplied)]:
-        made = replaced(made, name, layer.plain(layer.layer.weight.detach()))
+    for layer in [layer for layer in made.modules() if isinstance(layer, Multiplied)]:
+        made = replaced(made, layer, layer.plain(layer.layer.weight.detach()))
     return made
 
 
@@ -108,15 +108,6 @@ def _statistics(posterior: Posterior, views: Mapping[str, Tensor]) -> Mapping[st
     return network.recalibrate(views, posterior.calibration(), buffers)
 
 
-def replaced(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """Return a network after one of its modules was replaced, in place where it is not the network itself."""
-    parent, _, own = name.rpartition(".")
-    if not name:
-        return module
-    setattr(network.get_submodule(parent), own, module)
-    return network
-
-
 def filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy of a module that holds other parameters and buffers, in its evaluation mode."""
     made = copied(module)
@@ -126,13 +117,14 @@ def filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of a parameter or buffer of a module, of whatever shape."""
+    """Put a tensor in the place of a parameter or buffer of a module, of whatever shape, wherever it is shared."""
     owner, _, own = name.rpartition(".")
-    part = module.get_submodule(owner)
-    if own in part._parameters:
-        part._parameters[own] = nn.Parameter(tensor)
-    else:
-        part._buffers[own] = tensor
+    old: Tensor = getattr(module.get_submodule(owner), own)
+    new = nn.Parameter(tensor) if isinstance(old, nn.Parameter) else tensor
+    for part in module.modules():
+        held: dict[str, Any] = part._parameters if isinstance(old, nn.Parameter) else part._buffers
+        for key in [key for key, value in held.items() if value is old]:
+            held[key] = new
 
 
 def _moments(posterior: Posterior) -> tuple[Tensor, Tensor | None]:
@@ -173,5 +165,5 @@ def _multiplied_out(made: nn.Module, name: str, layer: Multiplied, variance: dic
     if inner is not None:
         product = v * weight.square() + z.square() * inner + v * inner
         variance[f"{name}.weight"] = product
-    replaced(made, name, layer.plain(z * weight))
+    replaced(made, layer, layer.plain(z * weight))
     return of

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.compression.plain import put, replaced
+from torchbayes.compression.plain import put
 from torchbayes.model.initialisation import copied
+from torchbayes.model.priors.multiplied import replaced
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -97,7 +98,7 @@ class Surgery:
         for name, mask in self.inputs.items():
             layer = made.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            made = replaced(made, name, PickedLinear(layer, mask.nonzero()[:, 0].to(layer.weight.device)))
+            made = replaced(made, layer, PickedLinear(layer, mask.nonzero()[:, 0].to(layer.weight.device)))
         return made.eval()
 
 

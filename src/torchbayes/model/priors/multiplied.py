@@ -340,17 +340,19 @@ def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dic
     return found
 
 
+def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Return a network with another module in the place of one, under all of its names; it is changed in place."""
+    for part in list(network.modules()):
+        for name in [name for name, child in part._modules.items() if child is old] if part is not new else ():
+            setattr(part, name, new)
+    return new if network is old else network
+
+
 def _multiplied(made: nn.Module, chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    """Return a network after its layers were replaced, under all names that they have."""
-    layers = {name: made.get_submodule(name) for name in chosen}
-    for name, rule in chosen.items():
-        layer = layers[name]
+    """Return a network after its layers were replaced."""
+    for layer, rule in [(made.get_submodule(name), rule) for name, rule in chosen.items()]:
         assert isinstance(layer, _LAYERS)
-        own = Multiplied(layer, rule)
-        for alias in [alias for alias, m in made.named_modules(remove_duplicate=False) if m is layer]:
-            parent, _, attribute = alias.rpartition(".")
-            if not isinstance(made.get_submodule(parent), Multiplied):
-                setattr(made.get_submodule(parent), attribute, own)
+        made = replaced(made, layer, Multiplied(layer, rule))
     return made
 
 
