@@ -335,6 +335,18 @@ def test_ep_is_close_to_the_posterior_of_many_weights() -> None:
     assert_close(covariance.diagonal().sqrt(), sd, rtol=0.08)
 
 
+@pytest.mark.slow
+def test_ep_is_close_to_long_chains() -> None:
+    x, w = normal(60, 4, seed=7), normal(4, 1, seed=8)
+    y = (x @ w + normal(60, 1, seed=9) > 0).double()
+    model = linear(tb.likelihoods.Probit(), 4)
+    _, mean, covariance = moments(fitted(model, (x, y)))
+    drawn = tb.fit(model, (x, y), tb.NUTS(chains=32, steps=300, burn_in=150), callbacks=()).sample(4800)
+    sd = drawn.std(0)
+    assert_close(mean / sd, drawn.mean(0) / sd, atol=0.15, rtol=0.0)
+    assert_close(covariance.diagonal().sqrt(), sd, rtol=0.08)
+
+
 # --- weights, temperature, constants, priors
 
 
