@@ -8,7 +8,8 @@ parameters hold the same units. What is left of a linear layer then takes those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -166,34 +167,41 @@ def _zero(network: nn.Module, place: Place, units: Tensor) -> None:
 def _fold(network: nn.Module, group: PermutationGroup, units: Tensor, inputs: Any) -> None:
     """Add what constant units give to the biases of the layers that take them, whose weights of them become zero.
 
-    A constant is dropped where a layer has no bias to take it, or pads its inputs by zeros in the place of it.
+    A constant is dropped where a layer has no bias to take it, pads its inputs by zeros in the place of it, or is not
+    called as a module.
     """
     taking = [place for place in group.places if _takes(network, place)]
-    seen = dict[str, list[Tensor]]()
-    handles = []
-    for place in taking:
-        owner = place.name.rpartition(".")[0]
-
-        def note(_: nn.Module, args: tuple[Any, ...], owner: str = owner) -> None:
-            seen.setdefault(owner, []).append(args[0])
-
-        handles.append(network.get_submodule(owner).register_forward_pre_hook(note))
-    try:
-        outputs_of(network, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    seen = _inputs_of(network, {place.name.rpartition(".")[0] for place in taking}, inputs)
     for place in taking:
         owner = place.name.rpartition(".")[0]
         layer: Any = network.get_submodule(owner)
         index = _places(place, units).to(layer.weight.device)
         axis = -1 if isinstance(layer, nn.Linear) else 1
-        values = torch.cat([x.movedim(axis, 0).index_select(0, index).flatten(1) for x in seen.get(owner, ())], dim=1)
+        each = [x.movedim(axis, 0).index_select(0, index).flatten(1) for x in seen[owner]]
+        values = torch.cat([layer.weight.new_empty(len(index), 0), *each], dim=1)
         steady = values.numel() > 0 and bool(torch.isclose(values, values[:, :1], rtol=1e-5, atol=1e-7).all())
         if steady and layer.bias is not None and not _padded(layer):
             weight = layer.weight.index_select(1, index)
             layer.bias.data += weight.flatten(2).sum(2) @ values[:, 0] if weight.ndim > 2 else weight @ values[:, 0]
         layer.weight.index_fill_(1, index, 0.0)
+
+
+def _inputs_of(network: nn.Module, layers: Set[str], inputs: Any) -> dict[str, list[Tensor]]:
+    """Return what each of some layers is given at each of its calls."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def note(name: str, _: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        seen[name].append(args[0] if args else named["input"])
+
+    hooks = [
+        network.get_submodule(name).register_forward_pre_hook(partial(note, name), with_kwargs=True) for name in layers
+    ]
+    try:
+        outputs_of(network, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
 
 
 def _padded(layer: Any) -> bool:
