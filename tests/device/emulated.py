@@ -12,7 +12,7 @@ tried.
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -194,9 +194,12 @@ def _count(mode: Emulated, packet: Any, args: tuple[Any, ...], *, from_there: bo
 
 def _place(packet: Any) -> str:
     """Return an operation and the line of the library that asked for it."""
-    frames = [f for f in traceback.extract_stack() if "torchbayes/" in f.filename]
-    where = f"{frames[-1].filename.rpartition('torchbayes/')[2]}:{frames[-1].lineno}" if frames else "a test"
-    return f"{packet} at {where}"
+    frame = sys._getframe()  # a traceback would read the files of all frames at each operation
+    while frame is not None and "torchbayes/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None:
+        return f"{packet} at a test"
+    return f"{packet} at {frame.f_code.co_filename.rpartition('torchbayes/')[2]}:{frame.f_lineno}"
 
 
 class _FromNumbers(TorchFunctionMode):

@@ -14,6 +14,7 @@ from tests.posteriors.layer_networks import ByFunction
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.methods.optimise import length
 from torchbayes.methods.variational.concrete import Rated, concrete_mask
 from torchbayes.native.seeds import member_seeds
 
@@ -110,13 +111,15 @@ def test_interrupted_equals_uninterrupted_and_members_are_alone(
             assert_close(tensor[m], alone.tensors()[name][0], rtol=1e-8, atol=1e-11)
 
 
-def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken() -> None:
+def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, but for how long the first runs on held-out rows may be."""
+    monkeypatch.setattr(length, "_LONGEST", 1)  # step: 50 epochs
     layers = (nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     net = nn.Sequential(*layers).train()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()
     model = tb.Model(net, tb.likelihoods.Gaussian("learned"))
     inputs, targets = (part.float() for part in regression(200))
-    posterior = tb.fit(model, (inputs, targets), tb.ConcreteDropout(), callbacks=())
+    posterior = tb.fit(model, (inputs, targets), tb.ConcreteDropout(batch_size=20), callbacks=())
     assert_same_tensors(net.state_dict(), before)
     assert torch.equal(torch.get_rng_state(), state)
     assert posterior.buffers_M is not None

@@ -91,8 +91,8 @@ def only_a_prior() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
 def test_the_best_bend_under_a_quadratic_loss(shape: Any, factor: float):
     model, rows = only_a_prior()
     first_D, last_D = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
-    method = tb.Curve(shape=shape, epochs=6000, optimizer=tb.SGD(0.02, momentum=0.0))
-    start = torch.stack([first_D, last_D]).repeat(20, 1)
+    method = tb.Curve(shape=shape, epochs=2400, optimizer=tb.SGD(0.05, momentum=0.0))
+    start = torch.stack([first_D, last_D]).repeat(50, 1)
     found: Any = tb.fit(model, rows, method, start=start, callbacks=())
     assert_close(found.points_MPD[:, 1].mean(0), factor * (first_D + last_D), atol=0.03)
 

@@ -39,7 +39,8 @@ def dispersed(target: Target, chains: int) -> Tensor:
 # --- Metropolis methods ---
 
 # (sampler, target, settings): enough draws for the checks to see a bias of a tenth of a standard deviation. Chains move
-# together, so that three times as many take little longer, but for NUTS, where all wait for the longest tree
+# together, so that many more take little longer, but for NUTS, where all wait for the longest tree; their number is what
+# makes draws enough, and their length what a burn-in from a dispersed start and the steps' memory need
 MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "hmc, correlated": (
         tb.HMC,
@@ -60,30 +61,30 @@ MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
         {"chains": 128, "steps": 190, "burn_in": 75, "mass": "unit"},
     ),
     # steps at their target acceptance make shorter trees, and more draws for the same work
-    "nuts, skewed": (tb.NUTS, skewed(), {"chains": 128, "steps": 800, "burn_in": 130}),
-    "nuts, linear": (tb.NUTS, linear_regression(2.0), {"chains": 128, "steps": 300, "burn_in": 150}),
-    "nuts, logistic": (tb.NUTS, logistic_regression(), {"chains": 128, "steps": 300, "burn_in": 150}),
-    "mala, skewed": (tb.MALA, skewed(), {"chains": 192, "steps": 4000, "burn_in": 1000}),
-    "mala, linear": (tb.MALA, linear_regression(), {"chains": 192, "steps": 2400, "burn_in": 1000}),
-    "mala, logistic": (tb.MALA, logistic_regression(), {"chains": 192, "steps": 2400, "burn_in": 1000}),
+    "nuts, skewed": (tb.NUTS, skewed(), {"chains": 512, "steps": 300, "burn_in": 130}),
+    "nuts, linear": (tb.NUTS, linear_regression(2.0), {"chains": 256, "steps": 225, "burn_in": 150}),
+    "nuts, logistic": (tb.NUTS, logistic_regression(), {"chains": 256, "steps": 225, "burn_in": 150}),
+    "mala, skewed": (tb.MALA, skewed(), {"chains": 768, "steps": 1750, "burn_in": 1000}),
+    "mala, linear": (tb.MALA, linear_regression(), {"chains": 768, "steps": 1350, "burn_in": 1000}),
+    "mala, logistic": (tb.MALA, logistic_regression(), {"chains": 768, "steps": 1350, "burn_in": 1000}),
     "elliptical slice, skewed": (
         tb.EllipticalSlice,
         skewed(),
-        {"chains": 192, "steps": 4400, "burn_in": 400, "scale": 5.0},
+        {"chains": 1024, "steps": 800, "burn_in": 300, "scale": 5.0},
     ),
     "elliptical slice, linear": (
         tb.EllipticalSlice,
         linear_regression(),
-        {"chains": 192, "steps": 2400, "burn_in": 400, "scale": 1.0},
+        {"chains": 1024, "steps": 500, "burn_in": 300, "scale": 1.0},
     ),
     "elliptical slice, logistic": (
         tb.EllipticalSlice,
         logistic_regression(),
-        {"chains": 192, "steps": 1400, "burn_in": 400, "scale": 1.5},
+        {"chains": 768, "steps": 450, "burn_in": 300, "scale": 1.5},
     ),
-    "random walk, skewed": (tb.RandomWalk, skewed(), {"chains": 192, "steps": 5400, "burn_in": 1000}),
-    "random walk, linear": (tb.RandomWalk, linear_regression(), {"chains": 192, "steps": 3400, "burn_in": 1000}),
-    "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"chains": 192, "steps": 3400, "burn_in": 1000}),
+    "random walk, skewed": (tb.RandomWalk, skewed(), {"chains": 1024, "steps": 1850, "burn_in": 1000}),
+    "random walk, linear": (tb.RandomWalk, linear_regression(), {"chains": 768, "steps": 1600, "burn_in": 1000}),
+    "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"chains": 768, "steps": 1600, "burn_in": 1000}),
 }
 
 

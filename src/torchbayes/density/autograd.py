@@ -85,7 +85,7 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
     return sum(values[1:], values[0])
 
 
-def log_prob(model: Model, weights: dict[str, Tensor], batch: Batch, buffers: Buffers | None = None) -> Tensor:
+def log_prob(model: Model, weights: dict[str, Tensor], batch: Batch, *, buffers: Buffers | None = None) -> Tensor:
     """Return log p(y_b | f_w(x_b)) of each row, (B,), without its weight: what a mixture over draws is made of."""
     views, learned = model.split(weights)
     plain, targets, _ = apart(model.likelihood, batch.targets)

@@ -70,7 +70,7 @@ class Loop(Backend):
                 for m, views in enumerate(each, start=first):
                     own = {n: b[m] for n, b in buffers.items()} if buffers else None
                     with drawing(seeds[m], weights_MD.device) if seeds else nullcontext():
-                        found.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, own))
+                        found.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
                 counts_B = apart(model.likelihood, rows.targets)[2]
                 total = mixed(torch.stack(found).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
                 into.write(model.layout, where, total=total * (scales.likelihood * draws), leaves=leaves)

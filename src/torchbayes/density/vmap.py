@@ -52,7 +52,7 @@ def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
 
     def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
         if mixing is not None:
-            return log_prob(model, weights_D, Batch(inputs, targets), buffers or None)
+            return log_prob(model, weights_D, Batch(inputs, targets), buffers=buffers or None)
         rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
         return rows.sum(dtype=torch.float64)  # samplers use differences that are small compared with the sum
 

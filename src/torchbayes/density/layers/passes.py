@@ -234,7 +234,7 @@ def _log_prob(
         layers = _Layers(leaves, hows, into=memory, place=about.place, random=random)
         with drawing(masks, device), layers:
             if single:
-                return log_prob(density.model, layers.held, rows, kept or None)
+                return log_prob(density.model, layers.held, rows, buffers=kept or None)
             return density.model.log_likelihood(layers.held, rows, kept or None)
 
     try:
