@@ -1,5 +1,7 @@
 """One training step of variational methods over that of a single network: MLP 784-400-400-10 and LeNet, batch 128.
 
+Steps of black-box α are timed beside those of as many draws without it, also for the small network of a table.
+
 The learning rate is so small that the network never fits its one batch by heart: once it does, gradients become
 denormal numbers, on which every way is slow. The published implementation of IVON is no package of this environment, so
 there is no peer.
@@ -18,6 +20,7 @@ from benchmarks.harness import Work, race, report
 from torchbayes.networks import build
 
 BATCH, NUM_DATA = 128, 60_000
+DRAWS = (2, 5, 10)
 
 
 NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
@@ -45,6 +48,20 @@ def inference(**settings: Any) -> tb.VI:
     return tb.VI(epochs=10_000, optimizer=tb.Adam(1e-6), kl_weight=1.0, **settings)
 
 
+def mixtures(name: str, shape: tuple[int, ...], network: Callable[[], nn.Module]) -> None:
+    """Print what a step with draws that are combined row by row takes, over one with their mean."""
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, BATCH, *shape, generator=source)
+    rows = tb.Batch(inputs, torch.randint(10, (1, BATCH), generator=source))
+    for draws in DRAWS:
+        ways = {
+            f"{estimator}, alpha {alpha}": step(inference(estimator=estimator, draws=draws, alpha=alpha), network, rows)
+            for estimator in ("weights", "local")
+            for alpha in (0.0, 0.5)
+        }
+        report(f"Step with {draws} draws, {name}", race(ways, rounds=5), "weights, alpha 0.0")
+
+
 def main() -> None:
     """Print the tables."""
     source = torch.Generator().manual_seed(0)
@@ -62,6 +79,8 @@ def main() -> None:
         rows = tb.Batch(inputs, torch.randint(10, (1, BATCH), generator=source))
         ways = {way: step(method, network, rows) for way, method in methods.items()}
         report(f"Training step, {name}", race(ways, rounds=25), "MAP, Adam")
+    mixtures("MLP 784-400-400-10", *NETWORKS["MLP 784-400-400-10"])
+    mixtures("MLP 10-50-10", (10,), lambda: build("mlp", (10,), 10, hidden=(50,)))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ from torchbayes.sequences import Learned, Task, coresets, sequence
 
 __version__ = "0.1.0"
 
-_ROOMS = ("data", "experiments", "geometry", "metrics", "networks", "report")
+_ROOMS = ("compression", "data", "experiments", "geometry", "metrics", "networks", "report")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -96,6 +96,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), space="functions", prior_draws=5),
     "vi": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1),
     "vi_by_layers": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, estimator="auto"),
+    "vi_alpha": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, alpha=0.5, draws=2, estimator="weights"),
+    "vi_alpha_by_layers": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, alpha=1.0, draws=2),
     "vi_low_rank": partial(tb.VI, "low_rank", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, draws=2, rank=2),
     "flow_planar": partial(tb.NormalizingFlow, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=3),
     "flow_radial": partial(tb.NormalizingFlow, "radial", optimizer=tb.Adam(lr=0.05), kl_weight=0.1, layers=2, draws=2),

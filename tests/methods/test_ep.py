@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 from scipy import stats
@@ -19,8 +20,10 @@ from torch.distributions import MultivariateNormal
 import torchbayes as tb
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Dense
+from torchbayes.methods.sites import factors as factors_module
 from torchbayes.methods.sites.beliefs import Sites, cavity
-from torchbayes.methods.sites.tilted import tilted
+from torchbayes.methods.sites.tilted import probit, tilted
+from torchbayes.model.likelihoods.probit import log_cdf
 from torchbayes.model.priors.joint import Joint
 from torchbayes.posteriors.problems import ProblemWarning
 
@@ -88,6 +91,51 @@ def test_probit_moments_are_their_closed_form() -> None:
     assert_close(found.log_norm_N, log_z, rtol=1e-9)
     assert_close(m + v.sqrt() * found.mean_NR[:, 0], mean, rtol=1e-8)
     assert_close(v * found.covariance_NRR[:, 0, 0], variance, rtol=1e-6)
+    closed = probit(ones[:, 0], m, v.sqrt())
+    for part, other in zip(closed, found, strict=True):
+        assert_close(part, other, rtol=1e-8)
+    for part, other in zip(probit(-ones[:, 0], -m, v.sqrt()), closed, strict=True):
+        assert_close(part.abs(), other.abs(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("zeta", [-1e4, -40.0, -5.001, -4.999, -1.0, 0.0, 3.0, 37.0])
+@pytest.mark.parametrize("v", [1e-6, 1.0, 1e6])
+def test_probit_moments_keep_their_digits_in_the_tails(zeta: float, v: float) -> None:
+    """Against 60 digits: ζ + r and 1 − r (ζ + r) are differences of nearly equal numbers there."""
+    one = torch.ones(1, dtype=torch.float64)
+    found = probit(one, zeta * math.sqrt(1 + v) * one, math.sqrt(v) * one)
+    at = zeta * math.sqrt(1 + v) / math.sqrt(1 + v)  # as rounded
+    with mpmath.workdps(60):
+        z, wide = mpmath.mpf(at), mpmath.mpf(v)
+        cdf = mpmath.erfc(-z / mpmath.sqrt(2)) / 2
+        r = mpmath.npdf(z) / cdf
+        exact = mpmath.log(cdf), mpmath.sqrt(wide / (1 + wide)) * r, 1 - wide * r * (z + r) / (1 + wide)
+    rounding = 1 + abs(at)  # of ζ, to which logarithms and exponentials of ζ²/2 are sensitive by ζ
+    assert float(found.log_norm_N[0]) == pytest.approx(float(exact[0]), rel=1e-13 * rounding)
+    assert float(found.mean_NR[0, 0]) == pytest.approx(float(exact[1]), rel=1e-14 * rounding**2)
+    assert float(found.covariance_NRR[0, 0, 0]) == pytest.approx(float(exact[2]), rel=1e-12)
+
+
+def test_fits_by_the_closed_form_are_those_by_quadrature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighted rows have factors of power 1 as well; another power or temperature is not the closed form's."""
+    calls: list[int] = []
+    monkeypatch.setattr(factors_module, "probit", lambda *a: (calls.append(len(a[0])), probit(*a))[1])
+    likelihood = tb.likelihoods.Weighted(tb.likelihoods.Probit())
+    data = X, (Y, torch.arange(ROWS, dtype=torch.float64) % 3)
+    closed = [fitted(linear(likelihood), data, order=order) for order in ORDERS]
+    assert calls
+    seen = len(calls)
+    fitted(linear(likelihood), data, power=0.5)
+    fitted(linear(likelihood, temperature=0.5, tempering="likelihood"), data)
+    assert len(calls) == seen
+
+    def by_quadrature(signs: Tensor, mean: Tensor, root: Tensor) -> Any:
+        return tilted(lambda f, n: log_cdf(signs[n] * f[..., 0]), mean.unsqueeze(1), root.view(-1, 1, 1), power=1.0)
+
+    monkeypatch.setattr(factors_module, "probit", by_quadrature)
+    for order, found in zip(ORDERS, closed, strict=True):
+        for part, other in zip(moments(found), moments(fitted(linear(likelihood), data, order=order)), strict=True):
+            assert_close(part, other, rtol=1e-8)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 0.05, 1.0, 1e3])
@@ -284,6 +332,18 @@ def test_ep_is_close_to_the_posterior_of_many_weights() -> None:
     exact = share @ drawn
     sd = (share @ (drawn - exact).square()).sqrt()
     assert_close(mean / sd, exact / sd, atol=0.15, rtol=0.0)
+    assert_close(covariance.diagonal().sqrt(), sd, rtol=0.08)
+
+
+@pytest.mark.slow
+def test_ep_is_close_to_long_chains() -> None:
+    x, w = normal(60, 4, seed=7), normal(4, 1, seed=8)
+    y = (x @ w + normal(60, 1, seed=9) > 0).double()
+    model = linear(tb.likelihoods.Probit(), 4)
+    _, mean, covariance = moments(fitted(model, (x, y)))
+    drawn = tb.fit(model, (x, y), tb.NUTS(chains=32, steps=300, burn_in=150), callbacks=()).sample(4800)
+    sd = drawn.std(0)
+    assert_close(mean / sd, drawn.mean(0) / sd, atol=0.15, rtol=0.0)
     assert_close(covariance.diagonal().sqrt(), sd, rtol=0.08)
 
 

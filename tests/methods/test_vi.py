@@ -254,6 +254,8 @@ def test_warm_up_ends_at_one() -> None:
         ({"initial_scale": 0.0}, "initial_scale"),
         ({"kl_weight": 0.0}, "kl_weight"),
         ({"draws": 0}, "draws"),
+        ({"alpha": -0.5}, "alpha"),
+        ({"alpha": 0.5, "draws": 1}, "needs draws to compare, 2 at least; got `draws` 1"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -162,6 +162,38 @@ def test_nuts_draws_weights_and_scale_of_a_regression(df: float | None) -> None:
     assert_close(eta.std(), truth["eta_std"], rtol=0.15)
 
 
+def gibbs(df: float | None, chains: int, sweeps: int) -> tuple[Tensor, Tensor]:
+    """η (M,) and w (M, D) after sweeps of Gibbs sampling: w given v is normal, v given w an inverse gamma number.
+
+    Half-Cauchy scales are √v of v | c ~ IG(½, 1/c), c ~ IG(½, 1/A²).
+    """
+    source, gram = np.random.default_rng(0), (INPUTS.T @ INPUTS / NOISE**2).numpy()
+    eigen, axes = np.linalg.eigh(gram)
+    pull, v = axes.T @ (INPUTS.T @ TARGETS).numpy() / NOISE**2, np.full(chains, SCALE**2)
+    w = np.zeros((chains, FEATURES))
+    for _ in range(sweeps):
+        precision = eigen + 1 / v[:, None]
+        w = pull / precision + source.standard_normal(w.shape) / precision**0.5
+        shape, rate = (0.5, 1 / SCALE**2 + 1 / v) if df is None else (df / 2, np.full(chains, df * SCALE**2 / 2))
+        if df is None:
+            rate = stats.gamma(1, scale=1 / rate).rvs(random_state=source)  # 1/c given v
+        v = stats.invgamma(shape + FEATURES / 2, scale=rate + 0.5 * (w**2).sum(1)).rvs(random_state=source)
+    return torch.from_numpy(0.5 * np.log(v)), torch.from_numpy(w @ axes.T)
+
+
+@pytest.mark.parametrize("df", [4.0, None])
+def test_gibbs_sampling_has_the_moments_of_quadrature(df: float | None) -> None:
+    """What the two ways of the library are judged by is also what conditional draws of the scale give."""
+    chains, truth = 20_000, exact(df)
+    eta, weights = gibbs(df, chains, 60)
+    root = torch.linalg.inv(torch.linalg.cholesky(truth["covariance"]))
+    whitened = (weights - truth["mean"]) @ root.T
+    assert_close(whitened.mean(0), torch.zeros(FEATURES), atol=5 / chains**0.5)
+    assert_close(torch.cov(whitened.T), torch.eye(FEATURES), rtol=0, atol=0.06)  # tails are heavier than normal
+    assert abs(float(eta.mean() - truth["eta"])) < 5 * float(truth["eta_std"]) / chains**0.5
+    assert_close(eta.std(), truth["eta_std"], rtol=0.04)
+
+
 def test_evidence_is_that_with_the_scale_integrated_out() -> None:
     truth = float(exact(4.0)["log_evidence"])
     whole = tb.Model(linear(), tb.likelihoods.Gaussian(NOISE), priors.Hierarchical(SCALE, 4.0))

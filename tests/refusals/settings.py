@@ -155,7 +155,8 @@ METHODS = {
             "structure": WORD,
             "schedule": _SCHEDULE,
             "estimator": WORD,
-            "draws": COUNT,
+            "alpha": NOT_NEGATIVE,
+            "draws": maybe(COUNT),
             "antithetic": FLAG,
             "rank": COUNT,
             "initial_scale": POSITIVE,
@@ -318,6 +319,18 @@ PRIORS = {
     ),
     "priors.Hierarchical": Case(priors.Hierarchical, wrong={"scale": POSITIVE, "df": maybe(POSITIVE), "groups": WORD}),
     "priors.LogHalfCauchy": Case(priors.LogHalfCauchy, wrong={"scale": POSITIVE}),
+    "priors.LogHalfNormal": Case(priors.LogHalfNormal, wrong={"scale": POSITIVE}),
+    "priors.GroupHorseshoe": Case(priors.GroupHorseshoe, wrong={"scale": POSITIVE}),
+    "priors.GroupNormalJeffreys": Case(priors.GroupNormalJeffreys),
+    "priors.with_multipliers": Case(
+        priors.with_multipliers,
+        lambda: {"network": nn.Sequential(nn.Linear(3, 2)), "rules": priors.GroupNormalJeffreys()},
+        {
+            "network": (*OBJECT, nn.Tanh()),
+            "rules": (*OBJECT, {}, priors.Normal(), priors.GroupHorseshoe, {"*": priors.Normal()}, {"x": 3}),
+        },
+        named={"network": ("`network`", "`rules`")},
+    ),
     "priors.with_scales": Case(
         priors.with_scales,
         lambda: {"network": nn.Linear(3, 2), "rules": priors.Hierarchical()},

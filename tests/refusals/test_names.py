@@ -22,6 +22,7 @@ ROOMS_OF = {
     "evidence.": evidence,
     "geometry.": geometry,
     "coresets.": tb.coresets,
+    "compression.": tb.compression,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -29,7 +30,15 @@ ROOMS_OF = {
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "PredictiveModule", "PriorPredictive"}
-RESULTS |= {"priors.Scaled", "data.Data", "data.Pair", "evidence.Evidence", "diagnostics.Modes", "diagnostics.Summary"}
+RESULTS |= {
+    "compression.Compressed",
+    "priors.Scaled",
+    "data.Data",
+    "data.Pair",
+    "evidence.Evidence",
+    "diagnostics.Modes",
+    "diagnostics.Summary",
+}
 RESULTS |= {
     "Learned",
     "geometry.Barrier",
@@ -49,7 +58,7 @@ RESULTS |= {
 }
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
-FILES = {"load", "load_module"}  # tests/posteriors/test_files.py and test_modules.py damage files
+FILES = {"load", "load_module", "compression.load"}  # test_files.py, test_modules.py, test_compress.py damage files
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
 

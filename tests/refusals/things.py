@@ -51,6 +51,14 @@ def gaussian() -> tb.Gaussian:
 
 
 @cache
+def multiplied() -> tb.Gaussian:
+    made = tb.priors.with_multipliers(net(), tb.priors.GroupNormalJeffreys())
+    own = tb.Model(made.network, tb.likelihoods.Categorical(), made.prior)
+    mean_MD = own.network.weights()[None]
+    return tb.Gaussian(own, mean_MD, Diagonal(torch.full_like(mean_MD, 1e-4)))
+
+
+@cache
 def propagated() -> tb.Gaussian:
     mean_MD = torch.zeros(1, regression().layout.size)
     return tb.Gaussian(regression(), mean_MD, Diagonal(torch.ones_like(mean_MD)))

@@ -178,6 +178,36 @@ VERBS = {
     "Learned.average": Case(things.learned().average, wrong={"metric": but(WORD, None)}),
     "Learned.backward_transfer": Case(things.learned().backward_transfer, wrong={"metric": but(WORD, None)}),
     "Learned.forward_transfer": Case(things.learned().forward_transfer, wrong={"metric": but(WORD, None)}),
+    "compression.compress": Case(
+        tb.compression.compress,
+        lambda: {"posterior": things.multiplied(), "data": things.DATA},
+        {
+            "posterior": (*_POSTERIOR, things.point(), things.gaussian()),
+            "data": _DATA[:5] + _DATA[7:8],
+            "threshold": (*but(WORD, None)[:2], NAN, [1.0], {"9": 1.0}, {"0": NAN}),
+            "rounded": FLAG,
+        },
+        named={"posterior": ("`posterior`", "multipliers", "member")},
+    ),
+    "compression.prune": Case(
+        tb.compression.prune,
+        lambda: {"posterior": things.gaussian(), "data": things.DATA, "keep": 0.5},
+        {
+            "posterior": (*_POSTERIOR, things.point(), things.multiplied()),
+            "data": _DATA[:5] + _DATA[7:8],
+            "keep": but(SHARE, None),
+            "least": but(POSITIVE, None),
+            "surgeon": FLAG,
+            "rounded": FLAG,
+        },
+        named={"posterior": ("`posterior`", "multipliers", "member")},
+    ),
+    "compression.unit_noise": Case(
+        tb.compression.unit_noise,
+        lambda: {"posterior": things.multiplied()},
+        {"posterior": (*_POSTERIOR, things.gaussian())},
+        named={"posterior": ("`posterior`", "multipliers")},
+    ),
     "coresets.Random": Case(tb.coresets.Random, lambda: {"size": 3}, {"size": COUNT}),
     "coresets.KCentre": Case(tb.coresets.KCentre, lambda: {"size": 3}, {"size": COUNT, "first": WHOLE}),
     "sample": Case(

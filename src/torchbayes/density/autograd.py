@@ -1,7 +1,8 @@
-"""What backends that differentiate by autograd share: modes, chunks of rows, and where gradients are written."""
+"""What backends that differentiate by autograd share: modes, chunks, mixtures of draws, and where gradients go."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -10,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.density.precision import full_precision
 from torchbayes.model.layout import Layout
-from torchbayes.model.model import Batch
+from torchbayes.model.likelihoods.weighted import apart
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
 
 
 class Into(NamedTuple):
@@ -80,6 +83,28 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
         parts = chunks(evaluation, backend.chunk_size)
         values = [run(rows, Into(evaluation.gradient_MD, number > 0)) for number, rows in enumerate(parts)]
     return sum(values[1:], values[0])
+
+
+def log_prob(model: Model, weights: dict[str, Tensor], batch: Batch, *, buffers: Buffers | None = None) -> Tensor:
+    """Return log p(y_b | f_w(x_b)) of each row, (B,), without its weight: what a mixture over draws is made of."""
+    views, learned = model.split(weights)
+    plain, targets, _ = apart(model.likelihood, batch.targets)
+    return plain.log_prob(model.network(views, batch.inputs, buffers), targets, learned)
+
+
+def mixed(log_prob_MSB: Tensor, mixing: Mixing, *, counts_MB: Tensor | None) -> Tensor:
+    """Return Σ_b a_b (1/α) log mean_s exp(α l_sb), float64 (M,).
+
+    Args:
+        log_prob_MSB: log likelihoods of rows under the draws of each member.
+        mixing: α.
+        counts_MB: a, weights of the rows, (M, B) or (B,) for all members; ones if None.
+    """
+    power, draws = mixing.power, log_prob_MSB.shape[1]
+    mean_MB = (torch.logsumexp(log_prob_MSB.double() * power, dim=1) - math.log(draws)) / power
+    if counts_MB is not None:
+        mean_MB = torch.where(counts_MB == 0, 0.0, counts_MB * mean_MB)
+    return mean_MB.sum(-1)
 
 
 def leaves_of(layout: Layout, weights: Tensor) -> dict[str, Tensor]:

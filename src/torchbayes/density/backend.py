@@ -17,6 +17,22 @@ from torchbayes.model.model import Batch, Model, Scales
 from torchbayes.model.network import Buffers
 
 
+class Mixing(NamedTuple):
+    """How the draws of a member are combined, row by row: by the mean of a power of their likelihoods.
+
+        l_b = (1/α) log (1/S) Σ_s p(y_b | f_sb)^α
+
+    A row of weight a (`likelihoods.Weighted`) counts a l_b, as one that is repeated a times does.
+
+    Attributes:
+        draws: S: members s, s + 1, … of a stack are the draws of one, which see the same rows.
+        power: α > 0. As it tends to 0, l_b tends to the mean of the draws' log likelihoods.
+    """
+
+    draws: int
+    power: float
+
+
 class Evaluation(NamedTuple):
     """What a backend is asked for: the log likelihood of every member, and its gradient.
 
@@ -29,6 +45,9 @@ class Evaluation(NamedTuple):
         scales: factors on the gradients of log likelihood and log prior.
         gradient_MD: receives the gradient; None if it is not wanted.
         prior: whether the log prior is wanted, which may be infinite where its factor is 0.
+        mixing: how the draws of a member are combined; None if every network is a member. With draws the log likelihood
+            is Σ_b l_b of each member, (M/S,), and the gradient S times that by the weights of each draw: as that of the
+            mean over draws it is on the scale of their own.
     """
 
     weights_MD: Tensor
@@ -39,6 +58,7 @@ class Evaluation(NamedTuple):
     scales: Scales
     gradient_MD: Tensor | None
     prior: bool = True
+    mixing: Mixing | None = None
 
 
 class Trajectory(NamedTuple):

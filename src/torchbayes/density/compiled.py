@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, step_sizes
 from torchbayes.density.precision import full_precision
 from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
@@ -41,7 +41,7 @@ class Compiled(Backend):
         """
         super().__init__(model, training=training, chunk_size=chunk_size)
         self._graphs = graphs
-        self._stacks: dict[bool, Stack] = {}
+        self._stacks: dict[tuple[bool, Mixing | None], Stack] = {}
         self._unrolled: Unrolled | None = None
 
     def refuses(self, evaluation: Evaluation) -> str | None:
@@ -50,11 +50,11 @@ class Compiled(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         """Return the log likelihood of each member, (M,), and write its gradient."""
-        shared = evaluation.shared
-        if shared not in self._stacks:
+        about = (evaluation.shared, evaluation.mixing)
+        if about not in self._stacks:
             # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
-            self._stacks[shared] = torch.compile(stack(self.model, shared), mode=_mode(self._graphs))
-        total_M = evaluate_stack(self, evaluation, self._stacks[shared], under=nullcontext)
+            self._stacks[about] = torch.compile(stack(self.model, *about), mode=_mode(self._graphs))
+        total_M = evaluate_stack(self, evaluation, self._stacks[about], under=nullcontext)
         return total_M.clone() if self._graphs else total_M, None  # the next replay writes to the same memory
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:

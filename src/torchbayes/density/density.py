@@ -10,14 +10,14 @@ the fastest there, else loop or vmap, whichever is measured to be faster. `densi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
 from torchbayes.density.autograd import chunks
-from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Trajectory
+from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
@@ -107,7 +107,7 @@ class LogDensity:
             SettingError: if there is neither a batch nor data.
         """
         gradient_MD = torch.empty_like(weights_MD)
-        value_M, log_likelihood_M = _scaled(self, 1.0, weights_MD, batch, buffers, seeds, gradient_MD)
+        value_M, log_likelihood_M = _scaled(self, 1.0, _Asked(weights_MD, batch, buffers, seeds, gradient_MD))
         return Value(value_M, gradient_MD, log_likelihood_M)
 
     def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
@@ -120,7 +120,7 @@ class LogDensity:
         Returns:
             `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
-        return ValueOnly(*_scaled(self, 1.0, weights_MD, batch, None, None, None))
+        return ValueOnly(*_scaled(self, 1.0, _Asked(weights_MD, batch)))
 
     def loss(
         self,
@@ -149,7 +149,7 @@ class LogDensity:
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
         factor = -temperature / self.num_data
-        value_M, log_likelihood_M = _scaled(self, factor, weights_MD, batch, buffers, seeds, out)
+        value_M, log_likelihood_M = _scaled(self, factor, _Asked(weights_MD, batch, buffers, seeds, out))
         return Value(value_M, out, log_likelihood_M)
 
     def nll(
@@ -160,6 +160,7 @@ class LogDensity:
         buffers: Buffers | None = None,
         seeds: Sequence[int] | None = None,
         out: Tensor | None = None,
+        mixing: Mixing | None = None,
     ) -> Value:
         """Return the mean negative log likelihood per observation, without prior and temperature.
 
@@ -172,13 +173,16 @@ class LogDensity:
             buffers: as in a call.
             seeds: as in a call.
             out: as of `loss`.
+            mixing: how the draws of a member are combined row by row; the mean, its gradient and the log likelihood are
+                then as of `Evaluation.mixing`.
 
         Returns:
             `Value` with that mean (M,), in nats, its gradient (M, D), and the log likelihood (M,).
         """
         out = torch.empty_like(weights_MD) if out is None else out
         factor = -self.model.temperature / self.num_data  # the likelihood alone is divided by T, whatever else is
-        value_M, log_likelihood_M = _scaled(self, factor, weights_MD, batch, buffers, seeds, out, prior=False)
+        asked = _Asked(weights_MD, batch, buffers, seeds, out)
+        value_M, log_likelihood_M = _scaled(self, factor, asked, prior=False, mixing=mixing)
         return Value(value_M, out, log_likelihood_M)
 
     def leapfrog(
@@ -244,15 +248,18 @@ def _on_all_data(density: LogDensity) -> dict[str, Any]:
     return {"data": density.data, "scales": density.model.scales(density.num_data, density.num_data)}
 
 
+class _Asked(NamedTuple):
+    """What a call of the density is given, and where the gradient goes."""
+
+    weights_MD: Tensor
+    batch: Batch | None
+    buffers: Buffers | None = None
+    seeds: Sequence[int] | None = None
+    gradient_MD: Tensor | None = None
+
+
 def _scaled(
-    density: LogDensity,
-    factor: float,
-    weights_MD: Tensor,
-    batch: Batch | None,
-    buffers: Buffers | None,
-    seeds: Sequence[int] | None,
-    gradient_MD: Tensor | None,
-    prior: bool = True,
+    density: LogDensity, factor: float, asked: _Asked, *, prior: bool = True, mixing: Mixing | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
 
@@ -262,6 +269,7 @@ def _scaled(
     Raises:
         SettingError: if there is neither a batch nor data, or a batch has no rows.
     """
+    weights_MD, batch, buffers, seeds, gradient_MD = asked
     if batch is None and density.data is None:
         raise SettingError("a batch is needed: this density was made without `data`.")
     weights_MD = weights_MD.detach()
@@ -286,6 +294,7 @@ def _scaled(
         scales,
         gradient_MD,
         prior,
+        mixing,
     )
     value_M, log_prior_M = _summed(density, evaluation)
     return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_memory
-from torchbayes.density.autograd import Into, differentiated, leaves_of
-from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
+from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.model.dropout import Mask, dropping, masked
+from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -32,6 +33,8 @@ class Loop(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         """Return the log likelihood of each member, (M,), and write its gradient."""
+        if evaluation.mixing is not None:
+            return self._mixed(evaluation, evaluation.mixing), None
         weights_MD, _, shared, buffers, seeds, scales, *_ = evaluation
         model = self.model
 
@@ -49,6 +52,32 @@ class Loop(Backend):
             return torch.stack(totals)
 
         return differentiated(self, evaluation, run), None
+
+    def _mixed(self, evaluation: Evaluation, mixing: Mixing) -> Tensor:
+        """Return the log likelihood of each member, whose draws share one graph, and write its gradient."""
+        weights_MD, _, shared, buffers, seeds, scales, *_ = evaluation
+        model, draws = self.model, mixing.draws
+
+        def run(batch: Batch, into: Into) -> Tensor:
+            totals = []
+            for first in range(0, len(weights_MD), draws):
+                where = slice(first, first + draws)
+                leaves = leaves_of(model.layout, weights_MD[where])
+                each = zip(*(leaf.unbind() for leaf in leaves.values()), strict=True)
+                rows = batch if shared else batch.map(lambda t, m=first: t[m])
+                rows = rows._replace(inputs=model.network.arrange(rows.inputs))
+                found = []
+                for m, views in enumerate(each, start=first):
+                    own = {n: b[m] for n, b in buffers.items()} if buffers else None
+                    with drawing(seeds[m], weights_MD.device) if seeds else nullcontext():
+                        found.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
+                counts_B = apart(model.likelihood, rows.targets)[2]
+                total = mixed(torch.stack(found).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+                into.write(model.layout, where, total=total * (scales.likelihood * draws), leaves=leaves)
+                totals.append(total.detach())
+            return torch.stack(totals)
+
+        return differentiated(self, evaluation, run)
 
     def outputs(
         self,

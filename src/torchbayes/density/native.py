@@ -205,21 +205,23 @@ class Native(Backend):
         kernel = self._known
         if isinstance(kernel, UnavailableError):
             return str(kernel)
+        if evaluation.mixing is not None:
+            return _SUMS
         if kernel.takes(evaluation.weights_MD, *evaluation.batch, shared=evaluation.shared):
             return None
         return f"the kernel takes rows of {kernel.network.rows} in {kernel.dtype}, with targets to match"
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-        """Return log likelihood and log prior of each member, (M,), and write the gradient of both."""
-        return self._kernel.evaluate(
-            evaluation.weights_MD,
-            *evaluation.batch,
-            shared=evaluation.shared,
-            scales=evaluation.scales,
-            gradient_MD=evaluation.gradient_MD,
-            chunk_size=self.chunk_size,
-            prior=evaluation.prior,
-        )
+        """Return log likelihood and log prior of each member, (M,), and write the gradient of both.
+
+        Raises:
+            SettingError: if draws are to be mixed row by row.
+        """
+        weights_MD, rows, shared, _, _, scales, gradient_MD, prior, mixing = evaluation
+        if mixing is not None:
+            raise SettingError(f"{_SUMS}. Set another plan than 'native', or leave it to 'auto'.")
+        about: dict[str, Any] = {"shared": shared, "scales": scales, "chunk_size": self.chunk_size, "prior": prior}
+        return self._kernel.evaluate(weights_MD, *rows, gradient_MD=gradient_MD, **about)
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
         """Return where leapfrog steps lead; None where the kernel does not have the whole density."""
@@ -310,6 +312,7 @@ class Native(Backend):
         return kernel.kernel.predict(weights_SD, inputs, chunk_size=chunk_size)
 
 
+_SUMS = "the kernel sums over rows, so it does not mix draws row by row"
 _KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDictionary()
 
 

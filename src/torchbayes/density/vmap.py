@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from torchbayes.density.autograd import Into, differentiated, leaves_of
-from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
+from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.density.stacked import StackedLayers
+from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import row_axes
 from torchbayes.native.seeds import Purpose, seeded
 
 Stack = Callable[[dict[str, Tensor], Batch, Buffers], Tensor]
-"""Named weights, batch, buffers -> Σ_b log p(y_b|f_b), shape (M,)."""
+"""Named weights, batch, buffers -> the log likelihood of each member, (M,)."""
 
 
 class Vmap(Backend):
@@ -33,28 +34,37 @@ class Vmap(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         """Return the log likelihood of each member, (M,), and write its gradient."""
-        return evaluate_stack(self, evaluation, stack(self.model, evaluation.shared), under=StackedLayers), None
+        function = stack(self.model, evaluation.shared, evaluation.mixing)
+        return evaluate_stack(self, evaluation, function, under=StackedLayers), None
 
 
-def stack(model: Model, shared: bool) -> Stack:
+def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
     """Return the log likelihood as a function vectorised over members.
 
     Args:
         model: the model.
         shared: whether all members see the same rows.
+        mixing: how the draws of a member are combined.
 
     Returns:
         The function.
     """
 
     def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
+        if mixing is not None:
+            return log_prob(model, weights_D, Batch(inputs, targets), buffers=buffers or None)
         rows = model.log_likelihood(weights_D, Batch(inputs, targets), buffers or None)
         return rows.sum(dtype=torch.float64)  # samplers use differences that are small compared with the sum
 
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
         axes = row_axes(batch.inputs, axis), row_axes(batch.targets, axis)
-        return vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+        found = vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+        if mixing is None:
+            return found
+        counts = apart(model.likelihood, batch.targets)[2]
+        counts = counts if counts is None or shared else counts[:: mixing.draws]
+        return mixed(found.unflatten(0, (-1, mixing.draws)), mixing, counts_MB=counts)
 
     return run
 
@@ -71,12 +81,13 @@ def evaluate_stack(
         under: the context in which the function is called.
     """
     layout, weights_MD = backend.model.layout, evaluation.weights_MD
+    factor = evaluation.scales.likelihood * (evaluation.mixing.draws if evaluation.mixing else 1)
 
     def run(batch: Batch, into: Into) -> Tensor:
         leaves = leaves_of(layout, weights_MD)
         with under():
             total_M = function(leaves, batch, evaluation.buffers or {})
-        into.write(layout, slice(None), total=total_M.sum() * evaluation.scales.likelihood, leaves=leaves)
+        into.write(layout, slice(None), total=total_M.sum() * factor, leaves=leaves)
         return total_M.detach()
 
     return differentiated(backend, evaluation, run)

@@ -36,7 +36,9 @@ NAMES = (  # an experiment is the `EXPERIMENT` of the folder of its name, import
     "prior_functions",
     "prior_families",
     "misspecification",
+    "temperature",
     "continual_learning",
+    "compression",
 )
 
 

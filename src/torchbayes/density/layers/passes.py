@@ -32,7 +32,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.density.autograd import leaves_of
+from torchbayes.density.autograd import leaves_of, log_prob, mixed
+from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
 from torchbayes.density.layers.attention import taken_apart
@@ -40,6 +41,7 @@ from torchbayes.density.layers.kernel import by_kernel, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
 from torchbayes.density.layers.uses import Call, Estimator, How, describes, hows, layer_call
 from torchbayes.density.loop import drawing
+from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
@@ -86,12 +88,7 @@ def by_layers(
         seeds: one per member, for all that is random.
         step: number of the pass; another one has other noise.
     """
-    ranks = density.ranks
-    rows = batch_size(batch.inputs, 1)
-    place = Place(slice(0, rows), rows)
-    if ranks.data > 1:
-        place = Place(ranks.rows(rows), rows)
-        batch = batch.map(lambda t: t[:, place.own])
+    ranks, (place, batch) = density.ranks, _here(density, batch)
     found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     into = tuple(found.unbind())
     about = Pass(hows(density, batch, estimator), place, [Randomness(seed, step) for seed in seeds])
@@ -102,7 +99,50 @@ def by_layers(
     else:
         total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
     ranks.sum_(found, total_M, health_M)
-    return Gradients(total_M * (-1 / rows), into[0], into[1], health_M)
+    return Gradients(total_M * (-1 / place.total), into[0], into[1], health_M)
+
+
+def mixed_by_layers(
+    density: LogDensity,
+    parameters: tuple[Tensor, Tensor],
+    *,
+    batch: Batch,
+    estimator: Estimator,
+    buffers: Buffers,
+    seeds: Sequence[int],
+    steps: Sequence[int],
+    power: float,
+) -> Gradients:
+    """Return what S passes together say, whose rows are combined as of `torchbayes.density.backend.Mixing`.
+
+    Noise of a row is its own, which the expectation of each row allows. The graphs of all passes are held at once.
+
+    Args:
+        density: the density: its model and its ranks.
+        parameters: μ and σ, each (M, D).
+        batch: as of `by_layers`.
+        estimator: as of `by_layers`.
+        buffers: as of `by_layers`.
+        seeds: as of `by_layers`.
+        steps: numbers of the passes, S.
+        power: α.
+    """
+    place, batch = _here(density, batch)
+    how = hows(density, batch, estimator)
+    passes = [Pass(how, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
+    total_M, found = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
+    health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
+    density.ranks.sum_(found, total_M, health_M)
+    return Gradients(total_M * (-1 / place.total), found[0], found[1], health_M)
+
+
+def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
+    """Return which rows of a minibatch this process takes, and these."""
+    rows = batch_size(batch.inputs, 1)
+    if density.ranks.data <= 1:
+        return Place(slice(0, rows), rows), batch
+    place = Place(density.ranks.rows(rows), rows)
+    return place, batch.map(lambda t: t[:, place.own])
 
 
 def _one_by_one(
@@ -123,20 +163,53 @@ def _one_by_one(
             kept = {name: buffer[m] for name, buffer in buffers.items()}
             leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
             views = [model.layout.split(part_MD[m]) for part_MD in into]
-            before = {name: buffer.clone() for name, buffer in kept.items()}
-            try:
-                total = _total(density, alone, leaves, kept=kept, about=about, random=random, into=views)
-            except _UsedOtherwiseError:
-                for name, buffer in before.items():
-                    kept[name].copy_(buffer)
-                drawn = about._replace(hows=dict.fromkeys(about.hows, "drawn"))
-                total = _total(density, alone, leaves, kept=kept, about=drawn, random=random, into=views)
+            each = _log_prob(density, alone, leaves, kept=kept, about=about, random=random, into=views)
+            total = each.sum(dtype=torch.float64)
             _write(total * (-1 / about.place.total), leaves, views)
             totals.append(total.detach())
     return torch.stack(totals)
 
 
-def _total(
+def _mixed(
+    density: LogDensity,
+    parameters: tuple[Tensor, Tensor],
+    batch: Batch,
+    *,
+    buffers: Buffers,
+    passes: Sequence[Pass],
+    power: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the sum over rows of the log likelihoods of S passes combined, (M,), and −1/B of its gradients, (2, M, D).
+
+    Every pass has leaves of its own, and memory for their gradients, as layers write there by themselves.
+    """
+    model, totals, found = density.model, [], torch.zeros(2, *parameters[0].shape).to(parameters[0])
+    mixing, place = Mixing(len(passes), power), passes[0].place
+    with torch.enable_grad(), model.network.training():
+        for m in range(len(parameters[0])):
+            alone = batch.map(lambda t, m=m: t[m])
+            alone = alone._replace(inputs=model.network.arrange(alone.inputs))
+            kept = {name: buffer[m] for name, buffer in buffers.items()}
+            into_SD = found.new_empty(len(passes), *found.shape[::2])
+            leaves, views, rows = [], [], []
+            for about, own in zip(passes, into_SD, strict=True):
+                leaves.append(tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters))
+                views.append([model.layout.split(part_D) for part_D in own])
+                how: dict[str, Any] = {"kept": kept, "about": about, "random": about.random[m], "into": views[-1]}
+                rows.append(_log_prob(density, alone, leaves[-1], **how, single=True))
+            counts_B = apart(model.likelihood, alone.targets)[2]
+            total = mixed(torch.stack(rows).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+            _write(
+                total * (-1 / place.total),
+                [part for pair in leaves for part in pair],
+                [view for pair in views for view in pair],
+            )
+            found[:, m] = into_SD.sum(0)
+            totals.append(total.detach())
+    return torch.stack(totals), found
+
+
+def _log_prob(
     density: LogDensity,
     rows: Batch,
     leaves: tuple[Mapping[str, Tensor], ...],
@@ -145,17 +218,31 @@ def _total(
     about: Pass,
     random: Randomness,
     into: Sequence[Mapping[str, Tensor]],
+    single: bool = False,
 ) -> Tensor:
-    """Return the sum of the log likelihoods of rows under one member, whose buffers are changed in place.
+    """Return the log likelihood of each row under one member, whose buffers are changed in place.
 
-    Raises:
-        _UsedOtherwiseError: if the network uses a weight in another way than when it was watched.
+    Where `single`, each row counts once, whatever its weight. Where the network uses a weight in another way than when
+    it was watched, all weights are drawn.
     """
     memory = {name: (into[0][name], into[1][name]) for name in leaves[0]}
-    layers = _Layers(leaves, about.hows, into=memory, place=about.place, random=random)
+    before = {name: buffer.clone() for name, buffer in kept.items()}
     (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, random.seed, random.step)])
-    with drawing(masks, next(iter(leaves[0].values())).device), layers:
-        return density.model.log_likelihood(layers.held, rows, kept or None).sum(dtype=torch.float64)
+    device = next(iter(leaves[0].values())).device
+
+    def run(hows: Mapping[str, How]) -> Tensor:
+        layers = _Layers(leaves, hows, into=memory, place=about.place, random=random)
+        with drawing(masks, device), layers:
+            if single:
+                return log_prob(density.model, layers.held, rows, buffers=kept or None)
+            return density.model.log_likelihood(layers.held, rows, kept or None)
+
+    try:
+        return run(about.hows)
+    except _UsedOtherwiseError:
+        for name, buffer in before.items():
+            kept[name].copy_(buffer)
+        return run(dict.fromkeys(about.hows, "drawn"))
 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:

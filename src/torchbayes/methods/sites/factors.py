@@ -19,7 +19,7 @@ from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sites.beliefs import Sites
-from torchbayes.methods.sites.tilted import MOST
+from torchbayes.methods.sites.tilted import MOST, Tilted, probit, tilted
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Probit, StudentT
 from torchbayes.model.likelihoods.protocol import counted, own
 from torchbayes.model.likelihoods.weighted import unweighted
@@ -65,6 +65,23 @@ class Factors:
         norm_N = (2 * math.pi * self.noise_N.square()).log() / temperature
         log_scale_N = -0.5 * (precision_N * apart_N.square() + norm_N)
         return Sites(precision_N[:, None, None], (precision_N * apart_N)[:, None], log_scale_N)
+
+    def tilted(self, mean_nR: Tensor, root_nRR: Tensor, *, power: float, first: int = 0) -> Tilted:
+        """Return the moments of ℓ^a N(g; m, L Lᵀ) for factors from a number on: see `torchbayes.methods.sites.tilted`.
+
+        Args:
+            mean_nR: m.
+            root_nRR: L.
+            power: a.
+            first: number of the first factor.
+        """
+        if power == 1 and isinstance(self.likelihood, Probit) and own(self.likelihood, "curvature_root"):
+            where = slice(first, first + len(mean_nR))
+            signs_n = 2 * self.targets[where].to(mean_nR) - 1
+            return probit(signs_n, (mean_nR + self.offset_NR[where])[:, 0], root_nRR[:, 0, 0])
+        return tilted(
+            lambda values_QnR, some_n: self.log_prob(values_QnR, first + some_n), mean_nR, root_nRR, power=power
+        )
 
     def log_prob(self, values_QnR: Tensor, where: Tensor) -> Tensor:
         """Return log ℓ, (Q, n), of the factors of some numbers (n,) at values (Q, n, R)."""

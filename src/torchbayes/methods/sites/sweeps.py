@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchbayes.methods.sites.beliefs import Belief, Sites, asked, cavity, together
 from torchbayes.methods.sites.factors import Factors
-from torchbayes.methods.sites.tilted import Tilted, tilted
 
 
 class Rule(NamedTuple):
@@ -89,10 +88,5 @@ def _asked(
 ) -> tuple[Sites, Tensor]:
     """Return the sites that factors ask for, of the given number on, and where there are such."""
     around = cavity(mean_NR, covariance_NRR, sites, power=rule.power)
-
-    def log_prob(values_QnR: Tensor, some_n: Tensor) -> Tensor:
-        return factors.log_prob(values_QnR, first + some_n)
-
-    share = rule.power / rule.temperature
-    seen: Tilted = tilted(log_prob, around.mean_NR, around.root_NRR, power=share)
-    return asked(around, seen, rule.power)
+    about: dict[str, Any] = {"power": rule.power / rule.temperature, "first": first}
+    return asked(around, factors.tilted(around.mean_NR, around.root_NRR, **about), rule.power)

@@ -1,8 +1,16 @@
 r"""Moments of a normal distribution tilted by a likelihood, p(x) ∝ N(x; 0, I) ℓ(m + L x)^a, in one to three dimensions.
 
-By the trapezoid rule on the window in which log p is less than 40 below its largest value. It is found by ever finer
-grids, as a likelihood may be far narrower than the normal distribution, or centred where that has next to no mass. The
-error of the rule falls exponentially in the number of nodes, which is doubled until every second of them says the same.
+Of a probit ℓ = Φ(± f) with a = 1 in closed form, with v = L², ζ = ± m/√(1 + v) and r = φ(ζ)/Φ(ζ):
+
+    log Z = log Φ(ζ),    E x = ± L r/√(1 + v),    Var x = (1 + v δ)/(1 + v),    δ = 1 − r (ζ + r)
+
+Far below zero, where ζ + r and δ are small differences, both follow from the continued fraction of r: with t = −ζ,
+c = 1/(t + d) and d = 2/(t + 3/(t + …)), r = t + c and δ = c (d − c).
+
+All others by the trapezoid rule on the window in which log p is less than 40 below its largest value. It is found by
+ever finer grids, as a likelihood may be far narrower than the normal distribution, or centred where that has next to no
+mass. The error of the rule falls exponentially in the number of nodes, which is doubled until every second of them says
+the same.
 """
 
 from __future__ import annotations
@@ -15,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.model.likelihoods.probit import log_cdf
+
 MOST = 3  # dimensions
 _DROP = 40.0  # nats below the largest value at which the window ends
 _COARSE = {1: 48, 2: 16, 3: 10}  # nodes of each axis of a search
@@ -24,6 +34,7 @@ _MOST_NODES = 2**17
 _STAGES = 12
 _WIDE = 10.0  # half the width of the first window
 _CHUNK = 2**22  # numbers at a time
+_FAR, _TERMS = 5.0, 60  # from where on the continued fraction is taken, and its terms: enough for double precision
 
 LogProb = Callable[[Tensor, Tensor], Tensor]
 """Values (Q, n, R) of some sites, and their numbers (n,) -> log ℓ, (Q, n)."""
@@ -72,6 +83,37 @@ def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float
         nodes = 2 * nodes - 1
         todo_n = todo_n[~(apart_n <= _CLOSE[size])] if nodes**size <= _MOST_NODES else todo_n[:0]
     return total
+
+
+def probit(signs_N: Tensor, mean_N: Tensor, root_N: Tensor) -> Tilted:
+    """Return the moments of every site under Φ(± f), in closed form.
+
+    Args:
+        signs_N: ±1.
+        mean_N: m, float64.
+        root_N: L.
+    """
+    variance_N = root_N.square()
+    spread_N = (1 + variance_N).sqrt()
+    zeta_N = signs_N * mean_N / spread_N
+    ratio_N, rest_N = _mills(zeta_N)
+    mean_NR = (signs_N * root_N * ratio_N / spread_N).unsqueeze(1)
+    covariance_NRR = ((1 + variance_N * rest_N) / (1 + variance_N)).view(-1, 1, 1)
+    return Tilted(log_cdf(zeta_N), mean_NR, covariance_NRR)
+
+
+def _mills(zeta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return r = φ/Φ and δ = 1 − r (ζ + r), elementwise and with full relative precision."""
+    ratio = math.sqrt(2 / math.pi) / torch.special.erfcx(-zeta / math.sqrt(2))
+    far = (-zeta).clamp_min(_FAR)
+    below = torch.zeros_like(far)
+    for term in range(_TERMS, 1, -1):
+        below = term / (far + below)
+    step = 1 / (far + below)
+    is_far = zeta < -_FAR
+    return torch.where(is_far, far + step, ratio), torch.where(
+        is_far, step * (below - step), 1 - ratio * (zeta + ratio)
+    )
 
 
 def _in_parts(function: Callable[[Tensor], tuple[Tensor, ...]], rows_n: Tensor, each: int) -> tuple[Tensor, ...]:

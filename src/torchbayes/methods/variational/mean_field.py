@@ -105,7 +105,7 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     weights_MSD, gradient_MSD = both[0].data, both[1].data
     noise = {"seeds": now.seeds, "stream": noise_stream(now), "antithetic": drawing.antithetic}
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, weights_MSD, **noise)
-    nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD)
+    nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD, alpha=drawing.alpha)
     return nll_M, sums_M2, Descent(gradient_MSD, weights_MSD, None, 0.0, 0.0), gradient_MSD.flatten(1)
 
 

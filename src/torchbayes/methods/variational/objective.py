@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
-from torchbayes.density.layers.passes import Gradients, by_layers
+from torchbayes.density.layers.passes import Gradients, by_layers, mixed_by_layers
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory
@@ -32,6 +33,7 @@ class Drawing:
         draws: S, at a step.
         antithetic: whether they come in pairs ±ε.
         normal: whether the family is one of normal distributions; of others only means and variances are known.
+        alpha: α, of the divergence; 0 takes the mean of the draws' log likelihoods.
     """
 
     family: Family
@@ -39,6 +41,7 @@ class Drawing:
     draws: int
     antithetic: bool
     normal: bool = True
+    alpha: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ class Info:
 
     Attributes:
         loss_M: the objective per observation, in nats.
-        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats.
+        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats; with
+            α > 0 that of −(1/α) log E_q p(y | w)^α.
         kl_M: KL(q ‖ p) of all weights, in nats; from the draws where the prior has no closed form.
-        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats.
+        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats; no bound with α > 0.
         lr: learning rate of the step.
         kl_weight: β of the step.
     """
@@ -134,7 +138,7 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     noise_MSE, draws = _noise(drawing, now, density.model.layout.size), drawing.draws
     weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
     slope_MSD = torch.empty_like(weights_MSD)
-    nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=slope_MSD)
+    nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=slope_MSD, alpha=drawing.alpha)
     slope_MSD = slope_MSD.div_(draws) if draws > 1 else slope_MSD
     by_mean_MD, by_variance_MD = weights_MSD.new_zeros(2, len(noise_MSE), weights_MSD.shape[-1]).unbind()
     return _Pass(nll_M, weights_MSD, noise_MSE, Slopes(slope_MSD, by_mean_MD, by_variance_MD, 0.0))
@@ -145,11 +149,14 @@ def noise_stream(now: Trajectory, purpose: Purpose = _NOISE) -> int:
     return mix(purpose, now.step)
 
 
-def ask(density: LogDensity, now: Trajectory, batch: Batch, *, weights_MSD: Tensor, out: Tensor) -> Tensor:
+def ask(
+    density: LogDensity, now: Trajectory, batch: Batch, *, weights_MSD: Tensor, out: Tensor, alpha: float = 0.0
+) -> Tensor:
     """Return the mean negative log likelihood of draws, (M,), and write its gradient at each, (M, S, D).
 
     They are one stack of M · S networks; draws of a member see the same rows. The buffers of a member become the
-    average over its draws.
+    average over its draws. With α > 0 a row's log likelihood is (T/α) log mean_s p(y | w_s)^(α/T), as T is removed from
+    the objective of the tempered likelihood p^(1/T); the gradient is S times that by each draw.
     """
     draws, buffers = weights_MSD.shape[1], now.buffers
     seeds = [mix(Purpose.VARIATIONAL_MASKS, seed, now.step, s) for seed in now.seeds for s in range(draws)]
@@ -157,11 +164,13 @@ def ask(density: LogDensity, now: Trajectory, batch: Batch, *, weights_MSD: Tens
         buffers = {name: buffer.repeat_interleave(draws, 0) for name, buffer in buffers.items()}
         batch = batch.map(lambda t: t.repeat_interleave(draws, 0))
     stacked = weights_MSD.flatten(0, 1)
-    nll = density.nll(stacked, batch, buffers=buffers, seeds=seeds, out=out.view_as(stacked)).log_density
+    mixing = Mixing(draws, alpha / density.model.temperature) if alpha else None
+    about: dict[str, Any] = {"buffers": buffers, "seeds": seeds, "out": out.view_as(stacked), "mixing": mixing}
+    nll = density.nll(stacked, batch, **about).log_density
     for name, buffer in buffers.items() if draws > 1 else ():
         each = buffer.unflatten(0, (-1, draws))
         now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
-    return nll.view(-1, draws).mean(1)
+    return nll if alpha else nll.view(-1, draws).mean(1)
 
 
 def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
@@ -182,7 +191,18 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
 
 
 def ask_layers(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, scale_MD: Tensor) -> Gradients:
-    """Return what S passes by layers say on average."""
+    """Return what S passes by layers say, on average or, with α > 0, together."""
+    if drawing.alpha:
+        return mixed_by_layers(
+            density,
+            (now.weights_MD[:, : scale_MD.shape[1]], scale_MD),
+            batch=batch,
+            estimator=cast("Estimator", drawing.estimator),
+            buffers=now.buffers,
+            seeds=now.seeds,
+            steps=range(now.step * drawing.draws, (now.step + 1) * drawing.draws),
+            power=drawing.alpha / density.model.temperature,
+        )
     found = [
         by_layers(
             density,

@@ -13,6 +13,15 @@ On the scale of the mean loss per observation, as for all optimisers here, and w
 
 with c = 1/T where likelihood and prior are both tempered, and 1 where the likelihood alone is.
 With M members q is a mixture of M normals, each fitted by itself from a start of its own.
+
+With α > 0 the data's part is that of black-box α (Hernández-Lobato et al. 2016) in the form of Li and Gal (2017):
+
+    minimise  −(1/α) Σ_n log E_q[p(y_n | x_n, w)^α] + β KL(q ‖ p)
+
+whose limit at α → 0 is the objective above. α = 1 asks for good predictions of the rows, and is close to expectation
+propagation; between them, the larger α, the more of the posterior q covers. The expectation is the mean over the S
+draws of a step, row by row: biased, as its logarithm is taken, by O(1/S). A row of weight a (`likelihoods.Weighted`)
+counts a times its term, and with a temperature p^(1/T) takes the place of p, T times whose term enters the loss.
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_flags, check_positive, given
+from torchbayes.checks import check_choice, check_counts, check_flags, check_not_negative, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.uses import has_layers
 from torchbayes.density.plans import BackendName
@@ -51,6 +60,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
 
 _SMALLEST = 1e-8  # of a scale that is relative to its weight
+_ALPHA_DRAWS = 10  # as in the papers: the logarithm of a mean over fewer is more biased
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,8 @@ class VI:
             noise where there is such, else flipout; it draws weights with another structure than "diagonal", with
             antithetic draws, and in a network without such layers. See `torchbayes.density.layers.passes`; `uses.how`
             says what each parameter gets.
-        draws: S, draws for each step.
+        alpha: α ≥ 0, of the divergence: 0 is variational inference, 1 near to expectation propagation.
+        draws: S, draws for each step; None for 1, or 10 where `alpha` is positive, which needs 2 at least.
         antithetic: whether draws come in pairs ±ε, which takes the noise of the gradient by the means that is odd in ε.
         rank: R, of structure="low_rank".
         initial_scale: standard deviation of every weight at first.
@@ -111,7 +122,8 @@ class VI:
     optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     estimator: Literal["auto", "weights", "local", "flipout"] = "auto"
-    draws: int = 1
+    alpha: float = 0.0
+    draws: int | None = None
     antithetic: bool = False
     rank: int = 10
     initial_scale: float = 0.02
@@ -121,7 +133,8 @@ class VI:
 
     def __post_init__(self) -> None:
         check_training(self)
-        check_counts(draws=self.draws, rank=self.rank, **given(epochs=self.epochs))
+        check_counts(rank=self.rank, **given(draws=self.draws, epochs=self.epochs))
+        check_not_negative(alpha=self.alpha)
         check_choice(("diagonal", "low_rank", "dense", "radial"), structure=self.structure)
         check_schedule(self.schedule)
         check_flags(antithetic=self.antithetic)
@@ -134,8 +147,13 @@ class VI:
                 f"{self.structure!r}, antithetic {self.antithetic}. Give structure='diagonal' and no antithetic draws, "
                 f"or estimator='auto'."
             )
-        if self.antithetic and self.draws % 2:
-            raise ValueError(f"`antithetic` draws come in pairs; got `draws` {self.draws}. Give an even number.")
+        if self.antithetic and _draws(self) % 2:
+            raise ValueError(f"`antithetic` draws come in pairs; got `draws` {_draws(self)}. Give an even number.")
+        if self.alpha and _draws(self) < 2:
+            raise ValueError(
+                f"`alpha` {self.alpha} needs draws to compare, 2 at least; got `draws` {_draws(self)}. Give more, such "
+                f"as {_ALPHA_DRAWS}, or alpha=0."
+            )
 
     @property
     def needs(self) -> Needs:
@@ -229,7 +247,8 @@ class VI:
         now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         family, normal = self.family(density.model.layout), self.structure != "radial"
-        drawing = Drawing(family, _estimator(self, density, batch), self.draws, self.antithetic, normal)
+        estimator = _estimator(self, density, batch)
+        drawing = Drawing(family, estimator, _draws(self), self.antithetic, normal, self.alpha)
         weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
@@ -264,6 +283,11 @@ class VI:
             return found
         variance_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD)
         return unmoved(variance_MD.sqrt(), self.initial_scale)
+
+
+def _draws(method: VI) -> int:
+    """Return S."""
+    return (_ALPHA_DRAWS if method.alpha else 1) if method.draws is None else method.draws
 
 
 def _scales(method: VI, weights_MD: Tensor) -> Tensor:

@@ -136,6 +136,18 @@ def observed(likelihood: Likelihood, targets: Any) -> Any:
     return targets
 
 
+def apart(likelihood: Likelihood, targets: Any) -> tuple[Likelihood, Any, Tensor | None]:
+    """Return the likelihood of one observation, targets (B, ...) for it, and the rows' weights (B,), None if all are 1.
+
+    Members' rows, (M, B, ...), have weights (M, B).
+    """
+    each: Tensor | None = None
+    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
+        likelihood, (targets, weights) = likelihood.base, targets
+        each = weights.double() if each is None else each * weights
+    return likelihood, targets, each
+
+
 def asks(likelihood: Likelihood) -> bool:
     """Return whether a likelihood, weighted or not, takes something from targets that it does not have yet."""
     plain = unweighted(likelihood)

@@ -3,6 +3,7 @@
 from torchbayes.model.priors.correlated import Correlated, EmpCov
 from torchbayes.model.priors.groups import Hierarchical, LogHalfCauchy
 from torchbayes.model.priors.mixture import NormalMixture
+from torchbayes.model.priors.multiplied import GroupHorseshoe, GroupNormalJeffreys, LogHalfNormal, with_multipliers
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.scales import Scaled, with_scales
 from torchbayes.model.priors.sparse import Horseshoe, LogUniform
@@ -26,10 +27,13 @@ __all__ = [
     "EmpCov",
     "FanInNormal",
     "Flat",
+    "GroupHorseshoe",
+    "GroupNormalJeffreys",
     "Hierarchical",
     "Horseshoe",
     "Laplace",
     "LogHalfCauchy",
+    "LogHalfNormal",
     "LogInverseChi",
     "LogUniform",
     "Logistic",
@@ -43,5 +47,6 @@ __all__ = [
     "ShapedPrior",
     "StudentT",
     "Univariate",
+    "with_multipliers",
     "with_scales",
 ]

@@ -3,6 +3,7 @@ r"""E log p(w) of priors under normal weights w ~ N(μ, v), with its derivatives
     N(m, s²)         −½ ((μ − m)² + v)/s² − log s√2π
     Laplace(m, b)    −A/b − log 2b,    A = √(2v/π) e^{−d²/2v} + d erf(d/√2v),    d = μ − m,    the mean of |w − m|
     N(m, Σ), joint   log N(μ; m, Σ) − ½ Σ_i (Σ⁻¹)_ii v_i
+    LogHalfNormal    u − ½ e^{2u + 2v} + constant,    u = μ − log scale
     LogInverseChi    −ν (u + ½ e^{−2u + 2v}) − constant,    u = μ − log scale
     LogUniform       −log √v − E log |z + ε|,    z = |μ|/√v
     flat             0
@@ -21,11 +22,12 @@ from torch import Tensor
 
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.joint import Joint
+from torchbayes.model.priors.multiplied import LogHalfNormal
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import LogUniform, expected_log_size
 from torchbayes.model.priors.univariate import Flat, Laplace, Normal
 
-_CLOSED = (Normal, Laplace, Flat, Joint, LogInverseChi, LogUniform)
+_CLOSED = (Normal, Laplace, Flat, Joint, LogInverseChi, LogHalfNormal, LogUniform)
 _QUADRATIC = (Normal, Flat, Joint)
 
 
@@ -79,6 +81,12 @@ def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: fl
         by_mean.add_(swollen - 1, alpha=scale * prior.df)
         by_variance.sub_(swollen, alpha=scale * prior.df)
         return (-prior.df * (u + 0.5 * swollen) - prior.log_constant).sum(-1, dtype=torch.float64)
+    if isinstance(prior, LogHalfNormal):
+        u = mean - math.log(prior.scale)
+        swollen = torch.exp(2 * (u + variance))
+        by_mean.sub_(swollen - 1, alpha=scale)
+        by_variance.sub_(swollen, alpha=scale)
+        return (u - 0.5 * swollen + 0.5 * math.log(2 / math.pi)).sum(-1, dtype=torch.float64)
     if isinstance(prior, LogUniform):
         scale_MD = variance.sqrt()
         ratio = mean.abs() / scale_MD

@@ -1,0 +1,202 @@
+"""Two ways to a smaller network: units whose multipliers are noise, and single weights that are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, given
+from torchbayes.compression.compressed import Compressed, point_of
+from torchbayes.compression.follow import follow
+from torchbayes.compression.plain import Plain, plain_of
+from torchbayes.compression.pruning import gap, signal_to_noise
+from torchbayes.compression.rounding import Rounding
+from torchbayes.compression.units import smaller
+from torchbayes.model.model import Model
+from torchbayes.posteriors.posterior import Posterior
+
+
+def unit_noise(posterior: Posterior) -> dict[str, Tensor]:
+    """Return how superfluous the units of each layer with multipliers are: what `compress` prunes by.
+
+    Of a `GroupNormalJeffreys` prior it is log α = log Var z/(E z)², of a `GroupHorseshoe` minus the logarithm of the
+    mode of z.
+
+    Args:
+        posterior: a Gaussian one, of one member, of a network from `priors.with_multipliers`.
+
+    Returns:
+        Layer -> one number for each of its inputs (linear layers) or filters (convolutions).
+
+    Raises:
+        TypeError: if it is of another kind.
+        ValueError: if no layer has multipliers, or there are several members.
+    """
+    return {name: of.noise for name, of in _with_groups(posterior).groups.items()}
+
+
+def compress(
+    posterior: Posterior,
+    data: Any,
+    *,
+    threshold: float | Mapping[str, float] | None = None,
+    rounded: bool = True,
+) -> Compressed:
+    r"""Return the network without the units whose multipliers are noise, its weights in as few bits as they need.
+
+    Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold, which lies in the widest gap of its
+    histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
+    by layer, and linear layers take those inputs alone that count (`units`): the outputs of the smaller network are
+    those of the one in full size with zeros for what was pruned, to rounding, and this is checked. Its weights
+    are rounded so that it costs at most 1/24 nat each (`rounding`).
+
+    Source: Louizos, Ullrich and Welling (2017), "Bayesian compression for deep learning".
+
+    Args:
+        posterior: a Gaussian one, of one member, such as `VI` gives, of a network from `priors.with_multipliers`.
+        data: as for `fit`: a few rows are looked at, by which units are followed and outputs compared.
+        threshold: noise from which on units are pruned, of all layers or by layer; what its histogram says
+            if None, between −2 and 3 under `GroupNormalJeffreys`, and 1.5 to 4 above the smallest under
+            `GroupHorseshoe`.
+        rounded: whether weights are rounded.
+
+    Returns:
+        The compressed network.
+
+    Raises:
+        TypeError: if an argument is of another kind.
+        ValueError: if no layer has multipliers, there are several members, or a threshold is that of no layer.
+    """
+    check_flags(rounded=rounded)
+    plain = _with_groups(posterior)
+    thresholds, pruned = _thresholds(plain, threshold), 0
+    for name, of in plain.groups.items():
+        weight = plain.network.get_parameter(f"{name}.weight")
+        axis = 1 if weight.shape[1] == len(of.noise) and isinstance(plain.network.get_submodule(name), nn.Linear) else 0
+        gone = (of.noise >= thresholds[name]).nonzero()[:, 0]
+        with torch.no_grad():
+            weight.index_fill_(axis, gone, 0.0)
+        pruned += len(gone)
+    if threshold is None and not pruned:
+        warnings.warn(
+            "no unit of any layer is noise, so none is pruned: the divergence has not acted yet, or the network needs "
+            "them all. Train longer or with a larger learning rate, and look at `unit_noise`.",
+            stacklevel=2,
+        )
+    return _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
+
+
+def prune(
+    posterior: Posterior,
+    data: Any,
+    *,
+    keep: float | None = None,
+    least: float | None = None,
+    surgeon: bool = False,
+    rounded: bool = True,
+) -> Compressed:
+    r"""Return the network without the weights that are least certain to be other than zero.
+
+    Weights of matrices and filters are ranked over all layers by |E w| / √Var w, as Bayes by backprop, sparse
+    variational dropout and the optimal brain surgeon rank them (`pruning`); those of a point, which has no variance, by
+    |w|. Biases and the parameters of norms stay. Units that are left without effect are taken out, as by `compress`.
+
+    Source: Blundell et al. (2015), section 5.1; Hassibi and Stork (1993); Graves (2011).
+
+    Args:
+        posterior: a Gaussian one or a point, of one member.
+        data: as for `fit`: a few rows are looked at.
+        keep: share of the weights that stays, or
+        least: the signal to noise |E w| / √Var w of a weight that stays: e^{−3/2} is the threshold log α = 3 of sparse
+            variational dropout.
+        surgeon: whether the weights that stay become what the posterior expects them to be where the others are zero.
+            It takes solves with the covariance; nothing follows where weights are independent.
+        rounded: whether weights are rounded, where their variances are known.
+
+    Returns:
+        The compressed network.
+
+    Raises:
+        TypeError: if an argument is of another kind.
+        ValueError: if there are several members, neither or both of share and threshold are given, or they are no such
+            numbers, or the network has multipliers.
+    """
+    check_flags(rounded=rounded, surgeon=surgeon)
+    check_share(**given(keep=keep))
+    check_positive(**given(least=least))
+    if (keep is None) == (least is None):
+        raise ValueError(
+            f"give either `keep` or `least`; got {keep} and {least}. keep=0.1 keeps a tenth of the weights."
+        )
+    plain = plain_of(posterior)
+    if plain.groups:
+        raise ValueError("`posterior` has multipliers, by which whole units are pruned. Call `compress`.")
+    noise = signal_to_noise(plain)
+    flat = torch.cat([of.flatten() for of in noise.values()])
+    pruned = flat < (0.0 if least is None else least)
+    if keep is not None:
+        pruned[flat.argsort(stable=True)[: round((1 - keep) * len(flat))]] = True
+    parts = pruned.split([of.numel() for of in noise.values()])
+    gone = {name: part.view(of.shape) for (name, of), part in zip(noise.items(), parts, strict=True)}
+    if surgeon:
+        follow(posterior, plain, gone)
+    with torch.no_grad():
+        for name, part in gone.items():
+            plain.network.get_parameter(name).masked_fill_(part, 0.0)
+    return _made(posterior.model, plain, data, thresholds={}, rounded=rounded)
+
+
+def _with_groups(posterior: Posterior) -> Plain:
+    """Return the plain network of a posterior of one with multipliers.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    plain = plain_of(posterior)
+    if not plain.groups:
+        raise ValueError(
+            "no layer of the network has multipliers. Fit a network from `priors.with_multipliers`, or prune single "
+            "weights by `prune`."
+        )
+    if not plain.variance:
+        raise ValueError("a point does not say which multipliers are noise. Fit by VI.")
+    return plain
+
+
+def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> dict[str, float]:
+    """Return the threshold of each layer.
+
+    Raises:
+        ValueError: if one is of no layer.
+    """
+    found = {name: gap(of.noise, of.window) for name, of in plain.groups.items()}
+    if isinstance(threshold, Mapping):
+        if unknown := [name for name in threshold if name not in found]:
+            raise ValueError(
+                f"`threshold` names `{unknown[0]}`, which is no layer with multipliers; they are {', '.join(found)}."
+            )
+        check_numbers(**{f"threshold[{name!r}]": value for name, value in threshold.items()})
+        return {**found, **{name: float(value) for name, value in threshold.items()}}
+    check_numbers(**given(threshold=threshold))
+    return found if threshold is None else dict.fromkeys(found, float(threshold))
+
+
+def _made(model: Model, plain: Plain, data: Any, *, thresholds: Mapping[str, float], rounded: bool) -> Compressed:
+    """Return the compressed network of a plain one with zeros for what is pruned."""
+    num_weights = sum(plain.network.get_parameter(name).numel() for name in plain.random)
+    small = smaller(plain.network, model, data, random=plain.random)
+    left = dict(small.network.named_parameters())
+    num_kept = sum(int((left[name] != 0).sum()) for name in plain.random)
+    roundings: dict[str, Rounding] = {}
+    if rounded:
+        for name, variance in small.surgery.tensors(plain.variance).items():
+            if rounding := Rounding.of(left[name].detach(), variance):
+                roundings[name] = rounding
+                left[name].data.copy_(rounding.apply(left[name].detach()))
+    posterior = point_of(small.network, model, plain.learned, names=plain.random)
+    counts = {"num_weights": num_weights, "num_kept": num_kept, "difference": small.difference}
+    return Compressed(posterior, small.surgery, roundings, **counts, thresholds=thresholds, stayed=small.stayed)

@@ -1,0 +1,198 @@
+"""Networks without units that have no effect: the same outputs, whatever the layers are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+from tests.oracles import assert_close, normal
+from torchbayes.compression.surgery import PickedLinear
+from torchbayes.compression.units import Smaller, outputs_of, smaller
+
+
+def made_smaller(net: nn.Module, x: Tensor) -> Smaller:
+    """Taken out units of a network, with a model whose network does not matter."""
+    kind = tb.likelihoods.Custom(lambda f: torch.distributions.Normal(f, 1.0))
+    net = net.double().eval()
+    return smaller(net, tb.Model(net, kind, tb.priors.Flat()), (x, x))
+
+
+def sizes(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in net.named_parameters() if name.endswith("weight")}
+
+
+def zeroed(net: nn.Sequential, **rows: Any) -> nn.Sequential:
+    """Weights `layer_axis` = positions, set to zero."""
+    with torch.no_grad():
+        for key, index in rows.items():
+            layer, axis = key.removeprefix("l").split("_")
+            net[int(layer)].weight.index_fill_(int(axis), torch.tensor(index), 0.0)  # type: ignore[operator, union-attr]
+    return net
+
+
+def test_units_that_nothing_takes_are_gone_and_so_is_what_they_take_alone() -> None:
+    """Unit 1 of the second layer is not taken; of the first layer unit 3 is taken by it alone."""
+    net = zeroed(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)), l4_1=[1])
+    with torch.no_grad():
+        net[2].weight[[0, 2], 3] = 0.0  # type: ignore[index]
+    x = normal(7, 4)
+    found = made_smaller(net, x)
+    assert sizes(found.network) == {"0.weight": (4, 4), "2.weight": (2, 4), "4.weight": (2, 2)}
+    assert_close(found.network(x), net(x))
+    assert found.difference < 1e-14
+    assert found.stayed == ()
+    linear = found.network.get_submodule("2")
+    assert isinstance(linear, nn.Linear)
+    assert (linear.in_features, linear.out_features) == (4, 2)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.Softplus()])
+def test_units_without_weights_are_constants_that_biases_take(activation: nn.Module) -> None:
+    net = zeroed(nn.Sequential(nn.Linear(4, 5), activation, nn.Linear(5, 2)), l0_0=[0, 2])
+    x = normal(7, 4)
+    found = made_smaller(net, x)
+    assert sizes(found.network) == {"0.weight": (3, 4), "2.weight": (2, 3)}
+    assert_close(found.network(x), net(x))
+
+
+def test_inputs_without_weights_are_not_taken() -> None:
+    net = zeroed(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), l1_1=[0, 3, 4])
+    x = normal(7, 2, 3)
+    found = made_smaller(net, x)
+    layer = found.network.get_submodule("1")
+    assert isinstance(layer, PickedLinear)
+    assert layer.index.tolist() == [1, 2, 5]
+    assert_close(found.network(x), net(x))
+
+
+def conv_net(padding: int = 0, pool: nn.Module | None = None, sides: int = 8) -> nn.Sequential:
+    left = (sides if padding else sides - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=padding), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=padding), nn.ReLU(),
+        pool or nn.MaxPool2d(2), nn.Flatten(), nn.Linear(5 * left * left, 6), nn.ReLU(), nn.Linear(6, 2),
+    )  # fmt: skip
+
+
+def test_filters_are_gone_with_all_their_places() -> None:
+    net = zeroed(conv_net(), l0_0=[1], l2_0=[0, 4], l8_1=[5])
+    x = normal(7, 1, 8, 8)
+    found = made_smaller(net, x)
+    assert sizes(found.network) == {
+        "0.weight": (3, 1, 3, 3),
+        "2.weight": (3, 3, 3, 3),
+        "6.weight": (5, 12),
+        "8.weight": (2, 5),
+    }
+    assert_close(found.network(x), net(x))
+
+
+def test_positions_of_a_channel_that_do_not_count_are_not_taken() -> None:
+    net = conv_net()
+    with torch.no_grad():
+        net[6].weight[:, :3] = 0.0  # type: ignore[index]
+    x = normal(7, 1, 8, 8)
+    found = made_smaller(net, x)
+    assert sizes(found.network)["6.weight"] == (6, 17)
+    assert_close(found.network(x), net(x))
+
+
+def test_a_constant_that_a_border_pads_by_zeros_is_dropped() -> None:
+    net = zeroed(conv_net(padding=1), l0_0=[1])
+    with torch.no_grad():
+        net[0].bias[1] = 0.7  # type: ignore[index]
+    x = normal(7, 1, 8, 8)
+    found = made_smaller(net, x)
+    assert sizes(found.network)["0.weight"] == (3, 1, 3, 3)
+    with torch.no_grad():
+        net[0].bias[1] = 0.0  # type: ignore[index]  # what is left of the unit in full size
+    assert_close(found.network(x), net(x))
+    assert_close(found.whole(x), net(x))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.one, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.stem(x)).relu()
+        h = h + self.two(self.one(h).relu())
+        return self.head(h.mean((2, 3)))
+
+
+def test_units_of_a_residual_stream_need_all_of_their_sources() -> None:
+    net = Residual().double().eval()
+    assert net.norm.running_mean is not None
+    net.norm.running_mean.copy_(normal(4))
+    with torch.no_grad():
+        net.one.weight[[0, 1]] = 0.0
+        assert net.one.bias is not None
+        net.one.bias[[0, 1]] = -1.0
+        net.two.weight[2] = 0.0  # but the stem gives channel 2 too
+        net.head.weight[:, 3] = 0.0  # but the block takes channel 3 too
+    x = normal(5, 1, 6, 6)
+    found = made_smaller(net, x)
+    assert sizes(found.network) == {
+        "stem.weight": (4, 1, 3, 3),
+        "norm.weight": (4,),
+        "one.weight": (2, 4, 3, 3),
+        "two.weight": (4, 2, 3, 3),
+        "head.weight": (3, 3),  # takes three of the four channels
+    }
+    assert_close(found.network(x), net(x))
+    with torch.no_grad():
+        net.one.weight[:, 3] = 0.0
+    found = made_smaller(net, x)
+    assert sizes(found.network)["norm.weight"] == (3,)
+    assert found.network.get_submodule("norm").num_features == 3
+    assert_close(found.network(x), net(x))
+
+
+def test_units_stay_where_the_network_needs_them() -> None:
+    x = normal(5, 4)
+    normed = zeroed(nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 2)), l3_1=[0])
+    found = made_smaller(normed, x)
+    assert sizes(found.network)["0.weight"] == (5, 4)
+    assert "belongs to a LayerNorm, which is not cut" in found.stayed[0]
+    assert_close(found.network(x), normed(x))
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x).view(-1, 6).relu())
+
+    fixed = Fixed().double()
+    with torch.no_grad():
+        fixed.two.weight[:, 1] = 0.0
+    found = made_smaller(fixed, x)
+    assert sizes(found.network)["one.weight"] == (6, 4)
+    assert "does not run without some" in found.stayed[0]
+    assert_close(found.network(x), fixed(x))
+
+
+def test_one_unit_of_a_layer_stays() -> None:
+    net = zeroed(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), l2_1=[0, 1, 2, 3, 4])
+    x = normal(5, 4)
+    found = made_smaller(net, x)
+    assert sizes(found.network) == {"0.weight": (1, 4), "2.weight": (2, 1)}
+    assert_close(found.network(x), net(x))
+
+
+def test_weights_inside_of_layers_stay_as_they_are() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    with torch.no_grad():
+        net[0].weight[0, 0] = 0.0  # type: ignore[index]
+    x = normal(5, 4)
+    found = made_smaller(net, x)
+    assert sizes(found.network) == sizes(net)
+    assert [torch.equal(a, b) for a, b in zip(found.network.parameters(), net.parameters(), strict=True)] == [True] * 4
+    assert_close(outputs_of(found.network, x)[0], net(x))
