@@ -266,7 +266,7 @@ def test_what_cannot_be_compressed_is_said() -> None:
         compression.prune(tb.Point(plain.model, plain.mean_MD.repeat(2, 1)), DATA, keep=0.5)
     start_D = posterior.model.network.weights()
     needed = tb.Gaussian(posterior.model, start_D[None], Diagonal(torch.full_like(start_D, 1e-4)[None]))
-    with pytest.warns(UserWarning, match="no unit of any layer is noise"):
+    with pytest.warns(tb.ProblemWarning, match="no unit of any layer is noise"):
         compression.compress(needed, DATA)
     with pytest.raises(ValueError, match=r"`threshold` names `9`"):
         compression.compress(posterior, DATA, threshold={"9": 1.0})

@@ -18,6 +18,7 @@ from torchbayes.compression.rounding import Rounding
 from torchbayes.compression.units import smaller
 from torchbayes.model.model import Model
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import ProblemWarning
 
 
 def unit_noise(posterior: Posterior) -> dict[str, Tensor]:
@@ -81,13 +82,15 @@ def compress(
         with torch.no_grad():
             weight.index_fill_(axis, gone, 0.0)
         pruned += len(gone)
+    small = _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
     if threshold is None and not pruned:
         warnings.warn(
             "no unit of any layer is noise, so none is pruned: the divergence has not acted yet, or the network needs "
             "them all. Train longer or with a larger learning rate, and look at `unit_noise`.",
+            ProblemWarning,
             stacklevel=2,
         )
-    return _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
+    return small
 
 
 def prune(

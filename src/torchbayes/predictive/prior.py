@@ -64,7 +64,8 @@ class PriorPredictive:
         standard_SBK = self._standard
         _, rows, outputs = standard_SBK.shape
         check_memory(8 * outputs * rows**2, "correlations of each output", standard_SBK.device, inputs=rows)
-        return torch.einsum("sbk,sck->kbc", standard_SBK, standard_SBK).clamp(-1, 1)
+        found_KBB = torch.einsum("sbk,sck->kbc", standard_SBK, standard_SBK)
+        return _symmetric(found_KBB).clamp(-1, 1)
 
     @cached_property
     def correlation(self) -> Tensor:
@@ -78,7 +79,7 @@ class PriorPredictive:
         check_memory(16 * rows**2, "the correlations", standard_SBK.device, inputs=rows)
         moving_KB = standard_SBK[0].isfinite().double().T
         flat = standard_SBK.nan_to_num(0.0).transpose(0, 1).flatten(1)
-        return (flat @ flat.T / (moving_KB.T @ moving_KB)).clamp(-1, 1)  # 0/0 where no output of both moves
+        return (_symmetric(flat @ flat.T) / (moving_KB.T @ moving_KB)).clamp(-1, 1)  # 0/0 where no output of both moves
 
     def class_correlation(self, labels: Any) -> Tensor:
         """Return the mean correlation between inputs of each two classes.
@@ -200,6 +201,11 @@ def _passed(model: Model, inputs: Any, chunk_size: int) -> Iterator[Any]:
     check_finite(placed := model.place(inputs))
     for start in range(0, batch_size(placed), chunk_size):
         yield rows_of(placed, slice(start, start + chunk_size))
+
+
+def _symmetric(products: Tensor) -> Tensor:
+    """Return products of all pairs without the rounding in which (i, j) and (j, i) differ on some machines."""
+    return 0.5 * (products + products.mT)
 
 
 def _one_hot(labels: Any, rows: int) -> Tensor:

@@ -183,7 +183,7 @@ def _mixed(
 
     Every pass has leaves of its own, and memory for their gradients, as layers write there by themselves.
     """
-    model, totals, found = density.model, [], torch.zeros(2, *parameters[0].shape).to(parameters[0])
+    model, totals, found = density.model, [], parameters[0].new_zeros(2, *parameters[0].shape)
     mixing, place = Mixing(len(passes), power), passes[0].place
     with torch.enable_grad(), model.network.training():
         for m in range(len(parameters[0])):

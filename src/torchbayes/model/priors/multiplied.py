@@ -234,12 +234,13 @@ class Multiplied(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the multipliers to 1, and the bias to what PyTorch draws for one."""
+        """Set the multipliers to 1, and weight and bias to what the layer draws for them."""
         for name, value in self.rule.start(self.groups).items():
             getattr(self, name).copy_(value)
         if self.bias is not None:
-            bound = 1 / math.sqrt(self.layer.weight[0].numel())
-            self.bias.uniform_(-bound, bound)
+            self.layer.register_parameter("bias", self.bias)
+            self.layer.reset_parameters()
+            self.layer.register_parameter("bias", None)
 
     def along(self, multipliers: Tensor) -> Tensor:
         """Return multipliers in a shape in which they multiply the layer's weights."""
