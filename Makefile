@@ -20,8 +20,8 @@ demo: $(VENV)/.package ## compare methods on the digits data; report and picture
 	$(BIN)/python -m torchbayes.comparison.bands demo
 	$(BIN)/torchbayes compare --data digits --directory demo --overwrite
 
-# Small tensors gain nothing from threads, and worker processes that each start some slow each other down.
-test test-fast: export OMP_NUM_THREADS = 1
+# Small tensors gain nothing from threads, and processes that each start some slow each other down.
+test test-fast docs: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test ## the whole test suite (ARGS="-k swag" narrows it)
 	$(TESTS) $(ARGS)
