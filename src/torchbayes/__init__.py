@@ -11,6 +11,7 @@ from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
@@ -156,3 +157,5 @@ __all__ = [
     "uncertainty",
 ]
 __all__ += _methods.__all__
+
+_explain_constructors(globals(), vars(likelihoods), vars(priors))

@@ -12,7 +12,7 @@ further is every q from the posterior in this sense: with some dozens and more, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchbayes.checks import seen
 from torchbayes.diagnostics.importance import psis
+from torchbayes.display import Overview, shown
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.flows.posterior import FlowPosterior
@@ -35,6 +36,13 @@ _GOOD, _USABLE, _LARGE = 0.5, 0.7, 20
 _BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their outputs
 
 
+def _overview(approximation: Approximation) -> Overview:
+    """Return what is shown of it."""
+    names = ("k", "verdict", "draws", "ess", "rows", "weights")
+    return Overview("Approximation", {name: getattr(approximation, name) for name in names})
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class Approximation:
     """How close a posterior with a density q is to the posterior p(w | D) of its model.
@@ -53,7 +61,7 @@ class Approximation:
     rows: int
     weights: int
     ess: float
-    log_ratios_S: Tensor = field(repr=False)
+    log_ratios_S: Tensor
 
     @property
     def verdict(self) -> str:

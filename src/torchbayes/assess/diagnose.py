@@ -22,6 +22,7 @@ from torch import Tensor, distributions
 from torchbayes.assess.approximation import DRAWS, Approximating, Approximation, of_density
 from torchbayes.assess.chains import check_alone, check_enough, of_chains
 from torchbayes.assess.diagnosis import Diagnosis, Record, Trace, draw_trace, largest, record_of
+from torchbayes.calls import explained
 from torchbayes.checks import check_counts, given, seen
 from torchbayes.diagnostics import Summary
 from torchbayes.driver.chains import LEAST, Chains, judged
@@ -66,6 +67,7 @@ def diagnose(
 ) -> Approximation: ...
 
 
+@explained()
 def diagnose(
     posterior: Draws | Chains | Approximating,
     inputs: Any = None,

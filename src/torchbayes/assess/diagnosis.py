@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchbayes.diagnostics import Summary
+from torchbayes.diagnostics.convergence import ENOUGH
+from torchbayes.display import Overview, shown
 from torchbayes.methods.mcmc.health import momentum_ebfmi
 
 
@@ -61,6 +63,15 @@ class Record:
     saturated_M: Tensor | None = None
 
 
+def _overview(diagnosis: Diagnosis) -> Overview:
+    """Return what is shown of it."""
+    facts = {"chains": diagnosis.chains, "draws": diagnosis.draws, "verdict": diagnosis.verdict}
+    header = ("space", "quantities", "largest R-hat", "R-hat ≤ 1.01", "least bulk ESS")
+    rows = [_row(name, space) for name, space in diagnosis.spaces.items()]
+    return Overview("Diagnosis", facts, header=header, rows=rows)
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class Diagnosis:
     """How well the chains of a run have mixed, in weight and function space.
@@ -80,14 +91,27 @@ class Diagnosis:
 
     chains: int
     draws: int
-    spaces: Mapping[str, Summary] = field(repr=False)
-    traces: tuple[Trace, ...] = field(repr=False)
-    record: Record | None = field(repr=False)
+    spaces: Mapping[str, Summary]
+    traces: tuple[Trace, ...]
+    record: Record | None
 
     @property
     def functions(self) -> str:
         """The name of what is judged beside the weights: "probabilities", "means" or "parameters"."""
         return next(name for name in self.spaces if name in {"probabilities", "means", "parameters"})
+
+    @property
+    def verdict(self) -> str:
+        """What R-hat and effective sizes of the functions say: "converged", "nearly converged", or "not converged".
+
+        Converged: all R-hats are at most 1.01 and all bulk effective sizes at least 100 for each chain (Vehtari et al.
+        2021). Nearly: 95 % of the R-hats are at most 1.05. Functions that never move count as not converged.
+        """
+        space = self.spaces[self.functions]
+        rhat = torch.where(space.rhat.isnan(), math.inf, space.rhat)
+        if bool((rhat <= 1.01).all()) and bool((space.ess_bulk >= ENOUGH * self.chains).all()):
+            return "converged"
+        return "nearly converged" if (rhat <= 1.05).double().mean() >= 0.95 else "not converged"
 
     @property
     def gradients(self) -> float:
@@ -104,6 +128,17 @@ class Diagnosis:
             Bulk effective sizes over `gradients`, in the shape of the space.
         """
         return self.spaces[space].ess_bulk / self.gradients
+
+
+def _row(name: str, space: Summary) -> tuple[str, int, float, str, float]:
+    """Return a row of the table of spaces."""
+    rhat, bulk = space.rhat[~space.rhat.isnan()], space.ess_bulk[~space.ess_bulk.isnan()]
+    share = f"{(rhat <= 1.01).double().mean():.1%}" if len(rhat) else "nan"
+    return name, space.rhat.numel(), _or_nan(rhat, torch.max), share, _or_nan(bulk, torch.min)
+
+
+def _or_nan(numbers: Tensor, extreme: Callable[[Tensor], Tensor]) -> float:
+    return float(extreme(numbers)) if len(numbers) else math.nan
 
 
 def record_of(

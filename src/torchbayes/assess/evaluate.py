@@ -17,6 +17,7 @@ from torchbayes import metrics
 from torchbayes.assess.classification import NONE, is_binary, labels, places
 from torchbayes.assess.evaluation import Evaluation, Scores
 from torchbayes.assess.numbers import number_metrics, number_terms, scored_columns
+from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.scoring import hits
@@ -66,6 +67,7 @@ class _Columns:
         }
 
 
+@explained()
 def evaluate(
     posterior: Posterior | Functions | Source | Predictive,
     data: Any,
@@ -147,6 +149,7 @@ def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
             columns.add(kept, **scored_columns(predictive, judged.targets))
 
 
+@explained()
 def uncertainty(
     posterior: Posterior | Functions | Source,
     inputs: Any,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.checks import as_seed, check_counts
+from torchbayes.display import Overview, shown
 from torchbayes.metrics.resampling import resampled_aurc, resampled_ece, resampled_ece_mass, resampled_mean
 from torchbayes.metrics.scoring import hits, squared_distance
 from torchbayes.model.likelihoods.quantiles import check_level
@@ -33,6 +34,13 @@ class Scores:
     confidence: Tensor
 
 
+def _overview(evaluation: Evaluation) -> Overview:
+    """Return what is shown of it."""
+    facts = {"rows": len(evaluation.log_prob), **evaluation.metrics}
+    return Overview("Evaluation", facts)
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
@@ -68,18 +76,18 @@ class Evaluation:
     """
 
     metrics: dict[str, float]
-    log_prob: Tensor = field(repr=False)
-    targets: Any = field(repr=False)
-    probs: Tensor | None = field(default=None, repr=False)
-    scores: Scores | None = field(default=None, repr=False)
-    mean: Tensor | None = field(default=None, repr=False)
-    scale: Tensor | None = field(default=None, repr=False)
-    weights: Tensor | None = field(default=None, repr=False)
-    labels: Tensor | None = field(default=None, repr=False)
-    label_weights: Tensor | None = field(default=None, repr=False)
-    label_rows: Tensor | None = field(default=None, repr=False)
-    pit: Tensor | None = field(default=None, repr=False)
-    terms: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    log_prob: Tensor
+    targets: Any
+    probs: Tensor | None = None
+    scores: Scores | None = None
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+    weights: Tensor | None = None
+    labels: Tensor | None = None
+    label_weights: Tensor | None = None
+    label_rows: Tensor | None = None
+    pit: Tensor | None = None
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
     def intervals(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, tuple[float, float]]:
         r"""Return an interval for every metric: what other test rows of the same kind could have given.

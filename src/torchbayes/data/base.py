@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_tensor, seen, whole
+from torchbayes.display import Overview, shown
 from torchbayes.native.seeds import Purpose, generator
+
+_SHOWN = 8  # images side by side in a notebook
 
 
 class Pair(NamedTuple):
@@ -81,6 +85,16 @@ class Standardise:
         return values * self.scale.to(values.device) + self.mean.to(values.device)
 
 
+def _overview(data: Data) -> Overview:
+    """Return what is shown of it."""
+    facts: dict[str, Any] = {"name": data.name, "train": len(data.train.inputs), "test": len(data.test.inputs)}
+    facts |= {"inputs": " × ".join(map(str, data.input_shape)), "task": data.task}
+    if data.classes:
+        facts["classes"] = data.num_classes
+    return Overview("Data", facts, picture=_strip(data))
+
+
+@shown(_overview)
 @dataclass(frozen=True, eq=False)
 class Data:
     """A data set by name, split and standardised; all statistics come from the training rows alone.
@@ -149,11 +163,6 @@ class Data:
                 )
             pairs.append(Pair(part.inputs, counts.float()))
         return replace(self, train=pairs[0], test=pairs[1], target_standardise=None)
-
-    def __repr__(self) -> str:
-        shape = " x ".join(map(str, self.input_shape))
-        kind = f"{self.num_classes} classes" if self.classes else "regression"
-        return f"Data({self.name}: {len(self.train.inputs)} + {len(self.test.inputs)} rows of {shape}, {kind})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,3 +339,21 @@ def subset_of(name: str, rows: int, train_size: int, *, seed: int = 0) -> np.nda
     kept = np.zeros(rows, dtype=bool)
     kept[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
     return kept
+
+
+def _strip(data: Data) -> Callable[[], bytes] | None:
+    """Return what draws the first training images side by side as a PNG; None of other data."""
+    if not data.is_image:
+        return None
+
+    def draw() -> bytes:
+        import matplotlib.image
+
+        images = data.standardise.inverse(data.train.inputs[:_SHOWN]).clamp(0, 1)
+        strip = torch.cat([*torch.nn.functional.pad(images, (1, 1, 1, 1), value=1.0)], dim=-1)
+        factor = max(1, 40 // images.shape[-1])
+        pixels = strip.repeat_interleave(factor, 1).repeat_interleave(factor, 2).movedim(0, -1).expand(-1, -1, 3)
+        matplotlib.image.imsave(file := BytesIO(), pixels.numpy(), format="png")
+        return file.getvalue()
+
+    return draw

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_kind, given, whole
 from torchbayes.data import toy
 from torchbayes.data.base import Data, Raw, check_name, drawn, finish, of_classes
@@ -83,6 +84,7 @@ def num_splits(name: str) -> int:
     return _entry(name).splits
 
 
+@explained()
 def load(
     name: str,
     *,

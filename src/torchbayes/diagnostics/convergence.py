@@ -22,6 +22,8 @@ from torchbayes.diagnostics._series import (
 
 RhatMethod = Literal["rank", "split", "classic"]
 
+ENOUGH = 100  # effective samples for each chain (Vehtari et al. 2021)
+
 
 class Summary(NamedTuple):
     """Diagnostics of draws (M, S, ...), each a float64 tensor in the trailing shape.

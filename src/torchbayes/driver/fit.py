@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from torch import Tensor, nn
 
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Plan
@@ -31,7 +32,7 @@ from torchbayes.driver.reader import ROWS, Reader, informed
 from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import estimated
-from torchbayes.methods.protocol import Method, Spreading
+from torchbayes.methods.protocol import Method, Result_co, Spreading
 from torchbayes.model.description import describe_model
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -45,10 +46,47 @@ from torchbayes.posteriors.start import centred, number_of_starts, start_of
 from torchbayes.posteriors.subspace import InSubspace
 
 
+@overload
 def fit(
     model: Model,
     data: Any,
-    method: Method,
+    method: Method[Result_co],
+    *,
+    start: nn.Module | Posterior | Tensor | None = None,
+    seed: int = 0,
+    directory: str | PathLike[str] | None = None,
+    resume: bool = False,
+    steps: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    ranks: Ranks | None = None,
+    space: None = None,
+    validation: float | Any = None,
+) -> Result_co: ...
+
+
+@overload
+def fit(
+    model: Model,
+    data: Any,
+    method: Method[Any],
+    *,
+    start: nn.Module | Posterior | Tensor | None = None,
+    seed: int = 0,
+    directory: str | PathLike[str] | None = None,
+    resume: bool = False,
+    steps: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    ranks: Ranks | None = None,
+    space: Subspace,
+    validation: float | Any = None,
+) -> InSubspace: ...
+
+
+@explained(positional="Pass inputs and targets as one pair: fit(model, (inputs, targets), method).")
+def fit(
+    model: Model,
+    data: Any,
+    method: Method[Any],
     *,
     start: nn.Module | Posterior | Tensor | None = None,
     seed: int = 0,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.calls import explained
 from torchbayes.density.dynamics import Density
 from torchbayes.density.functions import density_of, density_of_named
 from torchbayes.driver.chains import Chains, Interrupted
@@ -24,6 +25,7 @@ from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import check_finite_start
 
 
+@explained()
 def sample(
     density: Density | Callable[..., Tensor],
     method: Method,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -183,8 +183,15 @@ class Spreading(Protocol):
         ...
 
 
-class Method(Protocol):
-    """Frozen settings of one way to infer, with the functions that a driver calls. There is no other state."""
+Result_co = TypeVar("Result_co", bound=Posterior, covariant=True)
+"""What a method infers: a kind of posterior."""
+
+
+class Method(Protocol[Result_co]):
+    """Frozen settings of one way to infer, with the functions that a driver calls. There is no other state.
+
+    A type checker takes what `fit` returns from the annotation of `posterior`.
+    """
 
     @property
     def members(self) -> int:
@@ -231,7 +238,7 @@ class Method(Protocol):
         """Return weights (M, D) to put on the shelf now, or None."""
         ...
 
-    def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Posterior:
+    def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Result_co:
         """Return the posterior given by a state and the draws on the shelf."""
         ...
 

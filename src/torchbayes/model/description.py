@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torchbayes.display import Overview, brief, shortened, shown
 from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
+from torchbayes.model.priors.bound import BoundPrior
 
 # parts of a repr that differ between processes: addresses, devices, enclosing functions
 _PLACE = re.compile(r" at 0x[0-9a-fA-F]+|, device='[^']*'|[\w.<>]+\.<locals>\.")
@@ -60,3 +62,32 @@ def _alike(one: str, other: str) -> bool:
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
     return all(math.isclose(float(a), float(b), rel_tol=1e-5, abs_tol=1e-9) for a, b in pairs)
+
+
+def _overview(model: Model) -> Overview:
+    """Return what a model says of itself: its parts, and the shape and the prior of each random parameter."""
+    count = sum(p.numel() for p in model.network.module.parameters()) + model.layout.size - model.network.layout.size
+    random = f"{model.layout.size:,}" + ("" if count == model.layout.size else f" of {count:,}")
+    priors = {segment.where.start: shortened(repr(segment.prior)) for segment in model.prior.segments}
+    rows, start, prior = [], 0, ""
+    for name, shape in model.layout.shapes.items():
+        prior = priors.get(start, prior)
+        rows.append((name, " × ".join(map(str, shape)) or "1", prior))
+        start += math.prod(shape)
+    facts = {
+        "network": type(model.network.module).__name__,
+        "weights": random,
+        "likelihood": brief(model.likelihood),
+        "prior": ", ".join(dict.fromkeys(priors.values())),
+        **({} if model.temperature == 1 else {"temperature": model.temperature, "tempering": model.tempering}),
+    }
+    return Overview("Model", facts, header=("random weights", "shape", "prior"), rows=rows)
+
+
+def _prior_overview(prior: BoundPrior) -> Overview:
+    priors = dict.fromkeys(shortened(repr(segment.prior)) for segment in prior.segments)
+    return Overview("BoundPrior", {"priors": ", ".join(priors)})
+
+
+shown(_overview)(Model)
+shown(_prior_overview)(BoundPrior)

@@ -17,7 +17,7 @@ _FEWEST = 20  # draws by which it is judged whether a chain moves
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Draws(Posterior):
     """q(w) = (1/(M S)) Σ_m Σ_s δ(w − w_ms).
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
+from torchbayes.display import Overview, shown
 from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
@@ -18,6 +19,12 @@ from torchbayes.model.rows.batch import batch_size
 from torchbayes.posteriors.modules.module import ModelAverage
 
 
+def _overview(functions: Functions) -> Overview:
+    """Return what is shown of it."""
+    return Overview("Functions", {"draws": functions.draws, "model": functions.model})
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class Functions:
     """S drawn functions f_s(x).

@@ -30,7 +30,7 @@ def check_gaussian(posterior: Any, advice: str = "Fit by Laplace or SWAG.") -> N
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gaussian(Posterior):
     """q(w) = (1/M) Σ_m N(w; μ_m, Σ_m).
 

@@ -25,7 +25,7 @@ from torchbayes.posteriors.problems import warn_of
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LaplacePosterior(Posterior):
     """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchbayes.calls import explained
+from torchbayes.checks import check_kind
 from torchbayes.model.description import model_differences
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
@@ -17,6 +19,7 @@ from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posteri
 from torchbayes.posteriors.store import DrawFile
 
 
+@explained()
 def load(path: str | Path, model: Model, *, calibration: Calibration | None = None) -> Posterior:
     """Read a posterior that `save` wrote and attach it to its model.
 
@@ -35,6 +38,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         ValueError: if the file is damaged, of an unknown kind, from another run than the rest of its directory, or of
             another layout, likelihood or prior than the model's; the message says in what they differ.
     """
+    check_kind(Model, "the `Model` that it was fitted with", model=model)
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:

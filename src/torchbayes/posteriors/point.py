@@ -17,7 +17,7 @@ from torchbayes.posteriors.trained import Trained, named, weights_of
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Point(Posterior):
     """q(w) = (1/M) Σ_m δ(w − w_m).
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory, is_whole, seen
+from torchbayes.display import Overview, shown
 from torchbayes.model.description import describe_model
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
@@ -58,7 +59,14 @@ class Beside(NamedTuple):
     masks_S: tuple[Mask, ...] | None = None
 
 
-@dataclass(frozen=True)
+def _overview(posterior: Posterior) -> Overview:
+    """Return what is shown of it."""
+    facts = {"members": posterior.members, "draws": posterior.default_draws, "model": posterior.model}
+    return Overview(type(posterior).__name__, facts, problems=posterior.problems)
+
+
+@shown(_overview)
+@dataclass(frozen=True, repr=False)
 class Posterior(ABC):
     """Base of the posteriors: M members of equal weight over one model's weights.
 

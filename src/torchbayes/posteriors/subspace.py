@@ -16,7 +16,7 @@ _INNER = "inner."
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InSubspace(Posterior):
     """w = lift(u), u ~ q(u): a posterior over the coordinates of a subspace, seen as one over the weights.
 

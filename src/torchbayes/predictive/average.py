@@ -14,16 +14,18 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
+from torchbayes.display import shown
 from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.predictive.classes import Decision, average_entropies, class_probs, decided, over_classes
-from torchbayes.predictive.columns import frame_of
+from torchbayes.predictive.columns import frame_of, overview_of
 from torchbayes.predictive.intervals import checked_interval
 
 
+@shown(overview_of)
 @dataclass(frozen=True)
 class Predictive:
     """An equal mixture of S predictive distributions at B inputs.

@@ -8,7 +8,8 @@ deviation, the part of it that is the function's, and the bounds of a central in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.data.base import Standardise
+from torchbayes.display import MOST_ROWS, Overview, brief
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.predictive.intervals import central_interval
 
@@ -135,3 +137,25 @@ def frame_of(
     except ImportError as error:
         raise ImportError("`frame` needs pandas. Install it: pip install pandas.") from error
     return pandas.DataFrame(columns(predictive, Units(tuple(classes), targets, level)))
+
+
+def overview_of(predictive: Predictive) -> Overview:
+    """Return what a predictive says of itself: how many functions and rows, and its columns at the first rows."""
+    draws, rows = predictive.outputs_SBK.shape[:2]
+    facts = {"draws": draws, "rows": rows, "likelihood": brief(predictive.likelihood)}
+    if predictive.outputs_SBK.ndim > 2:
+        facts["outputs"] = " × ".join(map(str, predictive.outputs_SBK.shape[2:]))
+    variance = predictive.function_variance
+    head = replace(
+        predictive,
+        outputs_SBK=predictive.outputs_SBK[:, :MOST_ROWS],
+        function_variance=None if variance is None else variance[:, :MOST_ROWS],
+    )
+    table: dict[str, np.ndarray] = {}
+    with suppress(TypeError, ValueError, RuntimeError, NotImplementedError):  # not all predictions are columns
+        table = columns(head, Units())
+        probs = [table.pop(name) for name in [*table] if name.startswith("p(")]
+        if probs:
+            table = {"prediction": table.pop("prediction"), "probability": np.max(probs, axis=0), **table}
+    cells = list(zip(*(np.asarray(column).tolist() for column in table.values()), strict=True))
+    return Overview("Predictive", facts, header=tuple(table), rows=cells, of=rows)

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_kind
 from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import check_curved, root
 from torchbayes.curvature.tangent import Linear, Tangent
+from torchbayes.display import Overview, shown
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.matrices import checked_cholesky
 from torchbayes.model.model import Model
@@ -34,6 +36,12 @@ from torchbayes.predictive.linearised import Functions, checked, linked
 from torchbayes.predictive.links import Link, link_of
 
 
+def _overview(laplace: FunctionalLaplace) -> Overview:
+    """Return what is shown of it."""
+    return Overview("FunctionalLaplace", {"link": laplace.link, "model": laplace.model})
+
+
+@shown(_overview)
 @dataclass(frozen=True, eq=False)
 class FunctionalLaplace:
     """A posterior over functions; takes the place of a posterior in `predict`, `stream` and `evaluate`.
@@ -130,6 +138,7 @@ def _check_axes(tangent: Tangent) -> None:
         )
 
 
+@explained()
 def functional_laplace(
     model: Model,
     data: Any,

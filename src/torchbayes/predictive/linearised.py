@@ -28,6 +28,7 @@ from torchbayes.checks import as_seed, check_counts, check_memory, plain
 from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Tangent
+from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -54,6 +55,12 @@ class Functions(NamedTuple):
     covariance_MBKK: Tensor
 
 
+def _overview(linearised: Linearised) -> Overview:
+    """Return what is shown of it."""
+    return Overview("Linearised", {"link": linearised.link, "posterior": linearised.posterior})
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class Linearised:
     """The linearised predictive of a Laplace or other Gaussian posterior.

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_scale, plain, seen
 from torchbayes.density.stacked import StackedLayers, quiet
+from torchbayes.display import Overview, shortened, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import Network, taking
@@ -87,6 +89,14 @@ class LinearKernel:
         return self.scale**2 * flat @ flat.T + self.bias_scale**2
 
 
+def _overview(matched: MatchedPrior) -> Overview:
+    """Return what is shown of it."""
+    facts = {"before": matched.before, "after": matched.after, "steps": len(matched.loss)}
+    rows = [(name, shortened(repr(prior))) for name, prior in matched.priors.items()]
+    return Overview("MatchedPrior", facts, header=("parameter", "prior"), rows=rows, problems=matched.problems)
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class MatchedPrior:
     """Normal priors that were matched to a Gaussian process.
@@ -116,6 +126,7 @@ class _Target(NamedTuple):
     draws: int
 
 
+@explained()
 def match_prior(
     model: Model, inputs: Any, kernel: Kernel | Tensor, *, steps: int = 400, draws: int = 64, seed: int = 0
 ) -> MatchedPrior:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_object
 from torchbayes.model.model import Batch, Model, check_finite
 from torchbayes.model.rows.batch import check_alike
@@ -59,6 +60,7 @@ def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
     return Predictive(outputs_SBK, functions.model.likelihood, parameters)
 
 
+@explained()
 def predict(
     posterior: Posterior | Functions | Source,
     inputs: Any,
@@ -100,6 +102,7 @@ def predict(
     return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
 
 
+@explained()
 def stream(
     posterior: Posterior | Functions | Source,
     batches: Iterable[Any],

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, seen
+from torchbayes.display import Overview, shown
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.seeds import Purpose, mix
@@ -29,6 +31,12 @@ from torchbayes.predictive.predict import predict
 _BLOCK = 1 << 24  # weights that are drawn at a time: a prior draws them in float64
 
 
+def _overview(prior: PriorPredictive) -> Overview:
+    """Return what is shown of it."""
+    return Overview("PriorPredictive", {"draws": prior.predictive.draws, "model": prior.functions.model})
+
+
+@shown(_overview)
 @dataclass(frozen=True, eq=False)
 class PriorPredictive:
     """S functions drawn from the prior of a model, at B inputs.
@@ -124,6 +132,7 @@ class PriorPredictive:
         return torch.where(norm_BK > rounding, centred / norm_BK, torch.nan)
 
 
+@explained()
 def prior_predictive(
     model: Model, inputs: Any, *, draws: int = 100, seed: int = 0, chunk_size: int = 1024, calibration: Any = None
 ) -> PriorPredictive:

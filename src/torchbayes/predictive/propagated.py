@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from torchbayes.checks import seen
 from torchbayes.density.architecture import Architecture, architecture
+from torchbayes.display import Overview, shown
 from torchbayes.linalg.structure import is_diagonal
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.protocol import own
@@ -86,6 +87,12 @@ def flattened(network: Architecture, inputs: Any, *, axis: int) -> Tensor:
     return inputs.flatten(axis + 1).double()
 
 
+def _overview(propagated: Propagated) -> Overview:
+    """Return what is shown of it."""
+    return Overview("Propagated", {"posterior": propagated.posterior})
+
+
+@shown(_overview)
 @dataclass(frozen=True)
 class Propagated:
     """The closed-form predictive of a Gaussian with independent weights, such as that of `PBP`.

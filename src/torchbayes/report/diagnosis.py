@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.assess.approximation import Approximation
-from torchbayes.assess.diagnose import Diagnosis
+from torchbayes.assess.diagnosis import Diagnosis
+from torchbayes.diagnostics.convergence import ENOUGH
 from torchbayes.report import figures
-from torchbayes.report.figures.chains import BOUNDS, ENOUGH
+from torchbayes.report.figures.chains import BOUNDS
 from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.tables import Table
 from torchbayes.report.words import capital, listed

@@ -158,12 +158,9 @@ def new_figure(width: float, height: float) -> Figure:
     Returns:
         The figure.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from torchbayes.report.notebook import NotebookFigure
 
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
+    return NotebookFigure(figsize=(width, height))
 
 
 def grid_shape(panels: int, widest: int = 4) -> tuple[int, int]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.assess.evaluate import evaluate
+from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_flags, check_kind, check_object, given, seen
 from torchbayes.driver.checks import check_method
 from torchbayes.driver.fit import fit
@@ -40,6 +41,7 @@ from torchbayes.sequences.transfer import Learned, matrices
 from torchbayes.sequences.unused import restored, used_by
 
 
+@explained()
 def sequence(
     model: Model,
     tasks: Any,

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.calls import explained
 from torchbayes.checks import check_choice, check_flags, check_kind
 from torchbayes.curvature.exact import PARAMETERS_PER_TARGET
 from torchbayes.linalg import Curvature
@@ -98,6 +99,7 @@ class EvidenceProblem:
         return [torch.cat(each).clamp_min(0) for each in found]
 
 
+@explained()
 def tune(
     posterior: LaplacePosterior, *, prior: Groups = "scalar", noise: bool = False, on: Any = None
 ) -> LaplacePosterior:

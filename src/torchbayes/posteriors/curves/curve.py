@@ -48,7 +48,7 @@ def coefficients(shape: Shape, t: Tensor, points: int) -> Tensor:
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CurvePosterior(Posterior):
     """q(w) = (1/M) Σ_m law of φ_m(t), t ~ U(0, 1): networks along curves.
 

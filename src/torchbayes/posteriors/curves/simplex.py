@@ -64,7 +64,7 @@ def spread_evenly(count: int, first: Tensor) -> Tensor:
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SimplexPosterior(Posterior):
     """q(w) = (1/M) Σ_m (1/K) Σ_k uniform over simplex k of complex m.
 

@@ -22,7 +22,7 @@ _DRAWS = 30
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MNFPosterior(Posterior):
     """q(w) = (1/M) Σ_m ∫ q_m(w | z) q_m(z) dz.
 

@@ -27,7 +27,7 @@ _DRAWS = 30
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FlowPosterior(Posterior):
     """q(w) = (1/M) Σ_m q_m(w), each the law of w = μ_m + σ_m ∘ f_m(ε).
 

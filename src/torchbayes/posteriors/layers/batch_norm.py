@@ -25,7 +25,7 @@ _PREFIX = "statistics."
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BatchNormPosterior(Posterior):
     """q = (1/M) Σ_m of the networks with weights w_m under the statistics of K minibatches each.
 

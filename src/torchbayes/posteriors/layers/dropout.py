@@ -30,7 +30,7 @@ _DRAWS = 30
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DropoutPosterior(Posterior):
     """q = (1/M) Σ_m of the networks with weights w_m whose units are dropped at random.
 

@@ -29,7 +29,7 @@ _EULER = 0.5772156649015329
 
 
 @readable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RadialPosterior(Posterior):
     """q = (1/M) Σ_m of radial laws around μ_m, each parameter of the network, or of the likelihood, on its own.
 

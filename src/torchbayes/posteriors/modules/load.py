@@ -7,6 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from torchbayes.calls import explained
+from torchbayes.checks import check_kind
 from torchbayes.model.description import describe_model
 from torchbayes.model.likelihoods.weighted import having_scales
 from torchbayes.model.model import Model, having
@@ -15,6 +17,7 @@ from torchbayes.posteriors.load import check_layout, check_model
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
 
 
+@explained()
 def load_module(path: str | Path, model: Model) -> PredictiveModule:
     """Read a module that `save` wrote.
 
@@ -30,6 +33,7 @@ def load_module(path: str | Path, model: Model) -> PredictiveModule:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is damaged, holds no module, or is of another layout or likelihood than the model's.
     """
+    check_kind(Model, "the `Model` that it was fitted with", model=model)
     path = Path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in MODULES:

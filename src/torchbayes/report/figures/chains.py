@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchbayes.checks import check_counts
+from torchbayes.diagnostics.convergence import ENOUGH
 from torchbayes.report.style import (
     FAINT,
     QUIET,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BOUNDS = (1.01, 1.1)  # of R-hat, by Vehtari et al. (2021) and Izmailov et al. (2021)
-ENOUGH = 100  # effective samples for each chain (Vehtari et al. 2021)
 CHAINS = 8  # most chains with rank histograms of their own
 POINTS = 2000  # most points of a trace that are drawn
 

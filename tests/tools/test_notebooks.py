@@ -1,0 +1,57 @@
+"""The displayed code of the tutorials runs as it stands: the names on every page, and one page whole in a notebook."""
+
+import ast
+import builtins
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
+BLOCK = re.compile(r'^```python exec="on" source="above"[^\n]*session="(\w+)"[^\n]*\n(.*?)^```$', re.M | re.S)
+
+
+def displayed(page: Path) -> dict[str, list[str]]:
+    """Return the blocks that a reader sees, by session."""
+    sessions: dict[str, list[str]] = {}
+    for session, code in BLOCK.findall(page.read_text()):
+        sessions.setdefault(session, []).append(code)
+    return sessions
+
+
+def undefined(code: str) -> set[str]:
+    """Return names that are used but never bound."""
+    nodes = [*ast.walk(ast.parse(code))]
+    bound = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)} | set(dir(builtins))
+    bound |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)}
+    bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    imports = [alias for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for alias in n.names]
+    bound |= {alias.asname or alias.name.partition(".")[0] for alias in imports}
+    return {n.id for n in nodes if isinstance(n, ast.Name)} - bound
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_displayed_code_defines_the_names_that_it_uses(page: Path) -> None:
+    for blocks in displayed(page).values():
+        assert undefined("\n".join(blocks)) == set()
+
+
+def test_names_of_hidden_code_would_be_noticed() -> None:
+    assert undefined("import a.b as c\nfor i in c: show(i)") == {"show"}
+
+
+@pytest.mark.slow
+def test_first_tutorial_runs_in_a_notebook() -> None:
+    (blocks,) = displayed(next(page for page in TUTORIALS if page.stem == "first-posterior")).values()
+    shown = ["tb.fit(model, data.train, tb.MAP(epochs=1))", "model", "evaluations['MultiSWAG']", "data"]
+    cells = [nbformat.v4.new_code_cell(code) for code in (*blocks, *shown)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=200, kernel_name="python3").execute()  # an error in a cell is raised
+    pictures = [cell for cell in cells[: len(blocks)] if cell.source.strip().endswith("\nfigure")]
+    assert len(pictures) >= 3
+    for cell in pictures:
+        assert "image/png" in cell.outputs[-1].data
+    for cell in cells[len(blocks) :]:
+        assert cell.outputs[-1].data["text/html"].startswith("<div><strong>")
