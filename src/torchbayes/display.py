@@ -41,7 +41,7 @@ class Overview:
 def shown(overview: Callable[[Any], Overview]) -> Callable[[_Kind], _Kind]:
     """Return a class decorator: objects say what they are, rather than print the tensors that they hold.
 
-    A dataclass that inherits from such a class needs `repr=False`, as it would otherwise write a `__repr__` of its own.
+    A dataclass that inherits from such a class must be told not to write a `__repr__` of its own.
 
     Args:
         overview: of an object.
