@@ -72,6 +72,11 @@ def rows_of(tree: Any, where: slice | int | Tensor) -> Any:
     return on_rows(lambda tensor: tensor[where], tree)
 
 
+def repeated(tree: Any, count: int) -> Any:
+    """Return inputs or targets with their first row several times, and no other."""
+    return on_rows(lambda tensor: tensor[:1].expand(count, *tensor.shape[1:]).clone(), tree)
+
+
 def row_axes(tree: Any, axis: int | None) -> Any:
     """Return `axis` for every tensor of the tree and None for everything else: the `in_dims` of `vmap`."""
     return pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, tree)
