@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ from torchbayes.model.rows.batch import (
     Batch,
     Shared,
     check_equally_many,
+    check_outputs,
     check_rows,
     moved,
     tensors_of,
@@ -234,10 +236,7 @@ class Model:
         check_finite(batch.inputs)
         with torch.no_grad(), taking(batch.inputs):
             outputs = self.network(self.network.initial, batch.inputs)
-        if outputs.shape[0] != batch.size:
-            raise ValueError(
-                f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
-            )
+            check_outputs(partial(self.network, self.network.initial), batch.inputs, outputs)
         self.likelihood.check(outputs, batch.targets)
         return outputs
 
