@@ -102,7 +102,7 @@ def test_units_that_the_posterior_drops_are_those_of_training(net: Any, shape: A
     about: Any = {"buffers": {}, "seeds": [5], "out": torch.empty_like(both)}
     found = Rated(model, 6).loss(both, tb.Batch(rows[None], targets[None]), **about).log_likelihood
     views = model.layout.split(both[0, :-1])
-    first, _, last = model.network.module
+    first, _, last = model.network.module.children()
     kept = concrete_mask(logit, (6, *mask), source=generator(Purpose.CONCRETE, 5)) / 0.6
     hidden = torch.func.functional_call(first, {n: views[f"0.{n}"] for n in ("weight", "bias")}, (rows,)) * kept
     outputs = torch.func.functional_call(last, {n: views[f"2.{n}"] for n in ("weight", "bias")}, (hidden,))

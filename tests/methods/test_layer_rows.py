@@ -17,7 +17,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.layers import passes
 from torchbayes.density.layers.passes import Gradients, by_layers
 from torchbayes.density.layers.randomness import Place, Randomness
-from torchbayes.density.layers.uses import hows
+from torchbayes.density.layers.uses import taken
 from torchbayes.model.rows.batch import Batch
 
 T = 5
@@ -50,22 +50,26 @@ def minibatch(rows: int, *shape: int) -> Batch:
     return Batch(normal(1, rows, *shape, seed=5), normal(1, rows, 2, seed=7))
 
 
-def passed(net: nn.Module, batch: Batch, estimator: Any, *, step: int = 0, scale: float = 0.3) -> Gradients:
+def passed(net: nn.Module, batch: Batch, estimator: Any, *, scale: float = 0.3) -> Gradients:
+    return passes_of(net, batch, estimator, scale=scale)[0]
+
+
+def passes_of(net: nn.Module, batch: Batch, estimator: Any, *, scale: float = 0.3, count: int = 1) -> list[Gradients]:
     model = tb.Model(net.double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
     density, size = LogDensity(model, 50, training=True), model.layout.size
     mean_MD, scale_MD = 0.5 * normal(1, size, seed=3), scale * normal(1, size, seed=6).exp()
     buffers = {name: buffer[None].clone() for name, buffer in model.network.buffers.items()}
-    return by_layers(
-        density, mean_MD, scale_MD, batch=batch, estimator=estimator, buffers=buffers, seeds=[3], step=step
-    )
+    about: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": buffers, "seeds": [3]}
+    return [by_layers(density, mean_MD, scale_MD, **about, step=step) for step in range(count)]
 
 
-def drawn(net: nn.Module, batch: Batch, *, step: int = 0, scale: float = 0.3) -> Gradients:
+def drawn(net: nn.Module, batch: Batch) -> Gradients:
     """The same under one draw of all weights."""
     model = tb.Model(net.double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
-    random, size = Randomness(3, step), model.layout.size
-    mean_D, scale_D = 0.5 * normal(1, size, seed=3)[0], scale * normal(1, size, seed=6)[0].exp()
-    mean_D.requires_grad_(), scale_D.requires_grad_()
+    random, size = Randomness(3, 0), model.layout.size
+    mean_D, scale_D = 0.5 * normal(1, size, seed=3)[0], 0.3 * normal(1, size, seed=6)[0].exp()
+    for part_D in (mean_D, scale_D):
+        part_D.requires_grad_()
     means, scales = model.layout.split(mean_D), model.layout.split(scale_D)
     held = {name: means[name] + scales[name] * random.drawn(n, means[name]) for n, name in enumerate(means)}
     nll = -model.log_likelihood(held, batch.map(lambda t: t[0])).mean()
@@ -91,7 +95,7 @@ def test_rows_behind_positions_have_the_noise_of_rows_in_front(name: str, estima
 def test_the_expected_loss_of_a_mean_over_time_is_its_closed_form() -> None:
     """E nll = nll at the mean + ½ Σ var, where a Linear sees as many positions as there are rows."""
     net, batch, count = Turned(nn.Linear(4, 2), time_first=True), minibatch(T, T, 4), 400
-    found = torch.stack([passed(net, batch, "auto", step=step).nll_M for step in range(count)])
+    found = torch.stack([one.nll_M for one in passes_of(net, batch, "auto", count=count)])
     average_B4 = batch.inputs[0].mean(1)
     scale_D = 0.3 * normal(1, 10, seed=6)[0].exp()
     variance = (average_B4.square() @ scale_D[:8].square().view(2, 4).T + scale_D[8:].square()).sum(-1).mean()
@@ -193,7 +197,7 @@ def test_rows_of_another_shape_are_looked_at_again() -> None:
     density, found = LogDensity(model, 50, training=True), []
     for shape in ((4,), (4, 4), (4,), (1, 4)):
         batch = minibatch(4, *shape)
-        found.append(hows(density, batch, "auto")["weight"])
+        found.append(taken(density, batch, "auto")[0]["weight"])
     assert found == ["local", "flipout", "local", "flipout"]
 
 
@@ -209,4 +213,4 @@ def test_processes_that_share_rows_behind_positions_have_the_noise_of_one(
             passes, "_here", lambda _, batch, own=own: (Place(own, T + 3), batch.map(lambda t: t[:, own]))
         )
         shares.append(passed(net, batch, estimator))
-    assert_same(whole, Gradients(*(sum(part) for part in zip(*shares, strict=True))))
+    assert_same(whole, Gradients(*(torch.stack(part).sum(0) for part in zip(*shares, strict=True))))

@@ -71,7 +71,8 @@ def test_groups_of_weights_are_those_of_output_and_of_input_channels(layer: Any,
         channels(slopes(made, torch.zeros(1, *shape).double().index_fill_(1, torch.tensor([c]), 1.0))).any(0)
         for c in range(shape[0])
     ])
-    for groups, oracle in (("rows", reached), ("columns", seen)):
+    both: list[tuple[Any, Tensor]] = [("rows", reached), ("columns", seen)]
+    for groups, oracle in both:
         assert (oracle.sum(0) == 1).all()
         of_weight = oracle.int().argmax(0)
         weights = normal(made.weight.numel(), seed=3).requires_grad_()
@@ -85,7 +86,7 @@ def test_groups_of_weights_are_those_of_output_and_of_input_channels(layer: Any,
         gradient = torch.zeros_like(weights)
         model.prior.add_gradient_(gradient, weights.detach(), 1.0)
         assert_close(gradient, slope)
-        scaled = priors.with_scales(layer().double(), priors.Hierarchical(0.7, None, groups)).network
+        scaled: Any = priors.with_scales(layer().double(), priors.Hierarchical(0.7, None, groups)).network
         with torch.no_grad():
             scaled.standard["weight"].fill_(1.0)
             scaled.log_scales["weight"].copy_(torch.arange(len(oracle)).double())

@@ -112,7 +112,7 @@ def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
 class Masked(TorchDispatchMode):
     """While active, the Bernoulli numbers of one forward pass are the masks of one drawn function."""
 
-    def __init__(self, seed: int, rows: int, axes: Sequence[int | None], draw: Draw | None = None) -> None:
+    def __init__(self, seed: int, rows: int, axes: Sequence[int | None], *, draw: Draw | None = None) -> None:
         """Begin a forward pass.
 
         Args:
@@ -252,7 +252,7 @@ def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
     if len(shapes[0]) != len(shapes[1]):
         raise DropoutError("dropout acts on some rows and not on others, so that its masks cannot be one function's.")
     axes = [_row_axis(two, three) for two, three in zip(*shapes, strict=True)]
-    with Masked(0, 3, axes, distinct):
+    with Masked(0, 3, axes, draw=distinct):
         outputs = run(repeated(inputs, 3))
     scale = float(outputs.abs().max())
     if not torch.allclose(outputs, outputs[:1].expand_as(outputs), rtol=1e-3, atol=1e-3 * scale, equal_nan=True):

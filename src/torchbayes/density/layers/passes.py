@@ -40,7 +40,7 @@ from torchbayes.density.layers import noisy
 from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.layers.kernel import by_kernel, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
-from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, hows, layer_call, uses
+from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken
 from torchbayes.density.loop import drawing
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
@@ -89,18 +89,17 @@ def by_layers(
         seeds: one per member, for all that is random.
         step: number of the pass; another one has other noise.
     """
-    ranks, taken = density.ranks, _taken(density, batch, estimator)
-    place, batch = _here(density, batch)
+    ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     into = tuple(found.unbind())
-    about = Pass(*taken, place, [Randomness(seed, step) for seed in seeds])
+    about = Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
     kernel = kernel_for(density, mean_MD, batch, hows=about.hows)
     if kernel is None:
         total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
         health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
     else:
         total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
-    ranks.sum_(found, total_M, health_M)
+    density.ranks.sum_(found, total_M, health_M)
     return Gradients(total_M * (-1 / place.total), into[0], into[1], health_M)
 
 
@@ -129,19 +128,12 @@ def mixed_by_layers(
         steps: numbers of the passes, S.
         power: α.
     """
-    taken = _taken(density, batch, estimator)
-    place, batch = _here(density, batch)
-    passes = [Pass(*taken, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
+    ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
+    passes = [Pass(*ways, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
     total_M, found = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
     health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
     density.ranks.sum_(found, total_M, health_M)
     return Gradients(total_M * (-1 / place.total), found[0], found[1], health_M)
-
-
-def _taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[Mapping[str, How], Mapping[str, Use]]:
-    """Return by which estimator each parameter is taken, and how layers use those that are not drawn."""
-    inputs = batch.map(lambda t: t[0]).inputs
-    return hows(density, batch, estimator), uses(density.model.network, inputs)
 
 
 def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
@@ -332,7 +324,7 @@ class _Layers(TorchFunctionMode):
             self._places.taken.add(id(given))
         of = id(call.weight if self._is_random(call.weight) else call.bias)
         (_, ndim, axis, _), inputs = self._places.use[of], call.inputs
-        if inputs.ndim != ndim or inputs.shape[axis] != self._place.count:
+        if inputs.ndim != ndim or inputs.shape[axis] != self._place.rows:
             raise _UsedOtherwiseError
         by = self._local if self._places.how[of] == "local" else self._flipped
         if axis == 0:

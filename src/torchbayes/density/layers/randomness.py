@@ -71,7 +71,7 @@ class Place(NamedTuple):
     total: int
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         """Rows that are here."""
         return self.own.stop - self.own.start
 
