@@ -24,6 +24,7 @@ from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS, build_lik
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.data.own import as_data
+from torchbayes.model.priors.axes import Axes
 from torchbayes.predictive.linearised import preferred
 from torchbayes.report import looks
 
@@ -156,7 +157,7 @@ def test_a_prior_is_built_at_the_scale_of_the_problem(name):
     built: list[Any] = [segment.prior for segment in model.prior.segments]
     made = PRIORS[name].load()()
     if hasattr(made, "scale"):
-        kinds = {type(made)} if hasattr(made, "log_prob") else {type(made.resolve((4, 3)))}
+        kinds = {type(made)} if hasattr(made, "log_prob") else {type(made.resolve(Axes.dense((4, 3))))}
         assert {type(prior) for prior in built} == kinds
         assert {prior.scale for prior in built} == {0.3}
     assert torch.isfinite(model.log_prior(torch.full((1, model.layout.size), 0.1))).all()  # at 0 not all are

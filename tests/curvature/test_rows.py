@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
-from torchbayes.model.rows.batch import rows_of
+from torchbayes.model.rows.batch import batch_size, rows_of
 
 N = 24
 KEYS = torch.arange(N) - N / 2 + 0.5
@@ -120,7 +120,7 @@ def made(name: str) -> tuple[nn.Module, Any, Tensor]:
 def jacobian(network: nn.Module, inputs: Any) -> tuple[Tensor, Tensor]:
     """Return outputs (N, K) and their derivatives (N, K, D), each row on its own."""
     outputs, rows = [], []
-    for n in range(N):
+    for n in range(batch_size(inputs)):
         row = rows_of(inputs, slice(n, n + 1))
         found = network(**row) if isinstance(row, dict) else network(row)
         found = getattr(found, "logits", found)[0]
@@ -184,6 +184,29 @@ def test_few_rows_asked_about_first_do_not_change_what_is_said_of_others(tmp_pat
     assert_close(
         linearised.functions(inputs).covariance_MBKK, tb.Linearised(gaussian).functions(inputs).covariance_MBKK
     )
+
+
+class Last(nn.Module):
+    """Layers see positions first, and the outputs are those of the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.two(self.one(inputs.transpose(0, 1)).tanh())[-1]
+
+
+@pytest.mark.parametrize("count", [2, 8, 16])
+def test_as_many_positions_as_rows_are_no_rows(count: int) -> None:
+    torch.manual_seed(3)
+    network, inputs, labels = Last().double(), normal(count, count, 3), classes(count, 2)
+    model = tb.Model(network, tb.likelihoods.Categorical())
+    found: Any = tb.fit(
+        model, (inputs, labels), tb.Laplace("dense", check_mode=False, prior="model"), start=network, callbacks=()
+    )
+    wanted = precision(network, inputs)
+    assert_close(found.gaussian.covariance.dense()[0], torch.linalg.inv(wanted), rtol=1e-8)
 
 
 def test_a_layer_that_sees_fewer_rows_later_is_named():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.methods.optimise import length
 from torchbayes.methods.variational.concrete import Rated, concrete_mask
-from torchbayes.native.seeds import member_seeds
+from torchbayes.native.seeds import Purpose, generator, member_seeds
 
 
 def stacked(rate: float = 0.1) -> nn.Module:
@@ -47,9 +47,12 @@ def test_masks_are_kept_with_the_probability_of_the_rate(p: float) -> None:
     assert ((z > 0.01) & (z < 0.99)).double().mean() < 0.4
 
 
-def test_loss_is_the_bound_and_its_gradient_is_exact() -> None:
+@pytest.mark.parametrize(("temperature", "tempering"), [(1.0, "joint"), (0.3, "joint"), (2.5, "likelihood")])
+def test_loss_is_the_bound_and_its_gradient_is_exact(temperature: float, tempering: Any) -> None:
+    """T divides likelihood and prior of the tempered posterior, or the likelihood alone, and never the entropy."""
     scale, rows = 1.3, 40
-    model, (x, y) = model_of(scale), regression(rows)
+    likelihood, (x, y) = tb.likelihoods.Gaussian(scale=0.3), regression(rows)
+    model = tb.Model(stacked(), likelihood, tb.priors.Normal(scale), temperature=temperature, tempering=tempering)
     size, names = model.layout.size, model.layout.slices
     both = torch.cat([normal(2, size, seed=3), torch.tensor([[-1.0, 0.4], [0.2, -2.0]], dtype=torch.float64)], 1)
     batch = tb.Batch(x.expand(2, -1, -1), y.expand(2, -1, -1))
@@ -66,8 +69,9 @@ def test_loss_is_the_bound_and_its_gradient_is_exact() -> None:
         entropy = -p * p.log() - (1 - p) * (1 - p).log()
         beside = (squares["0.weight"] + squares["0.bias"]) / (1 - p[0]) + squares["6.weight"] / (1 - p[1])
         rest = squares["3.weight"] + squares["3.bias"] + squares["6.bias"]
-        penalty.append((beside + rest - 5 * entropy[0] - 20 * entropy[1]) / rows)
-    found_M = value_M + log_likelihood_M / rows
+        masks = 5 * entropy[0] + 20 * entropy[1]
+        penalty.append((beside + rest - (temperature if tempering == "joint" else 1) * masks) / rows)
+    found_M = value_M + log_likelihood_M / rows / (temperature if tempering == "likelihood" else 1)
     assert_close(found_M[1] - found_M[0], penalty[1] - penalty[0])  # the prior's constant is left
     step = 1e-6
     for at in (0, 7, 12, 30, size - 3, size, size + 1):
@@ -77,6 +81,32 @@ def test_loss_is_the_bound_and_its_gradient_is_exact() -> None:
             moved[:, at] += sign * step
             ends.append(loss(moved)[0])
         assert_close(gradient[:, at], (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "mask"),
+    [
+        (lambda: nn.Sequential(nn.Linear(2, 5), nn.Dropout(0.3), nn.Linear(5, 1)), (2,), (5,)),
+        (lambda: nn.Sequential(nn.Linear(2, 5), nn.Dropout(0.3), nn.Linear(5, 1)), (4, 2), (1, 5)),
+        (lambda: nn.Sequential(nn.Linear(2, 5), nn.Dropout(0.3), nn.Linear(5, 1)), (3, 4, 2), (1, 1, 5)),
+        (lambda: nn.Sequential(nn.Conv2d(2, 5, 1), nn.Dropout2d(0.3), nn.Conv2d(5, 1, 1)), (2, 3, 4), (5, 1, 1)),
+    ],
+    ids=["rows", "sequences", "images with channels last", "images"],
+)
+def test_units_that_the_posterior_drops_are_those_of_training(net: Any, shape: Any, mask: Any) -> None:
+    """In a row a mask is of the units or channels of the layer, whatever axes are in front of or behind these."""
+    model = tb.Model(net().double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
+    rows, logit = normal(6, *shape, seed=1), torch.tensor([0.4], dtype=torch.float64).logit()
+    both = torch.cat([normal(model.layout.size, seed=3), logit])[None]
+    targets = torch.zeros_like(model.network(both[0, :-1], rows))
+    about: Any = {"buffers": {}, "seeds": [5], "out": torch.empty_like(both)}
+    found = Rated(model, 6).loss(both, tb.Batch(rows[None], targets[None]), **about).log_likelihood
+    views = model.layout.split(both[0, :-1])
+    first, _, last = model.network.module.children()
+    kept = concrete_mask(logit, (6, *mask), source=generator(Purpose.CONCRETE, 5)) / 0.6
+    hidden = torch.func.functional_call(first, {n: views[f"0.{n}"] for n in ("weight", "bias")}, (rows,)) * kept
+    outputs = torch.func.functional_call(last, {n: views[f"2.{n}"] for n in ("weight", "bias")}, (hidden,))
+    assert_close(found[0], torch.distributions.Normal(outputs, 1.0).log_prob(targets).sum())
 
 
 def test_rates_fall_as_rows_are_added() -> None:

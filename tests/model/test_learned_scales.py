@@ -18,6 +18,7 @@ import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes.evidence import prior_monte_carlo
 from torchbayes.model import priors
+from torchbayes.model.priors.axes import axes_of
 
 stats: Any = _stats  # whose types are of single numbers
 NOISE, SCALE, FEATURES = 0.5, 0.7, 3
@@ -104,25 +105,26 @@ def test_members_start_at_fresh_weights_of_the_usual_size() -> None:
 
 
 @pytest.mark.parametrize("groups", ["layer", "rows", "columns", "weights"])
-@pytest.mark.parametrize("shape", [(4, 3), (4,), (3, 2, 2, 2)])
-def test_draws_of_the_prior_have_the_law_with_the_scales_integrated_out(groups: Any, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(3, 4, bias=False),
+        nn.PReLU(4),
+        nn.Conv2d(2, 3, 2, bias=False),
+        nn.ConvTranspose1d(4, 4, 3, groups=2, bias=False),
+    ],
+    ids=str,
+)
+def test_draws_of_the_prior_have_the_law_with_the_scales_integrated_out(groups: Any, layer: nn.Module) -> None:
     """By the mean of the log of the largest weight of a draw, which depends on how they are grouped."""
-
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(shape))
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return inputs * self.w.sum()
-
     rule = priors.Hierarchical(0.5, 3.0, groups)
-    own = priors.with_scales(Holder(), rule)
+    own = priors.with_scales(layer.double(), rule)
     model = tb.Model(own.network, tb.likelihoods.Gaussian(1.0), own.prior)
     views = model.layout.split(model.prior.sample(4000, seed=3))
-    grid = rule.grid(shape)
-    learned = (views["standard.w"].view(-1, *grid) * views["log_scales.w"].exp().view(-1, 1, grid[1], 1)).view(4000, -1)
-    whole = tb.Model(Holder(), tb.likelihoods.Gaussian(1.0), rule).prior.sample(4000, seed=4)
+    blocks, outer, units, inner = rule.grid(axes_of(layer, ["weight"])["weight"])
+    standard = views["standard.weight"].reshape(-1, blocks, outer, units, inner)
+    learned = (standard * views["log_scales.weight"].exp().view(-1, blocks, 1, units, 1)).flatten(1)
+    whole = tb.Model(layer, tb.likelihoods.Gaussian(1.0), rule).prior.sample(4000, seed=4)
     for value in (lambda w: w.abs().amax(1), lambda w: w.square().sum(1), lambda w: w[:, 0]):
         assert stats.ks_2samp(value(learned).numpy(), value(whole).numpy()).pvalue > 1e-3
 

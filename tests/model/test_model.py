@@ -224,6 +224,25 @@ def test_check_refuses_outputs_with_other_rows():
         Model(Mean(3, 2).double(), likelihoods.Categorical()).check(DATA)
 
 
+@pytest.mark.parametrize("rows", [2, 5])
+def test_check_tells_rows_from_positions_that_are_as_many(rows: int):
+    class TimeFirst(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).transpose(0, 1)
+
+    class OfThese(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if len(input) != rows:
+                raise ValueError("another number of rows")
+            return super().forward(input)
+
+    batch = Batch(normal(rows, rows, 3), normal(rows, rows, 2))
+    with pytest.raises(ValueError, match=rf"one output row per input row; got {rows} for {2 if rows != 2 else 3}\."):
+        Model(TimeFirst(3, 2).double(), likelihoods.Gaussian()).check(batch)
+    for network in (nn.Linear(3, 2), OfThese(3, 2)):
+        assert Model(network.double(), likelihoods.Gaussian()).check(batch).shape == (rows, rows, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -11,6 +11,7 @@ from torch import Tensor, distributions, nn
 from tests.oracles import assert_close, mass, normal
 from torchbayes.model import Batch, Layout, Model, likelihoods, priors
 from torchbayes.model.priors import mixture
+from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.univariate import Prior
 
@@ -145,9 +146,9 @@ def test_neighbours_with_one_prior_become_one_segment_without_changing_values():
 
 def test_fan_in_scales_by_the_shape():
     prior = priors.FanInNormal(gain=3.0, bias_scale=0.5)
-    assert prior.resolve((10, 9)) == priors.Normal(1.0)  # 3 / √9
-    assert prior.resolve((8, 4, 3, 3)) == priors.Normal(0.5)  # 3 / √36
-    assert prior.resolve((10,)) == prior.resolve(()) == priors.Normal(0.5)
+    assert prior.resolve(Axes.dense((10, 9))) == priors.Normal(1.0)  # 3 / √9
+    assert prior.resolve(Axes.dense((8, 4, 3, 3))) == priors.Normal(0.5)  # 3 / √36
+    assert prior.resolve(Axes.dense((10,))) == prior.resolve(Axes.dense(())) == priors.Normal(0.5)
     weights = normal(LAYOUT.size)
     views = LAYOUT.split(weights)
     expected = stats.norm.logpdf(views["body.weight"], scale=3 / math.sqrt(3)).sum()
@@ -159,7 +160,7 @@ def test_fan_in_scales_by_the_shape():
 
 def test_fan_in_keeps_the_spread_of_a_layer_at_any_width():
     for width in (4, 64):
-        prior = priors.FanInNormal(gain=1.0).resolve((width, width))
+        prior = priors.FanInNormal(gain=1.0).resolve(Axes.dense((width, width)))
         assert isinstance(prior, priors.Normal)
         outputs = normal(2000, 1, width) @ (prior.scale * normal(2000, width, width, seed=1))
         assert outputs.var().item() == pytest.approx(1.0, rel=0.1)  # 4 sigma for 2,000 independent networks

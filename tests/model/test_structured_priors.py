@@ -21,12 +21,14 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes.model import Layout, priors
+from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.bound import BoundPrior, Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
 
 stats: Any = _stats  # whose types are of single numbers
 LAYOUT = Layout({"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4, 2, 2)})
 SPREAD = normal(3, 3, seed=7)
+dense = Axes.dense
 
 
 def eye(size: int) -> Tensor:
@@ -153,15 +155,20 @@ def test_groups_share_a_variance_in_draws() -> None:
 
 
 def test_single_weights_of_a_group_are_students_t_or_the_horseshoe() -> None:
-    assert priors.Hierarchical(0.7, 3.0, "weights").resolve((4, 3)) == priors.StudentT(3.0, 0.7)
-    assert priors.Hierarchical(0.7, None, "weights").resolve((4, 3)) == priors.Horseshoe(0.7)
-    assert priors.Hierarchical(0.7, 3.0, "rows").resolve((4, 1)) == priors.StudentT(3.0, 0.7)
-    assert priors.Hierarchical(0.7, 3.0, "rows").resolve((4,)) == priors.Hierarchical(0.7, 3.0).resolve((4,))
+    assert priors.Hierarchical(0.7, 3.0, "weights").resolve(dense((4, 3))) == priors.StudentT(3.0, 0.7)
+    assert priors.Hierarchical(0.7, None, "weights").resolve(dense((4, 3))) == priors.Horseshoe(0.7)
+    assert priors.Hierarchical(0.7, 3.0, "rows").resolve(dense((4, 1))) == priors.StudentT(3.0, 0.7)
+    assert priors.Hierarchical(0.7, 3.0, "rows").resolve(dense((4,))) == priors.Hierarchical(0.7, 3.0).resolve(
+        dense((4,))
+    )
 
 
 @pytest.mark.parametrize("df", [1.0, 3.0])
 def test_a_group_is_the_mixture_over_its_variance(df: float) -> None:
-    prior, weights = priors.Hierarchical(0.6, df).resolve((1, 3)), torch.tensor([0.3, -1.2, 0.8], dtype=torch.float64)
+    prior, weights = (
+        priors.Hierarchical(0.6, df).resolve(dense((1, 3))),
+        torch.tensor([0.3, -1.2, 0.8], dtype=torch.float64),
+    )
     law = stats.invgamma(df / 2, scale=df * 0.36 / 2)
 
     def part(log_v: float) -> float:
@@ -424,7 +431,7 @@ def test_a_subspace_conditions_the_correlated_prior() -> None:
         (lambda: priors.EmpCov.of(torch.ones(3, 1, 2, 3), layer=nn.Conv2d(1, 2, 3)), "no smaller than the filters"),
         (lambda: priors.EmpCov.of(torch.ones(3, 4), jitter=0.0), "`jitter` must be above 0"),
         (lambda: priors.EmpCov.of(1e6 * torch.ones(3, 4)), r"`jitter` must be at least 6 beside.*got 0\.01"),
-        (lambda: priors.Hierarchical(df=None).resolve((4, 3)), r"of a group of 12 weights.*with_scales"),
+        (lambda: priors.Hierarchical(df=None).resolve(dense((4, 3))), r"of a group of 12 weights.*with_scales"),
         (lambda: priors.Hierarchical(groups="filters"), r"`groups` must be .*got 'filters'"),  # type: ignore[arg-type]
     ],
 )

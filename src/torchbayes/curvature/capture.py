@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -166,9 +167,11 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
     column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
     edges = [edge for _, edge in seen]
     numbers = torch.arange(rows, device=outputs.device)
-    for bit in range((rows - 1).bit_length() if edges else 0):
-        # any two rows differ in a bit of their indices, so one of these columns reveals a row in another's place
-        apart = (numbers >> bit) % 2 == 1
+    bits = range((rows - 1).bit_length() if edges else 0)
+    for bit, side in product(bits, (0, 1)):
+        # any two rows differ in a bit of their indices, so one of these columns has one of them and not the other, and
+        # another one that and not this: each reveals a row in another's place
+        apart = (numbers >> bit) % 2 == side
         part = column * apart.view(-1, *[1] * (column.ndim - 1))
         found = torch.autograd.grad(outputs, edges, part, allow_unused=True, retain_graph=True)
         for (name, _), gradient in zip(seen, found, strict=True):

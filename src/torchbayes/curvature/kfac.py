@@ -119,7 +119,7 @@ class KroneckerSums(OnePass):
                 for number, call in enumerate(piece.seen.calls[part.module]):
                     kept = call.inputs != part.padding
                     each = None
-                    if weights_B is not None and len(call.inputs) == len(weights_B):  # else all rows share them
+                    if weights_B is not None:
                         places = call.inputs[0].numel()
                         weights_BT = used.times(weights_B, part.module, number, places=places)
                         each = weights_BT.expand(-1, places).reshape(call.inputs.shape)[kept]

@@ -27,9 +27,10 @@ from torch.nn.modules.dropout import _DropoutNd  # no public base class covers e
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchbayes.model.network import Buffers, Network
-from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
+from torchbayes.model.rows.batch import batch_size, repeated, tensors_of
 from torchbayes.native.seeds import Purpose, fractions, mix
 
+Draw = Callable[..., Tensor]
 Run = Callable[[Any], Tensor]
 """A network with its weights: inputs -> outputs (B, ..., K)."""
 
@@ -90,6 +91,12 @@ def check_dropout(network: Network) -> None:
         )
 
 
+def distinct(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
+    """Return numbers from 1 to 2 in the place of `kept` ones, which no two places have in common whatever is kept."""
+    del keep
+    return torch.from_numpy(1 + fractions(mix(Purpose.MASKS, seed, call), shape))
+
+
 def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
     """Return which units are kept, bool, of a shape without rows.
 
@@ -105,16 +112,17 @@ def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
 class Masked(TorchDispatchMode):
     """While active, the Bernoulli numbers of one forward pass are the masks of one drawn function."""
 
-    def __init__(self, seed: int, rows: int, axes: Sequence[int | None]) -> None:
+    def __init__(self, seed: int, rows: int, axes: Sequence[int | None], *, draw: Draw | None = None) -> None:
         """Begin a forward pass.
 
         Args:
             seed: of the draw.
             rows: of the batch.
             axes: of each call of dropout, which axis holds the rows; None if it has none.
+            draw: what masks are made of; zeros and ones of `kept` if None.
         """
         super().__init__()
-        self._seed, self._rows, self._axes, self._calls = seed, rows, axes, 0
+        self._seed, self._rows, self._axes, self._calls, self._draw = seed, rows, axes, 0, draw or kept
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -130,7 +138,7 @@ class Masked(TorchDispatchMode):
             )  # the default is left out
         if func is _DROPOUT and (args[2] is None or args[2]):
             mask = self._mask(args[0].shape, 1 - args[1]).to(args[0].device).expand(args[0].shape)
-            return args[0] * mask / (1 - args[1]), mask
+            return args[0] * mask.to(args[0]) / (1 - args[1]), mask
         check_drawn(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
@@ -144,7 +152,7 @@ class Masked(TorchDispatchMode):
         self._calls += 1
         axis = self._axes[call] if call < len(self._axes) else -1
         if axis is None:
-            return kept(self._seed, call, sizes, keep=keep)
+            return self._draw(self._seed, call, sizes, keep=keep)
         if axis < 0 or axis >= len(sizes) or sizes[axis] % self._rows:
             raise DropoutError(
                 f"dropout acts on other shapes from batch to batch: call {call + 1} of a forward pass is on shape "
@@ -152,10 +160,10 @@ class Masked(TorchDispatchMode):
             )
         beside = sizes.pop(axis) // self._rows
         if beside == 1:
-            return kept(self._seed, call, sizes, keep=keep).unsqueeze(axis)
+            return self._draw(self._seed, call, sizes, keep=keep).unsqueeze(axis)
         sizes.insert(axis, beside)  # heads or windows, next to each other for each row
         repeats = [self._rows if at == axis else 1 for at in range(len(sizes))]
-        return kept(self._seed, call, sizes, keep=keep).repeat(repeats)
+        return self._draw(self._seed, call, sizes, keep=keep).repeat(repeats)
 
 
 class _Seen(TorchDispatchMode):
@@ -217,7 +225,8 @@ def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
     """Find out, of each call of dropout in a forward pass, which axis holds the rows.
 
     Found by passing the first row twice and three times: the axis of the rows is the one that grows. A third pass, with
-    masks, must give equal outputs for equal rows. It is found once for rows of one shape.
+    numbers in the place of masks that tell all places apart, must give equal outputs for equal rows. It is found once
+    for rows of one shape.
 
     Args:
         owner: of the network, for which it is remembered.
@@ -233,18 +242,18 @@ def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
     known, key = _AXES.setdefault(owner, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
     if key in known:
         return known[key]
-    one, shapes = rows_of(inputs, slice(0, 1)), []
+    shapes = []
     for count in (2, 3):
         with _Seen() as seen:
-            run(_repeated(one, count))
+            run(repeated(inputs, count))
         shapes.append(seen.shapes)
     if not shapes[0]:
         raise DropoutError(f"no dropout acts in a forward pass, so all draws are one function. {_ADVICE}")
     if len(shapes[0]) != len(shapes[1]):
         raise DropoutError("dropout acts on some rows and not on others, so that its masks cannot be one function's.")
     axes = [_row_axis(two, three) for two, three in zip(*shapes, strict=True)]
-    with Masked(0, 3, axes):
-        outputs = run(_repeated(one, 3))
+    with Masked(0, 3, axes, draw=distinct):
+        outputs = run(repeated(inputs, 3))
     scale = float(outputs.abs().max())
     if not torch.allclose(outputs, outputs[:1].expand_as(outputs), rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
         raise DropoutError(
@@ -253,11 +262,6 @@ def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
         )
     known[key] = axes
     return axes
-
-
-def _repeated(one: Any, count: int) -> Any:
-    """Return inputs with one row several times."""
-    return on_rows(lambda t: t.expand(count, *t.shape[1:]).clone(), one)
 
 
 def _row_axis(two: Sequence[int], three: Sequence[int]) -> int | None:

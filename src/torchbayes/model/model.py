@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.masked import Random
 from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.priors.axes import Axes, axes_of
 from torchbayes.model.priors.bound import BoundPrior, rebound
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Normal, Prior, PriorRules
@@ -32,6 +34,7 @@ from torchbayes.model.rows.batch import (
     Batch,
     Shared,
     check_equally_many,
+    check_outputs,
     check_rows,
     moved,
     tensors_of,
@@ -109,10 +112,9 @@ class Model:
         self.network = Network(network, random, class_axis=getattr(unweighted(self.likelihood), "class_axis", -1))
         self._learned = self.likelihood.parameters()
         self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
-        whole = {name: tuple(base.shape) for name, base in self.network.mask.tensors.items()}
         self.open_scale = 1.0 if prior is None else None
         rules = Normal() if prior is None else prior
-        self.prior = BoundPrior(self.layout, rules, shapes=whole, own=_priors(self._learned))
+        self.prior = BoundPrior(self.layout, rules, axes=_axes(self.network), own=_priors(self._learned))
         self.temperature = float(temperature)
         self.tempering = tempering
         self.shared = _names_of_shared(shared)
@@ -234,10 +236,7 @@ class Model:
         check_finite(batch.inputs)
         with torch.no_grad(), taking(batch.inputs):
             outputs = self.network(self.network.initial, batch.inputs)
-        if outputs.shape[0] != batch.size:
-            raise ValueError(
-                f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
-            )
+            check_outputs(partial(self.network, self.network.initial), batch.inputs, outputs)
         self.likelihood.check(outputs, batch.targets)
         return outputs
 
@@ -293,7 +292,7 @@ def having(
         other.network = network
         other.layout = network.layout + Layout({PREFIX + n: p.shape for n, p in model._learned.items()})
     if prior is not None:
-        other.prior = BoundPrior(other.layout, prior, own=_priors(other._learned))
+        other.prior = BoundPrior(other.layout, prior, axes=_axes(other.network), own=_priors(other._learned))
         other.open_scale = None
     return other
 
@@ -327,6 +326,11 @@ def with_learned(model: Model, weights_MD: Tensor) -> Tensor:
     """Return weights of the network followed by the likelihood's learned parameters, at their initial values."""
     extra = [p.start().to(weights_MD).flatten().expand(len(weights_MD), -1) for p in model._learned.values()]
     return torch.cat([weights_MD, *extra], dim=1) if extra else weights_MD
+
+
+def _axes(network: Network) -> dict[str, Axes]:
+    """Return what the axes of random parameters are to their layers."""
+    return axes_of(network.module, network.layout.names)
 
 
 def _priors(learned: Mapping[str, Learned]) -> dict[str, Prior]:

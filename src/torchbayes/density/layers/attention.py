@@ -40,10 +40,7 @@ def taken_apart(
         return None
 
     def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return a layer's outputs; examples, which are behind positions, come first for it."""
-        if inputs.ndim == 2:
-            return mode.__torch_function__(F.linear, (), (inputs, weight, bias))
-        return mode.__torch_function__(F.linear, (), (inputs.transpose(0, 1), weight, bias)).transpose(0, 1)
+        return mode.__torch_function__(F.linear, (), (inputs, weight, bias))
 
     projected = linear(given["query"], given["in_proj_weight"], given["in_proj_bias"])
     identity = torch.eye(projected.shape[-1] // 3, dtype=projected.dtype, device=projected.device)

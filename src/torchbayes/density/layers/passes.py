@@ -17,8 +17,10 @@ and learned likelihood parameters. Layers are found by the functions that a netw
 modules, so that those of other libraries count too. `nn.MultiheadAttention`, which hands its weights to one function as
 a whole, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are all
 weights of a network that takes derivatives itself, as one informed by physics does: the noise of an output is no
-function that could be differentiated again. All this is found out once, on the first rows; a pass in which the network
-then uses a weight otherwise is made again with all weights drawn.
+function that could be differentiated again. So are, last, the weights of layers in which the rows have no axis of
+their own: those on a table that all rows share, or on rows and positions in one axis. Which axis is that of the rows,
+whose lengths may all be the same, is found out on copies of the first row (`uses.uses`), once for rows of one shape; a
+pass in which the network then uses a weight otherwise is made again with all weights drawn.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -39,7 +40,7 @@ from torchbayes.density.layers import noisy
 from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.layers.kernel import by_kernel, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
-from torchbayes.density.layers.uses import Call, Estimator, How, describes, hows, layer_call
+from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken
 from torchbayes.density.loop import drawing
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
@@ -88,17 +89,17 @@ def by_layers(
         seeds: one per member, for all that is random.
         step: number of the pass; another one has other noise.
     """
-    ranks, (place, batch) = density.ranks, _here(density, batch)
+    ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     into = tuple(found.unbind())
-    about = Pass(hows(density, batch, estimator), place, [Randomness(seed, step) for seed in seeds])
+    about = Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
     kernel = kernel_for(density, mean_MD, batch, hows=about.hows)
     if kernel is None:
         total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
         health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
     else:
         total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
-    ranks.sum_(found, total_M, health_M)
+    density.ranks.sum_(found, total_M, health_M)
     return Gradients(total_M * (-1 / place.total), into[0], into[1], health_M)
 
 
@@ -127,9 +128,8 @@ def mixed_by_layers(
         steps: numbers of the passes, S.
         power: α.
     """
-    place, batch = _here(density, batch)
-    how = hows(density, batch, estimator)
-    passes = [Pass(how, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
+    ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
+    passes = [Pass(*ways, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
     total_M, found = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
     health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
     density.ranks.sum_(found, total_M, health_M)
@@ -231,7 +231,7 @@ def _log_prob(
     device = next(iter(leaves[0].values())).device
 
     def run(hows: Mapping[str, How]) -> Tensor:
-        layers = _Layers(leaves, hows, into=memory, place=about.place, random=random)
+        layers = _Layers(leaves, about._replace(hows=hows), into=memory, random=random)
         with drawing(masks, device), layers:
             if single:
                 return log_prob(density.model, layers.held, rows, buffers=kept or None)
@@ -267,6 +267,7 @@ class _Places:
     mean: dict[int, Tensor] = field(default_factory=dict)
     scale: dict[int, Tensor] = field(default_factory=dict)
     how: dict[int, How] = field(default_factory=dict)
+    use: dict[int, Use] = field(default_factory=dict)
     into: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
 
@@ -281,23 +282,23 @@ class _Layers(TorchFunctionMode):
     def __init__(
         self,
         leaves: tuple[Mapping[str, Tensor], ...],
-        hows: Mapping[str, How],
+        about: Pass,
         *,
         into: Mapping[str, tuple[Tensor, Tensor]],
-        place: Place,
         random: Randomness,
     ) -> None:
         super().__init__()
-        self._place, self._random, self._calls = place, random, 0
+        self._place, self._random, self._calls = about.place, random, 0
         self._places, self.held = _Places(), dict[str, Tensor]()
         means, scales = leaves
         for number, (name, mean) in enumerate(means.items()):
-            if hows[name] == "drawn":
+            if about.hows[name] == "drawn":
                 self.held[name] = torch.addcmul(mean, scales[name], random.drawn(number, mean))
                 continue
             self.held[name] = mean
             self._places.mean[id(mean)], self._places.scale[id(mean)] = mean, scales[name]
-            self._places.how[id(mean)], self._places.into[id(mean)] = hows[name], into[name]
+            self._places.how[id(mean)], self._places.use[id(mean)] = about.hows[name], about.uses[name]
+            self._places.into[id(mean)] = into[name]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -321,9 +322,14 @@ class _Layers(TorchFunctionMode):
             if id(given) in self._places.taken:  # two calls of a layer have one draw of its weights
                 raise _UsedOtherwiseError
             self._places.taken.add(id(given))
-        if self._places.how[id(call.weight if self._is_random(call.weight) else call.bias)] == "local":
-            return self._local(func, call)
-        return self._flipped(func, call)
+        of = id(call.weight if self._is_random(call.weight) else call.bias)
+        (_, ndim, axis, _), inputs = self._places.use[of], call.inputs
+        if inputs.ndim != ndim or inputs.shape[axis] != self._place.rows:
+            raise _UsedOtherwiseError
+        by = self._local if self._places.how[of] == "local" else self._flipped
+        if axis == 0:
+            return by(func, call)
+        return by(func, call._replace(inputs=inputs.movedim(axis, 0))).movedim(0, axis)
 
     def _is_random(self, tensor: Any) -> bool:
         return id(tensor) in self._places.mean
@@ -334,7 +340,7 @@ class _Layers(TorchFunctionMode):
     def _local(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs drawn from their own distribution."""
         weight, bias = self._scale(call.weight), self._scale(call.bias)
-        if func is F.linear and weight is not None and _plain(call):
+        if call.linear and weight is not None and _plain(call):
             into = self._places.into[id(call.weight)]
             return noisy.local(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
@@ -345,11 +351,11 @@ class _Layers(TorchFunctionMode):
 
     def _perturb(self, mean: Tensor, variance: Tensor) -> None:
         """Add noise to outputs, and put its ratio to their standard deviations in the place of the variances."""
-        whole, own = self._place.of(mean)
-        if whole == tuple(mean.shape):
+        if self._place.total == len(mean):
             mean_field.perturb(mean, variance, seed=self._random.seed, stream=self._random.outputs(self._calls))
         else:
-            mean_field.perturb_by(mean, variance, self._random.noise_of(self._calls, mean, whole)[own])
+            noise = self._random.noise_of(self._calls, mean, self._place.whole(mean))[self._place.own]
+            mean_field.perturb_by(mean, variance, noise)
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs under one draw of the weights, whose deviation has signs of its own for each example."""
@@ -358,8 +364,7 @@ class _Layers(TorchFunctionMode):
             None if scale is None else self._random.change(self._calls, scale, bias=is_bias)
             for is_bias, scale in ((False, weight), (True, bias))
         )
-        plain = func is F.linear and _plain(call) and self._place.holds(call.inputs)
-        if plain and weight is not None and noise is not None:
+        if call.linear and _plain(call) and weight is not None and noise is not None:
             into = self._places.into[id(call.weight)]
             after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
             flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
@@ -367,17 +372,15 @@ class _Layers(TorchFunctionMode):
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         change = torch.zeros_like(call.weight) if weight is None or noise is None else weight * noise
         bias_change = None if bias is None or bias_noise is None else bias * bias_noise
-        if not self._place.holds(call.inputs):  # no axis of examples: one draw for all
-            return mean + func(call.inputs, change, bias_change, *call.rest, **call.named)
-        axis = -1 if func is F.linear else 1
+        axis = -1 if call.linear else 1
         before, after = (self._signs(tensor, axis, n) for n, tensor in enumerate((call.inputs, mean)))
         return mean + after * func(call.inputs * before, change, bias_change, *call.rest, **call.named)
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""
-        whole, own = self._place.of(like)
+        whole = self._place.whole(like)
         shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
-        return self._random.signs(self._calls, shape, like, outputs=bool(number))[own]
+        return self._random.signs(self._calls, shape, like, outputs=bool(number))[self._place.own]
 
 
 def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:

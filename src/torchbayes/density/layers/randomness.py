@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.layers.uses import How
+from torchbayes.density.layers.uses import How, Use
 from torchbayes.native.noise import fill_normal, fill_signs
 from torchbayes.native.seeds import Purpose, mix
 
@@ -70,15 +70,14 @@ class Place(NamedTuple):
     own: slice
     total: int
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether the first axis of a tensor holds the rows that are here."""
-        return len(tensor) == self.own.stop - self.own.start
+    @property
+    def rows(self) -> int:
+        """Rows that are here."""
+        return self.own.stop - self.own.start
 
-    def of(self, tensor: Tensor) -> tuple[tuple[int, ...], slice]:
-        """Return the shape that a tensor has for all rows of the batch, and which part of that is here."""
-        if not self.holds(tensor):
-            return tuple(tensor.shape), slice(None)
-        return (self.total, *tensor.shape[1:]), self.own
+    def whole(self, tensor: Tensor) -> tuple[int, ...]:
+        """Return the shape that a tensor, whose first axis is that of the rows here, has for all rows of the batch."""
+        return (self.total, *tensor.shape[1:])
 
 
 class Pass(NamedTuple):
@@ -86,10 +85,12 @@ class Pass(NamedTuple):
 
     Attributes:
         hows: by which estimator each parameter is taken.
+        uses: how layers use those that are not drawn.
         place: which rows are here.
         random: the random numbers of each member.
     """
 
     hows: Mapping[str, How]
+    uses: Mapping[str, Use]
     place: Place
     random: Sequence[Randomness]

@@ -1,9 +1,8 @@
-"""Which random weights belong to layers: found by watching the functions that a network calls, once."""
+"""Which random weights belong to layers, and where these have the rows: found by watching what a network calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -12,17 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.loop import drawing
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Network
+from torchbayes.model.rows.batch import repeated, tensors_of
 from torchbayes.native.seeds import Purpose, mix
 
 Estimator = Literal["auto", "local", "flipout"]
 How = Literal["local", "flipout", "drawn"]
 
+_MATRIX = 2  # axes of rows with one position each
 _LAYERS: tuple[Callable[..., Tensor], ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 _DESCRIBED = ("dtype", "device", "shape", "ndim", "layout", "requires_grad", "is_cuda", "is_nested", "is_sparse")
 _DESCRIPTIONS: set[Any] = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous} | {
@@ -30,33 +32,35 @@ _DESCRIPTIONS: set[Any] = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floa
 }
 
 
-@dataclass
-class _Use:
-    """How one parameter is used in a forward pass.
+class Use(NamedTuple):
+    """How a layer uses one of its parameters in a forward pass.
 
     Attributes:
-        count: calls that it takes part in.
-        layer: number of the layer call whose weight or bias it is; None if it is none.
-        single: whether that layer has one position for each example.
+        layer: number of the layer call, from 1.
+        ndim: axes of its inputs.
+        axis: which of them is that of the rows.
+        single: whether it has one position for each row.
     """
 
-    count: int = 0
-    layer: int | None = None
-    single: bool = False
+    layer: int
+    ndim: int
+    axis: int
+    single: bool
 
 
 class _Watch(TorchFunctionMode):
     """While active, notes which functions take which parameters.
 
     Attributes:
-        uses: by name.
+        counts: how many calls each parameter takes part in, by name.
+        calls: number of the layer call that takes a parameter as weight or bias, and the call, by name.
         differentiates: whether the network takes a derivative, as informed by physics; noise of outputs has none.
     """
 
-    def __init__(self, held: Mapping[str, Tensor], rows: int) -> None:
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.uses, self.differentiates = {name: _Use() for name in held}, False
-        self._names, self._rows, self._calls = {id(tensor): name for name, tensor in held.items()}, rows, 0
+        self.counts, self.calls, self.differentiates = dict.fromkeys(held, 0), dict[str, tuple[int, Call]](), False
+        self._names, self._number = {id(tensor): name for name, tensor in held.items()}, 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -71,23 +75,39 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         layer = layer_call(func, args, kwargs)
         if layer is not None:
-            self._calls += 1
+            self._number += 1
         for leaf in pytree.tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))
             if name is None:
                 continue
-            use = self.uses[name]
-            use.count += 1
+            self.counts[name] += 1
             if layer is not None and (leaf is layer.weight or leaf is layer.bias):
-                use.layer = self._calls
-                use.single = func is F.linear and layer.inputs.ndim == 2 and len(layer.inputs) == self._rows
+                self.calls[name] = self._number, layer
         return func(*args, **kwargs)
+
+
+class _Sizes(TorchDispatchMode):
+    """While active, notes whether the size of any tensor depends on the numbers in others, as that of `x[mask]` does.
+
+    Attributes:
+        depend: whether one does.
+    """
+
+    depend = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what the operation gives."""
+        self.depend |= torch.Tag.dynamic_output_shape in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 class Call(NamedTuple):
     """A call of a layer's function.
 
     Attributes:
+        linear: whether it is linear, and no convolution.
         inputs: x.
         weight: its weight.
         bias: its bias, if any.
@@ -95,6 +115,7 @@ class Call(NamedTuple):
         named: other arguments by name.
     """
 
+    linear: bool
     inputs: Tensor
     weight: Tensor
     bias: Tensor | None
@@ -113,46 +134,101 @@ def layer_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         return None
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
     named = {name: value for name, value in kwargs.items() if name not in {"input", "weight", "bias"}}
-    return Call(given["input"], given["weight"], given.get("bias"), args[3:], named)
+    return Call(func is F.linear, given["input"], given["weight"], given.get("bias"), args[3:], named)
 
 
-_FOUND: WeakKeyDictionary[Network, dict[str, _Use]] = WeakKeyDictionary()
+_USES: WeakKeyDictionary[Network, dict[Any, dict[str, Use]]] = WeakKeyDictionary()
 
 
-def hows(density: LogDensity, batch: Batch, estimator: Estimator) -> dict[str, How]:
-    """Return by which estimator each parameter is taken, from one minibatch per member, (M, B, ...)."""
+def taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[dict[str, How], dict[str, Use]]:
+    """Return by which estimator each parameter is taken, and how layers use those that are not drawn.
+
+    Args:
+        density: whose model it is.
+        batch: one minibatch per member, (M, B, ...).
+        estimator: the setting.
+    """
     first = batch.map(lambda t: t[0])
-    return how(density, first._replace(inputs=density.model.network.arrange(first.inputs)), estimator)
+    return how(density, first, estimator), uses(density.model.network, first.inputs)
 
 
 def has_layers(density: LogDensity, batch: Batch) -> bool:
     """Return whether any layer can take its weights as distributions, from one minibatch per member, (M, B, ...)."""
-    return any(value != "drawn" for value in hows(density, batch, "auto").values())
+    return bool(uses(density.model.network, batch.map(lambda t: t[0]).inputs))
 
 
 def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How]:
     """Return by which estimator each parameter is taken.
 
     Args:
-        density: whose model it is; the network is watched once.
+        density: whose model it is.
         rows: some rows, (B, ...).
         estimator: the setting.
     """
-    network, layout = density.model.network, density.model.layout
-    if network not in _FOUND:
-        held = dict(network.initial)
-        watch = _Watch(held, rows.size)
-        state = {name: buffer.clone() for name, buffer in network.buffers.items()}
-        with torch.no_grad(), network.training(), drawing(mix(Purpose.LAYER_TRIAL, 0), network.device):
-            network.ask(held, rows.inputs, state)  # which may run it once more
-            with watch:
-                network(held, rows.inputs, state)
-        _FOUND[network] = {} if watch.differentiates else watch.uses  # then all weights are drawn
-    uses = _FOUND[network]
-    found: dict[str, How] = dict.fromkeys(layout.names, "drawn")
-    for name, use in uses.items():
-        if use.count == 1 and use.layer is not None:
-            found[name] = ("local" if use.single else "flipout") if estimator == "auto" else estimator
-    whole = {use.layer for name, use in uses.items() if use.layer is not None and found[name] == "drawn"}
+    taken = uses(density.model.network, rows.inputs)
+    auto: dict[bool, How] = {True: "local", False: "flipout"}
+    return {
+        name: (auto[taken[name].single] if estimator == "auto" else estimator) if name in taken else "drawn"
+        for name in density.model.layout.names
+    }
+
+
+def uses(network: Network, inputs: Any) -> dict[str, Use]:
+    """Return the parameters that layers can take as distributions, by name.
+
+    Found by passing the first row twice and three times: the axis of the rows is the one that grows with them. So it is
+    known whatever the other lengths are, equal to the number of rows or not. It is found once for rows of one shape.
+
+    Args:
+        network: the network.
+        inputs: some rows, (B, ...).
+    """
+    known, key = _USES.setdefault(network, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
+    if key not in known:
+        try:
+            two, three = (_watched(network, repeated(inputs, count)) for count in (2, 3))
+        except Exception:
+            known[key] = {}
+        else:
+            known[key] = _compared(two, three)
+    return known[key]
+
+
+def _watched(network: Network, inputs: Any) -> _Watch | None:
+    """Return how a network in training mode uses its parameters; None where layers cannot take distributions."""
+    held, inputs = dict(network.initial), network.arrange(inputs)
+    state = {name: buffer.clone() for name, buffer in network.buffers.items()}
+    with torch.no_grad(), network.training(), drawing(mix(Purpose.LAYER_TRIAL, 0), network.device):
+        network.ask(held, inputs, state)  # which may run it once more
+        with _Watch(held) as watch, _Sizes() as sizes:
+            network(held, inputs, state)
+    return None if watch.differentiates or sizes.depend else watch
+
+
+def _compared(two: _Watch | None, three: _Watch | None) -> dict[str, Use]:
+    """Return the uses of parameters by layers whose rows are known, from passes of two and of three rows."""
+    if two is None or three is None:
+        return {}
+    found = dict[str, Use]()
+    for name, (layer, call) in three.calls.items():
+        before = two.calls.get(name)
+        axis = None if before is None else _row_axis(before[1], call)
+        if axis is not None and two.counts[name] == three.counts[name] == 1:
+            found[name] = Use(layer, call.inputs.ndim, axis, call.linear and call.inputs.ndim == _MATRIX)
     # a layer one of whose tensors is used elsewhere draws both
-    return {name: "drawn" if name in uses and uses[name].layer in whole else value for name, value in found.items()}
+    whole = {layer for name, (layer, _) in three.calls.items() if name not in found}
+    return {name: use for name, use in found.items() if use.layer not in whole}
+
+
+def _row_axis(two: Call, three: Call) -> int | None:
+    """Return which axis of a layer's inputs is that of the rows; None where none is, or rows share it with positions.
+
+    A linear layer has it anywhere but at its channels, a convolution in front of them.
+    """
+    sizes = [*zip(two.inputs.shape, three.inputs.shape, strict=False)]
+    grown = [axis for axis, (a, b) in enumerate(sizes) if a != b]
+    if two.inputs.ndim != three.inputs.ndim or len(grown) != 1 or sizes[grown[0]] != (2, 3):
+        return None
+    axes, (axis,) = three.inputs.ndim, grown
+    fits = axis < axes - 1 if three.linear else axis == 0 and axes == three.weight.ndim
+    return axis if fits else None

@@ -5,8 +5,9 @@ r"""ConcreteDropout: dropout whose rates are learned with the weights (Gal, Hron
 
 for inverted dropout, f = W (z/(1 − p) ∘ x), the prior N(0, l⁻²) of the weights that act on a unit that is kept, and K
 units, or channels, of a layer. P(z > ½) = 1 − p for every t. The weight terms and the entropy are those of the bound,
-so they fall as 1/N beside the likelihood, and with them the rate: more data leave less to be dropped. Predictions are
-made under masks of zeros and ones, the limit of small t.
+so they fall as 1/N beside the likelihood, and with them the rate: more data leave less to be dropped. The bound of a
+tempered posterior has likelihood and prior divided by the temperature T of the model, and the entropy as it is.
+Predictions are made under masks of zeros and ones, the limit of small t.
 """
 
 from __future__ import annotations
@@ -222,8 +223,8 @@ class Rated:
                     model.network.ask(views, inputs, {n: b.clone() for n, b in own.items()})
                     with _masking(model, layers, logits_L, source=source):
                         fit = model.log_likelihood(weights_D, part, own).sum(dtype=torch.float64)
-                prior = model.log_prior(_kept(model, layers, weights_D, logits_L)) + _entropy(layers, logits_L)
-                loss = factor * (scales.likelihood * fit + scales.prior * prior)
+                prior, entropy = model.log_prior(_kept(model, layers, weights_D, logits_L)), _entropy(layers, logits_L)
+                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
                 out[m] = torch.autograd.grad(loss, both_E)[0]
             losses.append(loss.detach())
             fits.append(fit.detach() * (self.num_data / rows))
@@ -241,17 +242,20 @@ def concrete_mask(logit: Tensor, shape: Sequence[int], *, source: torch.Generato
 def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source: torch.Generator) -> Iterator[None]:
     """Let dropout layers multiply by concrete masks inside the `with`."""
 
-    def hook_of(logit: Tensor) -> Callable[..., Tensor]:
+    def hook_of(layer: Layer, logit: Tensor) -> Callable[..., Tensor]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             del module, output
             x = args[0]
-            shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if x.ndim == 4 else x.shape
+            shape = (len(x), *[1] * (x.ndim - 1 - len(layer.shape)), *layer.shape)  # the same at all positions of a row
             return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)
 
         return hook
 
     modules: list[Any] = [model.network.module.get_submodule(layer.dropout) for layer in layers]
-    handles = [module.register_forward_hook(hook_of(logit)) for module, logit in zip(modules, logits_L, strict=True)]
+    handles = [
+        module.register_forward_hook(hook_of(layer, logit))
+        for module, layer, logit in zip(modules, layers, logits_L, strict=True)
+    ]
     try:
         for module in modules:
             module.training = False  # only the hook drops

@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from torchbayes.linalg import Blocks, Diagonal
 from torchbayes.linalg.stored import double
 from torchbayes.model.layout import Layout, matches
+from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.mixture import NormalMixture
@@ -89,7 +90,7 @@ class BoundPrior:
         layout: Layout,
         rules: PriorRules | Joint,
         *,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        axes: Mapping[str, Axes] | None = None,
         own: Mapping[str, Prior] | None = None,
     ) -> None:
         """Resolve `rules` for every name of `layout`.
@@ -98,7 +99,8 @@ class BoundPrior:
             layout: the names and shapes of the random weights.
             rules: one prior for all, or glob -> prior, first match wins; or a joint prior over all weights, or an
                 independent one over all but those of `own`.
-            shapes: full shapes of parameters of which only some elements are random; a prior may depend on them.
+            axes: of the parameters, in their full shapes where only some elements are random; those of linear layers,
+                (O, I), where nothing else is known.
             own: priors by name of the last parameters of the layout, which go before the rules; a joint prior over all
                 weights speaks of them too.
 
@@ -107,7 +109,7 @@ class BoundPrior:
                 over all real numbers, or a joint prior is over another number of weights.
             TypeError: if a prior has no log density.
         """
-        self.layout, self.made_of = layout, (rules, shapes)
+        self.layout, self.made_of = layout, (rules, axes)
         self.segments: list[Segment] = []
         own = dict(own or {})
         if isinstance(rules, Joint):
@@ -124,13 +126,14 @@ class BoundPrior:
                 f"the `prior`'s glob {', '.join(map(repr, unused))} matches no random parameter; the names are "
                 f"{', '.join(layout.names)}."
             )
-        for name, shape in {**layout.shapes, **(shapes or {})}.items():
+        for name, shape in layout.shapes.items():
             glob = next((g for g in table if matches(name, g)), None)
             if glob is None:
                 raise ValueError(f"no glob of the prior matches `{name}`. Add it, or a last rule `'*'`.")
-            prior = _of_shape(table[glob], name, shape)
+            whole = (axes or {}).get(name) or Axes.dense(shape)
+            prior = _resolved(table[glob], name, whole)
             _check_support(prior, glob)
-            if isinstance(prior, Together) and layout.shapes[name] != shape:
+            if isinstance(prior, Together) and whole.shape != shape:
                 raise ValueError(
                     f"only some weights of `{name}` are random, and {table[glob]!r} is one of all of them together. "
                     f"Let the whole parameter be random, or give it a prior such as Normal."
@@ -279,8 +282,8 @@ def correlated(bound: BoundPrior) -> bool:
 
 def rebound(bound: BoundPrior, own: Mapping[str, Prior]) -> BoundPrior:
     """Return the same rules on the same layout, with other priors of its last parameters."""
-    rules, shapes = bound.made_of
-    return BoundPrior(bound.layout, rules, shapes=shapes, own=own)
+    rules, axes = bound.made_of
+    return BoundPrior(bound.layout, rules, axes=axes, own=own)
 
 
 def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
@@ -356,18 +359,18 @@ def _said(prior: Prior) -> str:
     return repr(getattr(prior, "distribution", prior))
 
 
-def _of_shape(prior: PriorLike, name: str, shape: tuple[int, ...]) -> Prior | Together:
+def _resolved(prior: PriorLike, name: str, axes: Axes) -> Prior | Together:
     """Return the prior of a parameter.
 
     Raises:
-        ValueError: if it is not one of this shape.
+        ValueError: if it is not one with these axes.
         TypeError: if it is no prior.
     """
     if isinstance(prior, Distribution):
         return Univariate(prior)
     if isinstance(prior, ShapedPrior) and not isinstance(prior, type):
         try:
-            return prior.resolve(shape)
+            return prior.resolve(axes)
         except ValueError as error:
             raise ValueError(f"the `prior` of `{name}`: {error}") from None
     check_prior(prior=prior)

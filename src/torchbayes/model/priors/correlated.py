@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torchbayes.checks import check_counts, check_positive, check_scale, plain_value, seen
 from torchbayes.linalg import Kronecker
 from torchbayes.linalg.matrices import eigh
+from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.joint import Joint
 
 _NUMBERS = 1 << 23  # of inputs that are multiplied at a time, in float64
@@ -41,9 +42,11 @@ class Correlated:
 
     Attributes:
         covariance: C, positive definite, in squared units of the weights; held in float64 on the CPU.
+        lengths: of a filter, where C is over its positions; None where it is over whichever last axes have its size.
     """
 
     covariance: Tensor
+    lengths: tuple[int, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -101,15 +104,24 @@ class Correlated:
         check_scale(scale=scale)
         axes = [torch.arange(length, dtype=torch.float64) for length in lengths]
         places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-        return cls(float(scale) ** 2 * torch.exp(-torch.cdist(places, places) / float(lengthscale)))
+        made = cls(float(scale) ** 2 * torch.exp(-torch.cdist(places, places) / float(lengthscale)))
+        object.__setattr__(made, "lengths", tuple(lengths))
+        return made
 
-    def resolve(self, shape: tuple[int, ...]) -> Joint:
-        """Return the prior of a parameter of this shape.
+    def resolve(self, axes: Axes) -> Joint:
+        """Return the prior of a parameter with these axes.
 
         Raises:
-            ValueError: if no number of its last axes has the size of the covariance.
+            ValueError: if no number of its last axes has the size of the covariance, or its filters have other lengths.
         """
+        shape = axes.shape
         size, total = len(self.covariance), math.prod(shape)
+        if self.lengths not in {None, axes.places}:
+            ours, theirs = (" x ".join(map(str, lengths or ())) for lengths in (self.lengths, axes.places))
+            raise ValueError(
+                f"{self!r} is over the positions of filters of {ours}; a parameter of shape {tuple(shape)} has "
+                f"{theirs or 'none'}. Name the parameter that it is for, such as {{'0.weight': …, '*': Normal()}}."
+            )
         if size not in {math.prod(shape[axis:]) for axis in range(len(shape) + 1)}:
             raise ValueError(
                 f"{self!r} is over {size} weights of a row, and the last axes of a parameter of shape {tuple(shape)} "

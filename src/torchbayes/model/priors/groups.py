@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from torchbayes.checks import check_choice, check_positive, check_scale, given, plain
+from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import Horseshoe
 from torchbayes.model.priors.univariate import Prior, StudentT, normals
@@ -39,7 +40,8 @@ class Hierarchical:
         scale: typical standard deviation of the weights, in their units.
         df: degrees of freedom of v, how firmly scales are held together; None for half-Cauchy ones.
         groups: which weights share a variance: those of a parameter ("layer"), of each output unit or filter ("rows"),
-            of each input unit or channel ("columns"), or none ("weights"). A bias is one group of its own.
+            of each input unit or channel ("columns"), or none ("weights"). Biases, and weights of norms, are one group
+            each. Which axes have units and inputs depends on the layer: see `torchbayes.model.priors.axes`.
     """
 
     scale: float = 1.0
@@ -52,23 +54,28 @@ class Hierarchical:
         check_positive(**given(df=self.df))
         check_choice(("layer", "rows", "columns", "weights"), groups=self.groups)
 
-    def grid(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return how a parameter of this shape is cut up, (outer, groups, inner): group g is all of [:, g, :]."""
-        size = math.prod(shape)
-        if self.groups == "weights":
-            return 1, size, 1
-        if self.groups == "layer" or len(shape) < 2:
-            return 1, 1, size
-        axis = 0 if self.groups == "rows" else 1
-        return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-    def resolve(self, shape: tuple[int, ...]) -> Prior | SharedVariance:
-        """Return the prior of a parameter of this shape, without the variances.
+    def grid(self, axes: Axes) -> tuple[int, int, int, int]:
+        """Return how a parameter is cut up, (blocks, outer, groups, inner): group b, g is all of [b, :, g, :].
 
         Raises:
-            ValueError: if that has no closed form: of half-Cauchy scales of several weights.
+            ValueError: if its units or inputs are not known.
         """
-        outer, groups, inner = self.grid(shape)
+        size = math.prod(axes.shape)
+        if self.groups == "weights":
+            return 1, 1, size, 1
+        if self.groups == "layer":
+            return 1, 1, 1, size
+        axes.check()
+        axis = axes.outputs if self.groups == "rows" else axes.inputs
+        return (1, 1, 1, size) if axis is None else axes.grid(axis)
+
+    def resolve(self, axes: Axes) -> Prior | SharedVariance:
+        """Return the prior of a parameter with these axes, without the variances.
+
+        Raises:
+            ValueError: if that has no closed form: of half-Cauchy scales of several weights; or as of `grid`.
+        """
+        blocks, outer, groups, inner = self.grid(axes)
         single = outer * inner == 1
         if self.df is None:
             if single:
@@ -77,7 +84,11 @@ class Hierarchical:
                 f"the half-Cauchy scale of a group of {outer * inner} weights is not integrated out. Make it a weight "
                 f"of the network: `priors.with_scales(network, rules)`; or give `df`."
             )
-        return StudentT(self.df, self.scale) if single else SharedVariance((outer, groups, inner), self.df, self.scale)
+        return (
+            StudentT(self.df, self.scale)
+            if single
+            else SharedVariance((blocks, outer, groups, inner), self.df, self.scale)
+        )
 
     def log_scales(self) -> Prior:
         """Return the prior of log √v of each group."""
@@ -89,12 +100,12 @@ class SharedVariance:
     """A multivariate t for each group of weights, as a `Hierarchical` prior of a parameter is without its variances.
 
     Attributes:
-        grid: (outer, groups, inner), as of `Hierarchical.grid`.
+        grid: (blocks, outer, groups, inner), as of `Hierarchical.grid`.
         df: ν.
         scale: s.
     """
 
-    grid: tuple[int, int, int]
+    grid: tuple[int, int, int, int]
     df: float
     scale: float
 
@@ -105,7 +116,7 @@ class SharedVariance:
     @property
     def group_size(self) -> int:
         """Number of weights of a group, d."""
-        return self.grid[0] * self.grid[2]
+        return self.grid[1] * self.grid[3]
 
     @property
     def loc_D(self) -> Tensor:
@@ -123,7 +134,8 @@ class SharedVariance:
         half = (self.df + self.group_size) / 2
         constant = math.lgamma(half) - math.lgamma(self.df / 2)
         constant -= self.group_size * (0.5 * math.log(math.pi * self.df) + math.log(self.scale))
-        return self.grid[1] * constant - half * torch.log1p(squares / (self.df * self.scale**2)).sum(-1)
+        groups = self.grid[0] * self.grid[2]
+        return groups * constant - half * torch.log1p(squares / (self.df * self.scale**2)).sum((-2, -1))
 
     def total(self, weights: Tensor) -> Tensor:
         """Return log p(w), float64, without the last axis."""
@@ -134,7 +146,7 @@ class SharedVariance:
         grid = weights.unflatten(-1, self.grid)
         squares = grid.square().sum((-3, -1), keepdim=True, dtype=torch.float64)
         factor = (self.df + self.group_size) / (squares + self.df * self.scale**2)
-        gradient.sub_((grid * factor.to(weights)).flatten(-3), alpha=scale)
+        gradient.sub_((grid * factor.to(weights)).flatten(-4), alpha=scale)
 
     def precision(self, weights: Tensor) -> Tensor:
         """Refuse: the weights of a group depend on each other, so that single ones have no precision.
@@ -150,7 +162,8 @@ class SharedVariance:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 (S, D), on the CPU; `shape` is (S, D)."""
-        log_scales = LogInverseChi(self.df, self.scale).sample((shape[0], 1, self.grid[1], 1), generator)
+        blocks, _, groups, _ = self.grid
+        log_scales = LogInverseChi(self.df, self.scale).sample((shape[0], blocks, 1, groups, 1), generator)
         return (log_scales.exp() * normals((shape[0], *self.grid), generator)).flatten(1)
 
 

@@ -22,6 +22,7 @@ from torchbayes.checks import check_kind, seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.layout import matches
 from torchbayes.model.origin import Given, made_by
+from torchbayes.model.priors.axes import axes_of
 from torchbayes.model.priors.groups import Hierarchical
 from torchbayes.model.priors.univariate import Normal, PriorLike, PriorRules
 
@@ -59,13 +60,13 @@ class ScaledNetwork(nn.Module):
         """
         super().__init__()
         self.network, self._rules = copied(network), dict(rules)
-        named = dict(self.network.named_parameters())
+        named, self._grids = dict(self.network.named_parameters()), _grids(self.network, rules)
         self.standard, self.log_scales = nn.ParameterDict(), nn.ParameterDict()
-        for name, rule in rules.items():
+        for name in rules:
             weight = named[name].detach()
-            groups = rule.grid(tuple(weight.shape))[1]
+            blocks, _, groups, _ = self._grids[name]
             self.standard[_key(name)] = nn.Parameter(weight.clone())
-            self.log_scales[_key(name)] = nn.Parameter(weight.new_zeros(groups))
+            self.log_scales[_key(name)] = nn.Parameter(weight.new_zeros(blocks * groups))
             named[name].requires_grad_(False)
         self.derived = tuple(NETWORK + name for name in rules)
         self.reset_parameters()
@@ -80,10 +81,10 @@ class ScaledNetwork(nn.Module):
     def scaled(self) -> dict[str, Tensor]:
         """Return the weights w = e^η x by name."""
         found = {}
-        for name, rule in self._rules.items():
+        for name, grid in self._grids.items():
             standard, log_scales = self.standard[_key(name)], self.log_scales[_key(name)]
-            grid = rule.grid(tuple(standard.shape))
-            found[name] = (standard.reshape(grid) * log_scales.exp().view(1, -1, 1)).view(standard.shape)
+            factors = log_scales.exp().view(grid[0], 1, grid[2], 1)
+            found[name] = (standard.reshape(grid) * factors).view(standard.shape)
         return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -134,6 +135,19 @@ def with_scales(network: Given, rules: PriorRules) -> Scaled:
     prior |= {NETWORK + glob: table[glob] for glob in table if glob in others | unused}
     make: Callable[[], nn.Module] = partial(_made, network, own)
     return Scaled(ScaledNetwork(made, own) if isinstance(network, nn.Module) else make, prior)
+
+
+def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, tuple[int, int, int, int]]:
+    """Return how parameters are cut up.
+
+    Raises:
+        ValueError: if units or inputs of one are not known.
+    """
+    axes = axes_of(network, rules)
+    try:
+        return {name: rule.grid(axes[name]) for name, rule in rules.items()}
+    except ValueError as error:
+        raise ValueError(f"the `rules`: {error}") from None
 
 
 def _made(network: Given, rules: Mapping[str, Hierarchical]) -> nn.Module:

@@ -26,6 +26,7 @@ from torchbayes.checks import (
     plain,
     seen,
 )
+from torchbayes.model.priors.axes import Axes
 from torchbayes.native.seeds import Purpose, seeded
 
 _BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
@@ -51,10 +52,10 @@ class SampledPrior(Prior, Protocol):
 
 @runtime_checkable
 class ShapedPrior(Protocol):
-    """A prior that depends on a parameter's shape."""
+    """A prior that depends on a parameter's shape, and on what its axes are."""
 
-    def resolve(self, shape: tuple[int, ...]) -> Any:
-        """Return the prior of a parameter of this shape: a univariate one, or one of all its weights together."""
+    def resolve(self, axes: Axes) -> Any:
+        """Return the prior of a parameter with these axes: a univariate one, or one of all its weights together."""
         ...
 
 
@@ -260,9 +261,12 @@ class Flat:
 
 @dataclass(frozen=True)
 class FanInNormal:
-    """w ~ N(0, gain² / fan_in) for tensors with two axes or more, N(0, bias_scale²) for the others (Neal 1996).
+    """w ~ N(0, gain² / fan_in) for the weights of layers, N(0, bias_scale²) for biases and norms (Neal 1996).
 
-    With it the variance of a layer's outputs does not depend on the layer's width.
+    With it the variance of a layer's outputs does not depend on the layer's width. The fan-in is the number of inputs
+    that an output sums over: that of a linear layer's unit, of a filter of a convolution, channels times places, and of
+    one of a transposed convolution, with a stride on average over its outputs; 1 for an embedding, which looks up one
+    entry. Other layers' parameters with two axes or more are refused: they need a prior of their own.
 
     Attributes:
         gain: standard deviation of a unit's input per unit of input scale; √2 suits ReLU.
@@ -276,10 +280,14 @@ class FanInNormal:
         plain(self)
         check_scale(gain=self.gain, bias_scale=self.bias_scale)
 
-    def resolve(self, shape: tuple[int, ...]) -> Prior:
-        """Return the normal prior of a parameter of this shape; fan_in is the product of all axes but the first."""
-        fan_in = math.prod(shape[1:])
-        return Normal(self.gain / math.sqrt(fan_in)) if len(shape) > 1 else Normal(self.bias_scale)
+    def resolve(self, axes: Axes) -> Prior:
+        """Return the normal prior of a parameter with these axes.
+
+        Raises:
+            ValueError: if its inputs are not known.
+        """
+        axes.check()
+        return Normal(self.bias_scale if axes.inputs is None else self.gain / math.sqrt(axes.fan_in))
 
 
 @dataclass(frozen=True)

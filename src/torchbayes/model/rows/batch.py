@@ -8,6 +8,7 @@ edges of a graph, is wrapped in `Shared`; it is handed to the network unchanged 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,6 +71,11 @@ def on_rows(function: Callable[[Tensor], Any], tree: Any) -> Any:
 def rows_of(tree: Any, where: slice | int | Tensor) -> Any:
     """Return some rows of inputs or targets."""
     return on_rows(lambda tensor: tensor[where], tree)
+
+
+def repeated(tree: Any, count: int) -> Any:
+    """Return inputs or targets with their first row several times, and no other."""
+    return on_rows(lambda tensor: tensor[:1].expand(count, *tensor.shape[1:]).clone(), tree)
 
 
 def row_axes(tree: Any, axis: int | None) -> Any:
@@ -233,6 +239,30 @@ def check_equally_many(batch: Batch) -> None:
     """
     if (rows := batch.size) != (seen := batch_size(batch.targets)):
         raise ValueError(f"inputs and targets must have equally many rows; got {rows}, {seen}.")
+
+
+def check_outputs(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor) -> None:
+    """Check that the first axis of a network's outputs is that of the rows.
+
+    Where another axis is as long, the network is run with another number of rows to tell which is which.
+
+    Args:
+        run: the network, which need not take other numbers of rows.
+        inputs: (B, ...), or a tree of such.
+        outputs: what it gives for them.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    rows = batch_size(inputs)
+    pairs = [(len(outputs), rows)]
+    if rows in outputs.shape[1:]:
+        other = 2 if rows != 2 else 3
+        with suppress(Exception):
+            pairs.append((len(run(repeated(inputs, other))), other))
+    for made, given in pairs:
+        if made != given:
+            raise ValueError(f"the network must give one output row per input row; got {made} for {given}.")
 
 
 def stack(batches: Sequence[Batch]) -> Batch:

@@ -1,0 +1,102 @@
+"""What the axes of a parameter are to its layer: outputs, inputs, or neither. Shapes alone do not tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every norm with statistics
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd  # nor every convolution
+
+_NORMS = nn.LayerNorm | nn.GroupNorm | nn.RMSNorm | _NormBase
+_TABLES = nn.Embedding | nn.EmbeddingBag
+_OUTPUTS_FIRST = nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention | _ConvNd
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a parameter.
+
+    Attributes:
+        shape: of the parameter.
+        outputs: axis of the output units or channels, 0 or 1; None in biases and weights of norms, which have none.
+        inputs: axis of the input units or channels, the other one of these.
+        places: lengths of the other axes, those of positions in a filter.
+        groups: G, in which a convolution splits its channels: axis 0 has those of all groups, axis 1 those of one.
+        fan_in: number of inputs that an output sums over.
+        unknown: why outputs and inputs are not known; empty where they are.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int | None = None
+    inputs: int | None = None
+    places: tuple[int, ...] = ()
+    groups: int = 1
+    fan_in: float = 1.0
+    unknown: str = ""
+
+    @classmethod
+    def dense(cls, shape: tuple[int, ...]) -> Self:
+        """Return those of a linear layer (O, I), a convolution without groups (O, I, k, …), or a bias (O,)."""
+        return cls(shape, 0, 1, shape[2:], fan_in=math.prod(shape[1:])) if len(shape) > 1 else cls(shape)
+
+    def check(self) -> None:
+        """Check that outputs and inputs are known.
+
+        Raises:
+            ValueError: if they are not.
+        """
+        if self.unknown:
+            raise ValueError(
+                f"it is not known which axes of shape {self.shape} are those of outputs and of inputs, as "
+                f"{self.unknown}. Give it one that does not depend on them, such as Normal, in a glob before this one."
+            )
+
+    def grid(self, axis: int) -> tuple[int, int, int, int]:
+        """Return how the parameter is cut along axis 0 or 1, (H, outer, units, inner): a unit is all of [h, :, u, :].
+
+        H is 1 along axis 0, and G along axis 1, where each group has units of its own.
+        """
+        first, rest = self.shape[0], self.shape[1:]
+        if axis == 0:
+            return 1, 1, first, math.prod(rest)
+        return self.groups, first // self.groups, rest[0], math.prod(rest[1:])
+
+
+def axes_of(module: nn.Module, names: Collection[str]) -> dict[str, Axes]:
+    """Return the axes of parameters by name.
+
+    Args:
+        module: the network.
+        names: of its parameters.
+    """
+    named = {id(p): name for name, p in module.named_parameters() if name in names}
+    found: dict[str, Axes] = {}
+    for part in module.modules():
+        for key, parameter in part._parameters.items():
+            name = named.get(id(parameter))
+            if name is None or parameter is None:
+                continue
+            own = _axes(part, key, tuple(parameter.shape))
+            if found.setdefault(name, own) != own:
+                found[name] = replace(Axes(own.shape), unknown="layers share it that use it in different ways")
+    return found
+
+
+def _axes(part: nn.Module, key: str, shape: tuple[int, ...]) -> Axes:
+    """Return the axes of a parameter by its name in its layer."""
+    if len(shape) < 2 or isinstance(part, _NORMS) or (isinstance(part, nn.MultiheadAttention) and "weight" not in key):
+        return Axes(shape)
+    if isinstance(part, _TABLES) and key == "weight":  # whose inputs are one-hot
+        return Axes(shape, 1, 0)
+    if isinstance(part, _ConvTransposeNd) and key == "weight":
+        # positions of a filter that reach an output, on average over the outputs that any reaches
+        reach = math.prod(max(k / s, 1.0) for k, s in zip(part.kernel_size, part.stride, strict=True))
+        return Axes(shape, 1, 0, shape[2:], part.groups, shape[0] // part.groups * reach)
+    if isinstance(part, _OUTPUTS_FIRST) and "weight" in key:
+        own = Axes.dense(shape)
+        return replace(own, groups=part.groups) if isinstance(part, _ConvNd) else replace(own, places=())
+    return Axes(shape, unknown=f"{type(part).__name__} uses it in a way of its own")
