@@ -162,6 +162,8 @@ class Purpose(enum.IntEnum):
     SURFACE = 151  # directions of a plane
     CURVED = 152  # vector that an iteration begins with
     INTERIOR = 193  # points in a simplex
+    # compression
+    UNIT_NOISE = 194  # in the place of units, by which constants are told
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
